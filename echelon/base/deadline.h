@@ -1,0 +1,28 @@
+// A point in time by which a wait must end. Passed down through calls, so that the parts of one operation
+// share one budget instead of each starting its own.
+#pragma once
+
+#include <chrono>
+
+namespace echelon {
+
+class Deadline {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  static Deadline in(Clock::duration time) { return Deadline(Clock::now() + time); }
+
+  bool expired() const { return Clock::now() >= end_; }
+
+  // Never negative: what is left can be handed to a system call as it is.
+  Clock::duration remaining() const {
+    const auto left = end_ - Clock::now();
+    return left > Clock::duration::zero() ? left : Clock::duration::zero();
+  }
+
+ private:
+  explicit Deadline(Clock::time_point end) : end_(end) {}
+  Clock::time_point end_;
+};
+
+}  // namespace echelon

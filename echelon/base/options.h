@@ -1,0 +1,98 @@
+// Configuration from one definition. A struct with defaults lists its fields once:
+//
+//   struct OptimOptions {
+//     double rate = 3e-4;
+//     std::string name = "adamw";
+//
+//     void fields(Fields& f) {
+//       f.add("rate", rate, "peak learning rate", {.minimum = 0});
+//       f.add("name", name, "the optimiser", {.choices = {"adamw", "sgd"}});
+//     }
+//   };
+//   struct JobOptions {
+//     OptimOptions optim;
+//     void fields(Fields& f) { f.section("optim", optim); }
+//   };
+//
+// and from that come reading TOML, `--set optim.rate=1e-3`, `--print-config` and the reference page. Unknown
+// keys, wrong types and values out of bounds throw InvalidArgument with one sentence that names the key, the
+// nearest known key or what is allowed, and where the value came from.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+namespace echelon {
+
+// What a value may be, beside its type.
+struct Allowed {
+  double minimum = -std::numeric_limits<double>::infinity();  // numbers
+  double maximum = std::numeric_limits<double>::infinity();   // numbers
+  bool above_minimum = false;                                 // the minimum itself is not allowed
+  std::vector<std::string> choices = {};                      // strings; empty: any
+  std::string unit = {};                                      // shown in the documentation
+};
+
+class Fields {
+ public:
+  using Value = std::variant<bool*, std::int64_t*, double*, std::string*, std::vector<std::string>*>;
+
+  struct Field {
+    std::string key;  // "optim.rate"
+    Value value;
+    std::string meaning;
+    Allowed allowed;
+  };
+
+  // `meaning` is one line for a person: no full stop, no default (it is shown beside it).
+  void add(std::string_view key, Value value, std::string_view meaning, Allowed allowed = {});
+  template <class T>
+  void add(std::string_view key, T& value, std::string_view meaning, Allowed allowed = {}) {
+    add(key, Value(&value), meaning, std::move(allowed));
+  }
+
+  template <class Section>
+  void section(std::string_view name, Section& section) {
+    const std::string outer = prefix_;
+    prefix_ += std::string(name) + ".";
+    section.fields(*this);
+    prefix_ = outer;
+  }
+
+  const std::vector<Field>& all() const { return all_; }
+
+ private:
+  std::string prefix_;
+  std::vector<Field> all_;
+};
+
+// The fields of an options struct; they point into it.
+template <class Options>
+Fields fields_of(Options& options) {
+  Fields fields;
+  options.fields(fields);
+  return fields;
+}
+
+// Each of these returns the keys that were given, in order, so that a caller can tell a choice from a default.
+std::vector<std::string> read_toml(const Fields& fields, std::string_view text, std::string_view where);
+std::vector<std::string> read_toml_file(const Fields& fields, const std::filesystem::path& path);
+std::string set_option(const Fields& fields, std::string_view assignment);  // "optim.rate=1e-3"
+
+// TOML that read_toml takes back to the same values (doubles to the last bit). With comments, each key has its
+// meaning, unit and what is allowed above or beside it.
+enum class Comments { no, yes };
+std::string to_toml(const Fields& fields, Comments comments);
+
+// A Markdown table of every key: default, allowed, meaning.
+std::string to_markdown(const Fields& fields);
+
+// The nearest of `known` to a mistyped `name` by edit distance, or "" when none is near.
+std::string nearest(std::string_view name, const std::vector<std::string>& known);
+
+}  // namespace echelon

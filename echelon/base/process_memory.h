@@ -1,0 +1,29 @@
+// This process's own memory as the promises count it: anonymous memory plus shared memory that this rank
+// allocated. Pages of files and of peers that are merely mapped do not count.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <thread>
+
+namespace echelon {
+
+// Resident anonymous bytes now (RssAnon of /proc/self/status); 0 where the system does not say.
+std::uint64_t anonymous_bytes();
+
+// Samples anonymous_bytes in a thread of its own until it is destroyed, and keeps the largest.
+class PeakMemory {
+ public:
+  PeakMemory();
+  ~PeakMemory();
+  PeakMemory(const PeakMemory&) = delete;
+  PeakMemory& operator=(const PeakMemory&) = delete;
+
+  std::uint64_t bytes() const;
+
+ private:
+  std::atomic<std::uint64_t> peak_{0};
+  std::jthread sampler_;
+};
+
+}  // namespace echelon
