@@ -10,7 +10,11 @@ class Deadline {
  public:
   using Clock = std::chrono::steady_clock;
 
-  static Deadline in(Clock::duration time) { return Deadline(Clock::now() + time); }
+  // A time too long for the clock (Clock::duration::max(), say) means never.
+  static Deadline in(Clock::duration time) {
+    const auto now = Clock::now();
+    return Deadline(time > Clock::time_point::max() - now ? Clock::time_point::max() : now + time);
+  }
 
   bool expired() const { return Clock::now() >= end_; }
 

@@ -14,7 +14,8 @@ namespace echelon::log {
 // Which rank this process is; 0 until told.
 void set_rank(int rank);
 
-// From now on every message also goes to `file` (appended). Throws Error when it cannot be opened.
+// From now on every message also goes to `file` (appended), and no longer to the file of an earlier call.
+// Throws Error when it cannot be opened.
 void open(const std::filesystem::path& file);
 
 void debug(std::string_view message);  // the file only
@@ -22,7 +23,8 @@ void info(std::string_view message);   // the file only
 void warn(std::string_view message);   // the file and standard error
 void error(std::string_view message);  // the file and standard error
 
-// Writes out what is buffered; also happens by itself on warn and error, and when the process ends.
+// Writes out what is buffered; also happens by itself on info, warn and error (a killed rank's last words are
+// the ones that matter), and when the process ends.
 void flush();
 
 }  // namespace echelon::log

@@ -19,10 +19,10 @@ class PeakMemory {
   PeakMemory(const PeakMemory&) = delete;
   PeakMemory& operator=(const PeakMemory&) = delete;
 
-  std::uint64_t bytes() const;
+  std::uint64_t bytes() const;  // the largest so far, this moment included
 
  private:
-  std::atomic<std::uint64_t> peak_{0};
+  mutable std::atomic<std::uint64_t> peak_{0};
   std::jthread sampler_;
 };
 

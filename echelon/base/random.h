@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string_view>
 
 namespace echelon {
@@ -17,9 +18,16 @@ std::array<std::uint32_t, 4> philox(Key key, std::uint64_t counter, std::uint64_
 // A key from a seed and what it is for, e.g. a parameter's name. Stable across machines and versions.
 Key derive_key(std::uint64_t seed, std::string_view purpose);
 
-// Uniform in [0, 1) and standard normal (Box-Muller), element `index` of the sequence of `key`.
+// Uniform in [0, 1) and standard normal (Box-Muller), element `index` of the sequence of `key`. Made with IEEE
+// additions, multiplications, divisions and square roots only, so every machine gets the same bits whatever
+// its math library.
 double uniform_at(Key key, std::uint64_t index);
 double normal_at(Key key, std::uint64_t index);
+
+// Elements first, first + 1, ... of the normal sequence, as mean + stddev * normal_at (rounded once more to
+// float), at half the price: two elements share a block. A part of a range gets what the whole range would.
+void fill_normal(Key key, std::uint64_t first, std::span<float> out, double mean, double stddev);
+void fill_normal(Key key, std::uint64_t first, std::span<double> out, double mean, double stddev);
 
 // A permutation of 0..n-1 as a function of position (a Feistel network with cycle walking): every index exactly
 // once, nothing stored. n > 0, position < n.

@@ -14,6 +14,7 @@
 #include <map>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "echelon/base/file.h"
@@ -55,6 +56,7 @@ class Reader {
  private:
   MappedFile file_;
   Header header_;
+  std::vector<std::size_t> by_name_;  // positions in header_.entries
 };
 
 // Writes a file whole (see write_file). `entries` need name, dtype and shape; byte ranges are laid out in the
