@@ -1,5 +1,5 @@
-// A point in time by which a wait must end. Passed down through calls, so that the parts of one operation
-// share one budget instead of each starting its own.
+// A point in time by which a wait must end. Passed down through calls, so that the parts of one
+// operation share one budget instead of each starting its own.
 #pragma once
 
 #include <chrono>

@@ -6,9 +6,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <limits.h>
 #include <algorithm>
 #include <cerrno>
-#include <limits.h>
 #include <random>
 #include <utility>
 #include <vector>
@@ -29,7 +29,8 @@ constexpr std::size_t buffer_bytes = 1 << 20;
 template <class Call>
 auto uninterrupted(Call call) {
   auto result = call();
-  while (result == -1 && errno == EINTR) result = call();
+  while (result == -1 && errno == EINTR)
+    result = call();
   return result;
 }
 
@@ -43,8 +44,8 @@ class Descriptor {
   }
 
   int get() const { return fd_; }
-  // What close() says matters where data was written: network file systems report a full disk here. After
-  // EINTR Linux has closed the descriptor all the same.
+  // What close() says matters where data was written: network file systems report a full disk here.
+  // After EINTR Linux has closed the descriptor all the same.
   bool close() { return ::close(std::exchange(fd_, -1)) == 0 || errno == EINTR; }
 
  private:
@@ -53,18 +54,20 @@ class Descriptor {
 
 // ".name.XXXXXX" beside `path`, with six random characters.
 std::filesystem::path name_aside(const std::filesystem::path& path, std::random_device& random) {
-  constexpr std::string_view letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
+  constexpr std::string_view letters =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
   constexpr std::size_t added = 8;  // two dots and six characters
   std::string name = "." + path.filename().string().substr(0, NAME_MAX - added) + ".";
-  for (int i = 0; i < 6; ++i) name += letters[random() % letters.size()];
+  for (int i = 0; i < 6; ++i)
+    name += letters[random() % letters.size()];
   return path.parent_path() / name;
 }
 
 // A file that is being written aside; it is removed unless it was committed.
 class AsideFile final : public FileWriter {
  public:
-  // Not mkstemp: its files are 0600, and umask, which the final file should respect, cannot be read without
-  // changing it for every thread.
+  // Not mkstemp: its files are 0600, and umask, which the final file should respect, cannot be read
+  // without changing it for every thread.
   static int create(const std::filesystem::path& path, std::filesystem::path& aside) {
     std::random_device random;
     for (int attempt = 0; attempt < 100; ++attempt) {
@@ -77,7 +80,8 @@ class AsideFile final : public FileWriter {
     fail("write", path);
   }
 
-  explicit AsideFile(const std::filesystem::path& path) : path_(path), file_(create(path, aside_)) {}
+  explicit AsideFile(const std::filesystem::path& path)
+      : path_(path), file_(create(path, aside_)) {}
   AsideFile(const AsideFile&) = delete;
   AsideFile& operator=(const AsideFile&) = delete;
   ~AsideFile() {
@@ -112,20 +116,23 @@ class AsideFile final : public FileWriter {
 
   void write_through(std::span<const std::byte> bytes) {
     while (!bytes.empty()) {
-      const auto wrote = uninterrupted([&] { return ::write(file_.get(), bytes.data(), bytes.size()); });
+      const auto wrote =
+          uninterrupted([&] { return ::write(file_.get(), bytes.data(), bytes.size()); });
       if (wrote == 0) errno = ENOSPC;
       if (wrote <= 0) fail("write", path_);
       bytes = bytes.subspan(static_cast<std::size_t>(wrote));
     }
   }
 
-  // The rename is durable only when the folder is. Some file systems cannot fsync a folder (EINVAL) and need not.
+  // The rename is durable only when the folder is. Some file systems cannot fsync a folder (EINVAL)
+  // and need not.
   void sync_folder() const {
     const auto folder = path_.has_parent_path() ? path_.parent_path() : std::filesystem::path(".");
     const Descriptor fd(
         uninterrupted([&] { return ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
     if (fd.get() < 0) fail("open the folder", folder);
-    if (uninterrupted([&] { return ::fsync(fd.get()); }) != 0 && errno != EINVAL) fail("write the folder", folder);
+    if (uninterrupted([&] { return ::fsync(fd.get()); }) != 0 && errno != EINVAL)
+      fail("write the folder", folder);
   }
 
   std::filesystem::path path_;
@@ -161,7 +168,8 @@ std::string read_file(const std::filesystem::path& path) {
   std::size_t size = 0;
   while (true) {
     if (size == text.size()) text.resize(2 * size);
-    const auto got = uninterrupted([&] { return ::read(fd.get(), text.data() + size, text.size() - size); });
+    const auto got =
+        uninterrupted([&] { return ::read(fd.get(), text.data() + size, text.size() - size); });
     if (got < 0) fail("read", path);
     if (got == 0) break;
     size += static_cast<std::size_t>(got);

@@ -10,8 +10,8 @@
 
 namespace echelon {
 
-// Appends to a file that is being written aside. Buffered; every failure throws Error with the path and the
-// system's reason.
+// Appends to a file that is being written aside. Buffered; every failure throws Error with the path
+// and the system's reason.
 class FileWriter {
  public:
   virtual void write(std::span<const std::byte> bytes) = 0;
@@ -21,17 +21,17 @@ class FileWriter {
   ~FileWriter() = default;
 };
 
-// Writes `path` so that a crash, a full disk or an exception leaves either the old file or the new one, never
-// a part: the bytes go to a file aside in the same folder, are fsynced, renamed over `path`, and the folder is
-// fsynced. On failure the file aside is removed and Error is thrown.
+// Writes `path` so that a crash, a full disk or an exception leaves either the old file or the new
+// one, never a part: the bytes go to a file aside in the same folder, are fsynced, renamed over
+// `path`, and the folder is fsynced. On failure the file aside is removed and Error is thrown.
 void write_file(const std::filesystem::path& path, const std::function<void(FileWriter&)>& fill);
 void write_file(const std::filesystem::path& path, std::string_view text);
 
 // The whole file as text. Throws Error.
 [[nodiscard]] std::string read_file(const std::filesystem::path& path);
 
-// A file mapped read-only. An empty file gives an empty span. Throws Error when it cannot be opened or is no
-// regular file. The file must not be truncated while it is mapped.
+// A file mapped read-only. An empty file gives an empty span. Throws Error when it cannot be opened
+// or is no regular file. The file must not be truncated while it is mapped.
 class MappedFile {
  public:
   explicit MappedFile(const std::filesystem::path& path);

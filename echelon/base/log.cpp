@@ -22,14 +22,16 @@ struct State {
   std::shared_ptr<spdlog::logger> file;  // null until open()
 };
 
-// Never destroyed: messages may come from destructors of other static objects. The C library flushes the
-// stream when the process ends.
+// Never destroyed: messages may come from destructors of other static objects. The C library
+// flushes the stream when the process ends.
 State& state() {
   static auto& state = *new State;
   return state;
 }
 
-std::string pattern(int rank) { return fmt::format("%Y-%m-%d %H:%M:%S.%e [{}] %-5l %v", rank); }
+std::string pattern(int rank) {
+  return fmt::format("%Y-%m-%d %H:%M:%S.%e [{}] %-5l %v", rank);
+}
 
 void to_file(spdlog::level::level_enum level, std::string_view message) {
   std::shared_ptr<spdlog::logger> file;
@@ -70,9 +72,13 @@ void open(const std::filesystem::path& file) {
   state().file = std::move(logger);
 }
 
-void debug(std::string_view message) { to_file(spdlog::level::debug, message); }
+void debug(std::string_view message) {
+  to_file(spdlog::level::debug, message);
+}
 
-void info(std::string_view message) { to_file(spdlog::level::info, message); }
+void info(std::string_view message) {
+  to_file(spdlog::level::info, message);
+}
 
 void warn(std::string_view message) {
   to_file(spdlog::level::warn, message);

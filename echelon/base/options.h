@@ -14,9 +14,9 @@
 //     void fields(Fields& f) { f.section("optim", optim); }
 //   };
 //
-// and from that come reading TOML, `--set optim.rate=1e-3`, `--print-config` and the reference page. Unknown
-// keys, wrong types and values out of bounds throw InvalidArgument with one sentence that names the key, the
-// nearest known key or what is allowed, and where the value came from.
+// and from that come reading TOML, `--set optim.rate=1e-3`, `--print-config` and the reference
+// page. Unknown keys, wrong types and values out of bounds throw InvalidArgument with one sentence
+// that names the key, the nearest known key or what is allowed, and where the value came from.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +41,8 @@ struct Allowed {
 
 class Fields {
  public:
-  using Value = std::variant<bool*, std::int64_t*, double*, std::string*, std::vector<std::string>*>;
+  using Value =
+      std::variant<bool*, std::int64_t*, double*, std::string*, std::vector<std::string>*>;
 
   struct Field {
     std::string key;  // "optim.rate"
@@ -80,13 +81,15 @@ Fields fields_of(Options& options) {
   return fields;
 }
 
-// Each of these returns the keys that were given, in order, so that a caller can tell a choice from a default.
-std::vector<std::string> read_toml(const Fields& fields, std::string_view text, std::string_view where);
+// Each of these returns the keys that were given, in order, so that a caller can tell a choice from
+// a default.
+std::vector<std::string> read_toml(const Fields& fields, std::string_view text,
+                                   std::string_view where);
 std::vector<std::string> read_toml_file(const Fields& fields, const std::filesystem::path& path);
 std::string set_option(const Fields& fields, std::string_view assignment);  // "optim.rate=1e-3"
 
-// TOML that read_toml takes back to the same values (doubles to the last bit). With comments, each key has its
-// meaning, unit and what is allowed above or beside it.
+// TOML that read_toml takes back to the same values (doubles to the last bit). With comments, each
+// key has its meaning, unit and what is allowed above or beside it.
 enum class Comments { no, yes };
 std::string to_toml(const Fields& fields, Comments comments);
 

@@ -15,7 +15,8 @@ namespace echelon {
 
 namespace {
 
-// A read of /proc/self/status takes some ten microseconds: one in this time costs a core about one percent.
+// A read of /proc/self/status takes some ten microseconds: one in this time costs a core about one
+// percent.
 constexpr auto sample_period = std::chrono::milliseconds(2);
 
 void raise_to(std::atomic<std::uint64_t>& peak, std::uint64_t bytes) {

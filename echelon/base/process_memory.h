@@ -1,5 +1,5 @@
-// This process's own memory as the promises count it: anonymous memory plus shared memory that this rank
-// allocated. Pages of files and of peers that are merely mapped do not count.
+// This process's own memory as the promises count it: anonymous memory plus shared memory that this
+// rank allocated. Pages of files and of peers that are merely mapped do not count.
 #pragma once
 
 #include <atomic>

@@ -1,15 +1,16 @@
-// Philox4x32-10: ten rounds of two 32x32-bit multiplications over a 128-bit counter. The counter's low half is
-// the caller's counter, its high half the stream; each kind of number has a stream of its own, so uniform and
-// normal numbers and permutations of one key are independent.
+// Philox4x32-10: ten rounds of two 32x32-bit multiplications over a 128-bit counter. The counter's
+// low half is the caller's counter, its high half the stream; each kind of number has a stream of
+// its own, so uniform and normal numbers and permutations of one key are independent.
 //
 // Normals are made in pairs (Box-Muller): with u in (0, 1] and v in [0, 1),
 //   r = sqrt(-2 ln u),  elements 2k and 2k+1 = r cos(2 pi v), r sin(2 pi v).
-// ln, sin and cos are polynomials written out here: math libraries choose other code on other processors, and
-// then ranks would begin with weights that differ in the last bit.
+// ln, sin and cos are polynomials written out here: math libraries choose other code on other
+// processors, and then ranks would begin with weights that differ in the last bit.
 #ifdef __clang__
 #pragma clang fp contract(off)
 #elif defined(__GNUC__)
-#pragma GCC optimize("fp-contract=off")  // fused multiply-adds round differently, and not all machines have them
+#pragma GCC optimize( \
+    "fp-contract=off")  // fused multiply-adds round differently, and not all machines have them
 #endif
 
 #include "echelon/base/random.h"
@@ -29,8 +30,9 @@ namespace {
 // Spelled so that no caller's small stream number meets them.
 constexpr std::uint64_t uniform_stream = 0x756e69666f726d00;  // "uniform"
 constexpr std::uint64_t normal_stream = 0x6e6f726d616c0000;   // "normal"
-constexpr std::uint64_t permute_stream = 0x7065726d75746500;  // "permute", the round in the last byte
-constexpr std::uint64_t derive_stream = 0x6465726976650000;   // "derive"
+constexpr std::uint64_t permute_stream =
+    0x7065726d75746500;  // "permute", the round in the last byte
+constexpr std::uint64_t derive_stream = 0x6465726976650000;  // "derive"
 
 constexpr std::uint64_t join(std::uint32_t low, std::uint32_t high) {
   return static_cast<std::uint64_t>(high) << 32 | low;
@@ -56,7 +58,8 @@ std::array<std::uint32_t, 4> philox_block(Key key, std::uint64_t counter, std::u
   return {c0, c1, c2, c3};
 }
 
-// ln(count / 2^53) for 1 <= count <= 2^53. With count = 2^e z, z in [sqrt(1/2), sqrt(2)), and f = (z-1)/(z+1):
+// ln(count / 2^53) for 1 <= count <= 2^53. With count = 2^e z, z in [sqrt(1/2), sqrt(2)), and f =
+// (z-1)/(z+1):
 //   ln z = 2 (f + f^3/3 + f^5/5 + ...),  |f| < 0.172, so f^23/23 is below the last bit.
 double log_of_fraction(std::uint64_t count) {
   const auto bits = std::bit_cast<std::uint64_t>(static_cast<double>(count));
@@ -69,7 +72,8 @@ double log_of_fraction(std::uint64_t count) {
   const double f = (z - 1) / (z + 1);
   const double s = f * f;
   double series = 1.0 / 23;
-  for (const double odd : {21, 19, 17, 15, 13, 11, 9, 7, 5, 3}) series = series * s + 1.0 / odd;
+  for (const double odd : {21, 19, 17, 15, 13, 11, 9, 7, 5, 3})
+    series = series * s + 1.0 / odd;
   return exponent * std::numbers::ln2 + 2 * (f + f * s * series);
 }
 
@@ -78,17 +82,19 @@ struct Pair {
   double odd;
 };
 
-// cos and sin of 2 pi bits / 2^64: the top two bits and the rounding choose the quadrant, the rest is an angle
-// of at most pi/4, where the Taylor series to x^17 is exact to the last bit.
+// cos and sin of 2 pi bits / 2^64: the top two bits and the rounding choose the quadrant, the rest
+// is an angle of at most pi/4, where the Taylor series to x^17 is exact to the last bit.
 Pair cos_and_sin(std::uint64_t bits) {
   const auto signed_rest = static_cast<std::int64_t>(bits << 2) >> 11;  // 53 bits, in [-2^52, 2^52)
   const double x = static_cast<double>(signed_rest) * (std::numbers::pi / 2 * 0x1p-53);
   const double s = x * x;
   double sine = 1;
-  for (const double n : {16, 14, 12, 10, 8, 6, 4, 2}) sine = 1 - s * sine * (1 / (n * (n + 1)));
+  for (const double n : {16, 14, 12, 10, 8, 6, 4, 2})
+    sine = 1 - s * sine * (1 / (n * (n + 1)));
   sine *= x;
   double cosine = 1;
-  for (const double n : {16, 14, 12, 10, 8, 6, 4, 2}) cosine = 1 - s * cosine * (1 / (n * (n - 1)));
+  for (const double n : {16, 14, 12, 10, 8, 6, 4, 2})
+    cosine = 1 - s * cosine * (1 / (n * (n - 1)));
   const std::uint64_t quadrant = bits >> 62;
   const double a = quadrant & 1 ? sine : cosine;
   const double b = quadrant & 1 ? cosine : sine;
@@ -125,7 +131,8 @@ std::array<std::uint32_t, 4> philox(Key key, std::uint64_t counter, std::uint64_
 // FNV-1a makes a number of the text, Philox makes a key of it and the seed.
 Key derive_key(std::uint64_t seed, std::string_view purpose) {
   std::uint64_t hash = 0xCBF29CE484222325;
-  for (const char c : purpose) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3;
+  for (const char c : purpose)
+    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3;
   const auto word = philox_block(seed, hash, derive_stream);
   return join(word[0], word[1]);
 }
@@ -149,12 +156,14 @@ void fill_normal(Key key, std::uint64_t first, std::span<double> out, double mea
   fill(key, first, out, mean, stddev);
 }
 
-// A Feistel network permutes 0..4^h-1, the smallest such range that holds n: each round mixes one half of the
-// bits into the other. A result of n or more is put through again (cycle walking): the cycle returns to a value
-// below n, and the map of those values onto themselves is a permutation. At most 4 n values: 4 turns on average.
+// A Feistel network permutes 0..4^h-1, the smallest such range that holds n: each round mixes one
+// half of the bits into the other. A result of n or more is put through again (cycle walking): the
+// cycle returns to a value below n, and the map of those values onto themselves is a permutation.
+// At most 4 n values: 4 turns on average.
 std::uint64_t permute(Key key, std::uint64_t position, std::uint64_t n) {
   if (position >= n) {
-    throw InvalidArgument(fmt::format("permute needs a position below n, but position {} of {} was given", position, n));
+    throw InvalidArgument(fmt::format(
+        "permute needs a position below n, but position {} of {} was given", position, n));
   }
   if (n == 1) return 0;
   const int half = (std::bit_width(n - 1) + 1) / 2;

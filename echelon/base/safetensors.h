@@ -1,10 +1,11 @@
-// The safetensors container (no torch): an 8-byte little-endian header length, a JSON header, then the bytes of
-// the tensors without holes. docs/formats.md tells the layout.
+// The safetensors container (no torch): an 8-byte little-endian header length, a JSON header, then
+// the bytes of the tensors without holes. docs/formats.md tells the layout.
 //
-// The reader follows the format's rules to the letter and rejects anything else with Corrupt, naming the file
-// and what is wrong: header of at most 100 MB that begins with '{', no duplicate keys, known types, shapes
-// whose product does not overflow and agrees with the byte range, ranges that cover the data exactly (no hole,
-// no overlap), and a file that ends where the data ends. `__metadata__` maps strings to strings.
+// The reader follows the format's rules to the letter and rejects anything else with Corrupt,
+// naming the file and what is wrong: header of at most 100 MB that begins with '{', no duplicate
+// keys, known types, shapes whose product does not overflow and agrees with the byte range, ranges
+// that cover the data exactly (no hole, no overlap), and a file that ends where the data ends.
+// `__metadata__` maps strings to strings.
 #pragma once
 
 #include <cstddef>
@@ -40,7 +41,8 @@ struct Header {
   std::uint64_t data_offset = 0;  // where the data part begins in the file
 };
 
-// Checks everything there is to check without touching the data. `where` names the source in errors.
+// Checks everything there is to check without touching the data. `where` names the source in
+// errors.
 Header parse_header(std::span<const std::byte> file, std::string_view where);
 
 // A file that is open for reading; entries are views into the mapped file.
@@ -59,9 +61,10 @@ class Reader {
   std::vector<std::size_t> by_name_;  // positions in header_.entries
 };
 
-// Writes a file whole (see write_file). `entries` need name, dtype and shape; byte ranges are laid out in the
-// order given, largest alignment first being the caller's business. `bytes(i)` gives the contents of entry i
-// and is called once for each in order, so that only one tensor need be in memory at a time.
+// Writes a file whole (see write_file). `entries` need name, dtype and shape; byte ranges are laid
+// out in the order given, largest alignment first being the caller's business. `bytes(i)` gives the
+// contents of entry i and is called once for each in order, so that only one tensor need be in
+// memory at a time.
 void write(const std::filesystem::path& path, std::vector<Entry> entries, const Metadata& metadata,
            const std::function<std::span<const std::byte>(std::size_t)>& bytes);
 

@@ -1,0 +1,18 @@
+// How options are written, for the files that read them and print them. Not for other rooms: use
+// options.h.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "echelon/base/options.h"
+
+namespace echelon {
+
+// "at least 1 and at most 8", "more than 0"; "" when every number is allowed.
+std::string bounds_text(const Allowed& allowed);
+
+// A TOML basic string, with quotes and escapes.
+std::string toml_string(std::string_view text);
+
+}  // namespace echelon
