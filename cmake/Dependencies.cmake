@@ -1,0 +1,57 @@
+# Third-party libraries: header-only ones from the system or from ECHELON_DEPS/include, GoogleTest as a
+# library or from its sources. Makes echelon_deps::NAME for each and echelon_deps_headers for all headers.
+
+add_library(echelon_deps_headers INTERFACE)
+# Header-only fmt: torch brings a newer one than the distribution's library, each in its own namespace.
+target_compile_definitions(echelon_deps_headers INTERFACE FMT_HEADER_ONLY=1 SPDLOG_FMT_EXTERNAL=1
+                                                          TOML_HEADER_ONLY=1)
+
+function(echelon_header_dependency name header package)
+  if(ECHELON_DEPS)
+    find_path(ECHELON_${name}_INCLUDE ${header} PATHS "${ECHELON_DEPS}/include" NO_DEFAULT_PATH NO_CACHE)
+  endif()
+  find_path(ECHELON_${name}_INCLUDE ${header} NO_CACHE)
+  if(NOT ECHELON_${name}_INCLUDE)
+    message(FATAL_ERROR "${header} was not found: install ${package}, or set ECHELON_DEPS to a folder "
+                        "made by './dev bundle'.")
+  endif()
+  add_library(echelon_deps_${name} INTERFACE)
+  add_library(echelon_deps::${name} ALIAS echelon_deps_${name})
+  target_include_directories(echelon_deps_${name} SYSTEM INTERFACE "${ECHELON_${name}_INCLUDE}")
+  target_link_libraries(echelon_deps_headers INTERFACE echelon_deps_${name})
+endfunction()
+
+echelon_header_dependency(cli11 CLI/CLI.hpp libcli11-dev)
+echelon_header_dependency(tomlplusplus toml++/toml.h libtomlplusplus-dev)
+echelon_header_dependency(fmt fmt/format.h libfmt-dev)
+echelon_header_dependency(spdlog spdlog/spdlog.h libspdlog-dev)
+echelon_header_dependency(nlohmann_json nlohmann/json.hpp nlohmann-json3-dev)
+
+# xz, for the size that a run's result is compared with. ECHELON_LZMA is the library to link, or empty.
+set(ECHELON_LZMA "")
+find_package(LibLZMA QUIET)
+if(LIBLZMA_FOUND)
+  set(ECHELON_LZMA lzma)
+endif()
+
+if(ECHELON_TESTS)
+  if(NOT ECHELON_DEPS)
+    find_package(GTest QUIET)
+  endif()
+  if(GTest_FOUND)
+    add_library(echelon_deps::gtest ALIAS GTest::gtest_main)
+  else()
+    find_path(ECHELON_GTEST_SOURCE src/gtest-all.cc
+              PATHS "${ECHELON_DEPS}/src/googletest" /usr/src/googletest/googletest NO_DEFAULT_PATH NO_CACHE)
+    if(NOT ECHELON_GTEST_SOURCE)
+      message(FATAL_ERROR "GoogleTest was not found: install libgtest-dev, set ECHELON_DEPS to a folder made "
+                          "by './dev bundle', or leave the tests out with -DECHELON_TESTS=OFF.")
+    endif()
+    add_library(echelon_gtest STATIC "${ECHELON_GTEST_SOURCE}/src/gtest-all.cc"
+                                     "${ECHELON_GTEST_SOURCE}/src/gtest_main.cc")
+    target_include_directories(echelon_gtest PRIVATE "${ECHELON_GTEST_SOURCE}")
+    target_include_directories(echelon_gtest SYSTEM PUBLIC "${ECHELON_GTEST_SOURCE}/include")
+    target_link_libraries(echelon_gtest PUBLIC Threads::Threads)
+    add_library(echelon_deps::gtest ALIAS echelon_gtest)
+  endif()
+endif()

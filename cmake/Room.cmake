@@ -1,0 +1,69 @@
+# A room is one folder of echelon/ and one static library:
+#
+#   echelon_room(NAME SOURCES files… DEPENDS rooms or targets…)
+#
+# makes echelon_NAME (alias echelon::NAME), which sees the repository root and the rooms it depends on.
+# Third-party headers are private to the sources: what a user includes needs torch and nothing else.
+# Files named *_cuda.cpp are compiled only with a CUDA torch, *_none.cpp (the stubs that say a part is
+# missing) only without. A room with no source yet is an interface library.
+
+include(GNUInstallDirs)
+
+# Warnings that depend on the optimiser's view of inlined library code are shown, never errors.
+add_library(echelon_warnings INTERFACE)
+target_compile_options(
+  echelon_warnings
+  INTERFACE -Wall -Wextra -Wshadow -Wnon-virtual-dtor
+            $<$<BOOL:${ECHELON_WERROR}>:-Werror>
+            $<$<CXX_COMPILER_ID:GNU>:-Wno-error=maybe-uninitialized>
+            $<$<CXX_COMPILER_ID:GNU>:-Wno-error=array-bounds>
+            $<$<CXX_COMPILER_ID:GNU>:-Wno-error=stringop-overflow>
+            $<$<CXX_COMPILER_ID:GNU>:-Wno-error=restrict>)
+
+# What every target of ours is compiled with, and no user of ours: after torch's folders, so that code
+# which sees torch sees the fmt that torch's headers were written for.
+function(echelon_private target)
+  target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}" "${PROJECT_BINARY_DIR}/generated")
+  target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:echelon_deps_headers>
+                                          $<BUILD_INTERFACE:echelon_warnings>)
+endfunction()
+
+function(echelon_room name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS" ${ARGN})
+  set(target echelon_${name})
+  if(TORCH_HAS_CUDA)
+    list(FILTER ARG_SOURCES EXCLUDE REGEX "_none\\.cpp$")
+  else()
+    list(FILTER ARG_SOURCES EXCLUDE REGEX "_cuda\\.cpp$")
+  endif()
+  set(depends "")
+  foreach(dependency IN LISTS ARG_DEPENDS)
+    if(dependency IN_LIST ECHELON_ROOMS)
+      list(APPEND depends echelon_${dependency})
+    else()
+      list(APPEND depends ${dependency})
+    endif()
+  endforeach()
+
+  set(scope INTERFACE)
+  if(ARG_SOURCES)
+    set(scope PUBLIC)
+    add_library(${target} STATIC ${ARG_SOURCES})
+  else()
+    add_library(${target} INTERFACE)
+  endif()
+  add_library(echelon::${name} ALIAS ${target})
+  set_target_properties(${target} PROPERTIES EXPORT_NAME ${name})
+  target_compile_features(${target} ${scope} cxx_std_20)
+  target_include_directories(${target} ${scope} $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>
+                                                $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+  target_link_libraries(${target} ${scope} ${depends})
+  if(ARG_SOURCES)
+    echelon_private(${target})
+    target_link_libraries(${target} PRIVATE ${ECHELON_LZMA})
+  endif()
+
+  install(TARGETS ${target} EXPORT echelonTargets)
+  install(DIRECTORY "${CMAKE_CURRENT_SOURCE_DIR}/" DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/echelon/${name}
+          FILES_MATCHING PATTERN "*.h")
+endfunction()

@@ -1,0 +1,113 @@
+"""Includes go downward only, the lowest rooms know nothing of torch, and no header drags torch's umbrella in.
+
+Run from anywhere: python3 include_direction_test.py [ROOT]
+"""
+
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+# Bottom to top. A room may include itself and what stands before it.
+ORDER = ["base", "net", "collective", "comm", "data", "nn", "optim", "step", "parallel", "train", "cli"]
+TORCH_FREE = {"base", "net", "collective", "kernels"}  # kernels/ may be included by any room, and includes none
+UMBRELLAS = {"torch/torch.h", "torch/all.h", "torch/extension.h"}
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)')
+TORCH = re.compile(r"^(torch|ATen|c10)/")
+SUFFIXES = {".h", ".hpp", ".cpp", ".cu", ".cuh"}
+
+
+def files(root: Path):
+    """Yields (room, file) for every source of the library, the kernels and the command line."""
+    rooms = [(d.name, d) for d in sorted((root / "echelon").glob("*")) if d.is_dir()]
+    rooms += [("kernels", root / "kernels"), ("cli", root / "cli")]
+    for room, folder in rooms:
+        for file in sorted(folder.rglob("*")):
+            if file.suffix in SUFFIXES:
+                yield room, file
+
+
+def room_of(path: str):
+    """The room that an include names: "echelon/<room>/…" or "kernels/…"; None for anything else."""
+    parts = path.split("/")
+    if parts[0] == "echelon" and len(parts) > 2:
+        return parts[1]
+    return parts[0] if parts[0] in ("kernels", "cli") and len(parts) > 1 else None
+
+
+def complaint(room: str, file: Path, path: str):
+    """What is wrong with one include, or None."""
+    if TORCH.match(path):
+        if room in TORCH_FREE:
+            return f"{room} is free of torch, but includes <{path}>"
+        if path in UMBRELLAS and file.suffix != ".cpp":
+            return f"a header includes torch's umbrella <{path}>: include what it needs"
+        return None
+    target = room_of(path)
+    if target is None or target == room:
+        return None
+    if room == "kernels":
+        return f"kernels includes nothing of Echelon, but includes {target}"
+    if target == "kernels":
+        return None
+    if target not in ORDER:
+        return f"'{target}' is no room: add it to ORDER in {Path(__file__).name}"
+    if ORDER.index(target) > ORDER.index(room):
+        return f"{room} includes {target}, which stands above it"
+    return None
+
+
+def check(root: Path):
+    """All complaints about the tree, each as 'file:line: what'."""
+    found = []
+    for room, file in files(root):
+        name = file.relative_to(root)
+        if room not in ORDER and room != "kernels":
+            found.append(f"{name}:1: '{room}' is no room: add it to ORDER in {Path(__file__).name}")
+            continue
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+            match = INCLUDE.match(line)
+            what = match and complaint(room, file, match[1] or match[2])
+            if what:
+                found.append(f"{name}:{number}: {what}")
+    return found
+
+
+def self_check():
+    """A test that cannot fail shows nothing: plant every violation and see that it is named."""
+    planted = {
+        "echelon/base/a.cpp": ('#include "echelon/nn/stack.h"', "base includes nn"),
+        "echelon/base/b.h": ("#  include <c10/util/Exception.h>", "free of torch"),
+        "echelon/data/c.h": ("#include <torch/torch.h>", "umbrella"),
+        "echelon/nn/d.h": ('#include "echelon/helpers/x.h"', "'helpers' is no room"),
+        "echelon/misc/e.cpp": ("", "'misc' is no room"),
+        "kernels/f.cu": ('#include "echelon/base/error.h"', "kernels includes nothing"),
+        "echelon/train/g.h": ('#include "cli/command.h"', "train includes cli"),
+    }
+    allowed = {
+        "echelon/nn/ok.h": '#include "echelon/base/error.h"\n#include "kernels/adam.h"\n#include <ATen/core/Tensor.h>',
+        "echelon/train/ok.cpp": "#include <torch/torch.h>",
+        "cli/ok.cpp": '#include "cli/command.h"\n#include "echelon/train/trainer.h"',
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        for name, text in {**{n: "\n" + t for n, (t, _) in planted.items()}, **allowed}.items():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(text)
+        found = check(root)
+    for name, (_, expected) in planted.items():
+        assert any(f.startswith(name + ":") and expected in f for f in found), f"{name} was not caught: {found}"
+    assert len(found) == len(planted), found
+
+
+def main():
+    self_check()
+    root = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent.parent).resolve()
+    found = check(root)
+    print("\n".join(found) or f"{sum(1 for _ in files(root))} files: every include goes downward")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
