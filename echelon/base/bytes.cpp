@@ -1,9 +1,9 @@
 #include "echelon/base/bytes.h"
 
-#include <fmt/format.h>
-
 #include <array>
 #include <cmath>
+
+#include <fmt/format.h>
 
 namespace echelon {
 

@@ -1,9 +1,8 @@
-// The error family. Every error says what happened, where, and what to do about it, in one
-// sentence.
+// The error family. Every error says what happened, where and what to do about it, in a sentence.
 //
 //   InvalidArgument  the caller's or user's mistake: what was given, what is allowed
-//   Corrupt          bytes from outside break their format's rules: names the file or peer, and the
-//   offset Timeout          a wait reached its deadline: names the operation and who is missing
+//   Corrupt          bytes from outside break their format's rules: names file or peer, and offset
+//   Timeout          a wait reached its deadline: names the operation and who is missing
 //   PeerLost         another rank is gone: names rank and host
 //   Refused          a peer did not prove who it is
 //   Error            all of them, and what fits none (a full disk, a loss that became NaN)
@@ -44,8 +43,8 @@ class Refused : public Error {
   using Error::Error;
 };
 
-// `what` and the system's reason for the current errno: "cannot write runs/a/config.toml: No space
-// left on device".
+// `what` and the system's reason for the current errno:
+// "cannot write runs/a/config.toml: No space left on device".
 [[nodiscard]] std::string with_errno(const std::string& what);
 
 }  // namespace echelon

@@ -1,17 +1,18 @@
 #include "echelon/base/file.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
+#include <limits.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <limits.h>
 #include <algorithm>
 #include <cerrno>
 #include <random>
 #include <utility>
 #include <vector>
+
+#include <fmt/format.h>
 
 #include "echelon/base/error.h"
 

@@ -1,14 +1,14 @@
 #include "echelon/base/log.h"
 
-#define SPDLOG_LEVEL_NAME_WARNING spdlog::string_view_t("warn", 4)
-#include <fmt/format.h>
-#include <spdlog/logger.h>
-#include <spdlog/sinks/basic_file_sink.h>
-
 #include <cstdio>
 #include <memory>
 #include <mutex>
 #include <string>
+
+#define SPDLOG_LEVEL_NAME_WARNING spdlog::string_view_t("warn", 4)
+#include <fmt/format.h>
+#include <spdlog/logger.h>
+#include <spdlog/sinks/basic_file_sink.h>
 
 #include "echelon/base/error.h"
 

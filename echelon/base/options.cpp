@@ -3,15 +3,15 @@
 // changed.
 #include "echelon/base/options.h"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-#include <toml++/toml.h>
-
 #include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <optional>
 #include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <toml++/toml.h>
 
 #include "echelon/base/error.h"
 #include "echelon/base/file.h"
@@ -381,8 +381,15 @@ Given value_of(const Fields::Field& field, std::string_view text, std::string_vi
   };
   auto value = std::visit(Visitor{text}, field.value);
   if (!value) wrong_type(field, in_quotes(text), where);
-  if (const auto* given = std::get_if<std::string>(&*value); given && !fits_toml(*given)) {
-    throw InvalidArgument(fmt::format("{} must be UTF-8 text", field.key));
+  const auto require_utf8 = [&](const std::string& given) {
+    if (!fits_toml(given)) {
+      throw InvalidArgument(
+          fmt::format("{} must be UTF-8 text, but other bytes were given", field.key));
+    }
+  };
+  if (const auto* given = std::get_if<std::string>(&*value)) require_utf8(*given);
+  if (const auto* given = std::get_if<std::vector<std::string>>(&*value)) {
+    std::ranges::for_each(*given, require_utf8);
   }
   return std::move(*value);
 }

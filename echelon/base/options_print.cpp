@@ -1,10 +1,10 @@
 // Writing options out: TOML, the reference table, and the words that error messages share with
 // them.
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <cmath>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "echelon/base/error.h"
 #include "echelon/base/option_text.h"
