@@ -1,0 +1,48 @@
+// What a model is trained on: samples by index. A batch is any list of indices, so who draws which sample is
+// decided elsewhere (sampler.h).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <span>
+
+namespace echelon {
+
+struct Batch {
+  at::Tensor input;   // first dimension: samples
+  at::Tensor target;
+};
+
+class Dataset {
+ public:
+  virtual ~Dataset() = default;
+  virtual std::int64_t size() const = 0;
+  virtual Batch get(std::span<const std::int64_t> indices) const = 0;  // on the CPU
+};
+
+// The user's own tensors: sample i is (inputs[i], targets[i]).
+class TensorDataset : public Dataset {
+ public:
+  TensorDataset(at::Tensor inputs, at::Tensor targets);  // equal first dimensions, or InvalidArgument
+  std::int64_t size() const override { return inputs_.size(0); }
+  Batch get(std::span<const std::int64_t> indices) const override;
+
+ private:
+  at::Tensor inputs_, targets_;
+};
+
+// Endless random tokens for benchmarks: sample i is a pure function of (seed, i).
+class RandomTokens : public Dataset {
+ public:
+  RandomTokens(std::int64_t vocab, std::int64_t length, std::uint64_t seed)
+      : vocab_(vocab), length_(length), seed_(seed) {}
+  std::int64_t size() const override { return std::int64_t{1} << 40; }
+  Batch get(std::span<const std::int64_t> indices) const override;
+
+ private:
+  std::int64_t vocab_, length_;
+  std::uint64_t seed_;
+};
+
+}  // namespace echelon

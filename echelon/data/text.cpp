@@ -1,0 +1,151 @@
+#include "echelon/data/text.h"
+
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "echelon/base/build_config.h"
+#include "echelon/base/error.h"
+#include "echelon/base/random.h"
+
+namespace echelon {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::size_t most_files = 30000;  // the system's limit on mappings is commonly 65530
+
+struct Found {
+  std::vector<fs::path> files;
+  std::vector<std::string> names;  // relative, what the order and the split go by
+};
+
+// A folder is read whole but for hidden entries; of the standard library only what is its own source.
+Found find_files(const fs::path& root, bool stdlib) {
+  Found found;
+  std::error_code error;
+  fs::recursive_directory_iterator it(root, error), end;
+  if (error) throw InvalidArgument(fmt::format("cannot read the folder {}: {}", root.string(), error.message()));
+  std::vector<std::string> names;
+  for (; it != end; it.increment(error)) {
+    if (error) throw InvalidArgument(fmt::format("cannot read a folder below {}: {}", root.string(), error.message()));
+    const std::string name = it->path().filename().string();
+    if (it->is_directory(error)) {
+      const bool foreign = name == "site-packages" || name == "dist-packages" || name == "__pycache__" || name == "test" ||
+                           name == "tests" || name == "idle_test" || name == "lib2to3";
+      if (name.starts_with('.') || (stdlib && foreign)) it.disable_recursion_pending();
+      continue;
+    }
+    if (name.starts_with('.') || !it->is_regular_file(error)) continue;
+    if (stdlib && !name.ends_with(".py")) continue;
+    names.push_back(it->path().lexically_relative(root).generic_string());
+    if (names.size() > most_files) {
+      throw InvalidArgument(fmt::format("{} has more than {} files; join them into fewer and larger ones", root.string(), most_files));
+    }
+  }
+  std::sort(names.begin(), names.end());
+  for (auto& name : names) {
+    found.files.push_back(root / name);
+    found.names.push_back(std::move(name));
+  }
+  return found;
+}
+
+void require_window(const Text& text, const char* part, const std::string& source, std::int64_t length) {
+  if (text.size() > length) return;
+  throw InvalidArgument(fmt::format(
+      "the {} text of {} has {} bytes, and one sequence needs {}; give more text or a smaller model.context", part, source,
+      text.size(), length + 1));
+}
+
+Found find_source(const std::string& source) {
+  if (source == "stdlib") {
+    if (!fs::is_directory(ECHELON_STDLIB_DIR)) {
+      throw InvalidArgument(fmt::format("the Python standard library is not at {} any more; give text with --data", ECHELON_STDLIB_DIR));
+    }
+    return find_files(ECHELON_STDLIB_DIR, /*stdlib=*/true);
+  }
+  std::error_code error;
+  const auto status = fs::status(source, error);
+  if (!fs::exists(status)) throw InvalidArgument(fmt::format("there is no file or folder {} to read text from", source));
+  if (fs::is_directory(status)) return find_files(source, /*stdlib=*/false);
+  return {{source}, {source}};
+}
+
+}  // namespace
+
+Text::Text(const std::vector<fs::path>& files) {
+  for (const auto& path : files) {
+    files_.emplace_back(path);
+    size_ += static_cast<std::int64_t>(files_.back().bytes().size());
+    ends_.push_back(size_);
+  }
+}
+
+Text::Text(std::shared_ptr<const Text> whole, std::int64_t begin, std::int64_t end)
+    : whole_(std::move(whole)), begin_(begin), size_(end - begin) {}
+
+void Text::read(std::int64_t offset, std::span<std::uint8_t> out) const {
+  if (whole_ != nullptr) return whole_->read(begin_ + offset, out);
+  auto file = static_cast<std::size_t>(std::upper_bound(ends_.begin(), ends_.end(), offset) - ends_.begin());
+  while (!out.empty()) {
+    const auto bytes = files_[file].bytes();
+    const auto begin = ends_[file] - static_cast<std::int64_t>(bytes.size());
+    const auto part = bytes.subspan(static_cast<std::size_t>(offset - begin));
+    const auto n = std::min(out.size(), part.size());
+    std::memcpy(out.data(), part.data(), n);
+    out = out.subspan(n);
+    offset += static_cast<std::int64_t>(n);
+    ++file;
+  }
+}
+
+TextWindows::TextWindows(std::shared_ptr<const Text> text, std::int64_t length) : text_(std::move(text)), length_(length) {}
+
+Batch TextWindows::get(std::span<const std::int64_t> indices) const {
+  const auto samples = static_cast<std::int64_t>(indices.size());
+  Batch batch{at::empty({samples, length_}, at::kLong), at::empty({samples, length_}, at::kLong)};
+  std::vector<std::uint8_t> window(static_cast<std::size_t>(length_) + 1);
+  for (std::int64_t s = 0; s < samples; ++s) {
+    text_->read(indices[static_cast<std::size_t>(s)] * length_, window);
+    std::copy(window.begin(), window.end() - 1, batch.input.data_ptr<std::int64_t>() + s * length_);
+    std::copy(window.begin() + 1, window.end(), batch.target.data_ptr<std::int64_t>() + s * length_);
+  }
+  return batch;
+}
+
+TextSplit open_text(const std::string& source, double validation, std::int64_t length) {
+  const Found found = find_source(source);
+  TextSplit split;
+  split.files = found.files.size();
+  split.description = source == "stdlib" ? fmt::format("{} files of the Python standard library", split.files)
+                                         : fmt::format("{} ({} file{})", source, split.files, split.files == 1 ? "" : "s");
+  if (found.files.empty()) throw InvalidArgument(fmt::format("there is no file to read in {}", source));
+  try {
+    if (found.files.size() == 1) {
+      auto whole = std::make_shared<const Text>(found.files);
+      const auto cut = whole->size() - static_cast<std::int64_t>(static_cast<double>(whole->size()) * validation);
+      split.training = std::make_shared<const Text>(whole, 0, cut);
+      if (validation > 0) split.validation = std::make_shared<const Text>(whole, cut, whole->size());
+    } else {
+      std::vector<fs::path> training, held_out;
+      for (std::size_t i = 0; i < found.files.size(); ++i) {
+        const bool held = uniform_at(derive_key(0, found.names[i]), 0) < validation;
+        (held ? held_out : training).push_back(found.files[i]);
+      }
+      split.training = std::make_shared<const Text>(training);
+      if (validation > 0) split.validation = std::make_shared<const Text>(held_out);
+    }
+  } catch (const InvalidArgument&) {
+    throw;
+  } catch (const Error& error) {
+    throw InvalidArgument(error.what());
+  }
+  require_window(*split.training, "training", source, length);
+  if (split.validation != nullptr) require_window(*split.validation, "validation", source, length);
+  return split;
+}
+
+}  // namespace echelon

@@ -1,0 +1,57 @@
+// Text as bytes: files mapped into memory and read as one sequence, cut into windows.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "echelon/base/file.h"
+#include "echelon/data/dataset.h"
+
+namespace echelon {
+
+// Several files, one after another, as one sequence of bytes.
+class Text {
+ public:
+  explicit Text(const std::vector<std::filesystem::path>& files);  // mapped, in this order
+  Text(std::shared_ptr<const Text> whole, std::int64_t begin, std::int64_t end);  // a part of another
+
+  std::int64_t size() const { return size_; }
+  void read(std::int64_t offset, std::span<std::uint8_t> out) const;
+
+ private:
+  std::shared_ptr<const Text> whole_;
+  std::int64_t begin_ = 0;
+  std::vector<MappedFile> files_;
+  std::vector<std::int64_t> ends_;  // of each file in the sequence
+  std::int64_t size_ = 0;
+};
+
+// Sample i is the window of `length` bytes at i * length, its target the same window one byte on.
+class TextWindows : public Dataset {
+ public:
+  TextWindows(std::shared_ptr<const Text> text, std::int64_t length);
+  std::int64_t size() const override { return (text_->size() - 1) / length_; }
+  Batch get(std::span<const std::int64_t> indices) const override;
+
+ private:
+  std::shared_ptr<const Text> text_;
+  std::int64_t length_;
+};
+
+struct TextSplit {
+  std::shared_ptr<const Text> training;
+  std::shared_ptr<const Text> validation;  // nullptr where nothing is kept for it
+  std::size_t files = 0;
+  std::string description;  // "624 files of the Python 3.11 standard library"
+};
+
+// `source` is "stdlib", a file or a folder (every regular file below it, in the order of their names). Several
+// files are split by file, chosen by a hash of the file's relative name; one file gives its end to validation. Throws
+// InvalidArgument where there is nothing to read, or less than one window of `length` in either part.
+TextSplit open_text(const std::string& source, double validation, std::int64_t length);
+
+}  // namespace echelon

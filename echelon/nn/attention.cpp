@@ -1,0 +1,119 @@
+#include "echelon/nn/attention.h"
+
+#include <ATen/ops/_scaled_dot_product_cudnn_attention.h>
+#include <ATen/ops/_scaled_dot_product_cudnn_attention_backward.h>
+#include <ATen/ops/_scaled_dot_product_efficient_attention.h>
+#include <ATen/ops/_scaled_dot_product_efficient_attention_backward.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_backward.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
+#include <ATen/ops/cat.h>
+
+
+namespace echelon {
+namespace {
+
+enum class Kernel { cpu_flash, cudnn, flash, efficient };
+
+Kernel kernel_for(at::Device device, at::ScalarType type, std::int64_t head_width) {
+  if (device.is_cpu()) return Kernel::cpu_flash;
+  if (type != at::kBFloat16 && type != at::kHalf) return Kernel::efficient;
+  return head_width % 8 == 0 && head_width <= 128 ? Kernel::cudnn : Kernel::flash;
+}
+
+Kernel kernel_for(const at::Tensor& qkv, std::int64_t heads) {
+  return kernel_for(qkv.device(), qkv.scalar_type(), qkv.size(2) / 3 / heads);
+}
+
+struct Heads {
+  at::Tensor q, k, v;  // [batch, heads, tokens, head width], views
+};
+
+Heads split(const at::Tensor& qkv, std::int64_t heads) {
+  const auto batch = qkv.size(0), tokens = qkv.size(1), width = qkv.size(2) / 3;
+  const auto parts = qkv.view({batch, tokens, 3, heads, width / heads}).permute({2, 0, 3, 1, 4});
+  return {parts.select(0, 0), parts.select(0, 1), parts.select(0, 2)};
+}
+
+// [batch, heads, tokens, head width] -> [batch, tokens, width]; free where a kernel lays its output out by token.
+at::Tensor merge(const at::Tensor& x) { return x.transpose(1, 2).flatten(2); }
+
+}  // namespace
+
+at::Tensor attention(const at::Tensor& qkv, std::int64_t heads, std::vector<at::Tensor>& saved) {
+  const auto [q, k, v] = split(qkv, heads);
+  constexpr bool causal = true;
+  switch (kernel_for(qkv, heads)) {
+    case Kernel::cpu_flash: {
+      auto [out, lse] = at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal);
+      saved.insert(saved.end(), {lse, {}, {}, {}, {}});
+      return merge(out);
+    }
+    case Kernel::cudnn: {
+      auto [out, lse, cum_q, cum_k, max_q, max_k, seed, offset, debug] =
+          at::_scaled_dot_product_cudnn_attention(q, k, v, {}, /*compute_log_sumexp=*/true, 0.0, causal);
+      saved.insert(saved.end(), {lse, seed, offset, cum_q, cum_k});
+      return merge(out);
+    }
+    case Kernel::flash: {
+      auto [out, lse, cum_q, cum_k, max_q, max_k, seed, offset, debug] =
+          at::_scaled_dot_product_flash_attention(q, k, v, 0.0, causal);
+      saved.insert(saved.end(), {lse, seed, offset, cum_q, cum_k});
+      return merge(out);
+    }
+    case Kernel::efficient: {
+      auto [out, lse, seed, offset] =
+          at::_scaled_dot_product_efficient_attention(q, k, v, {}, /*compute_log_sumexp=*/true, 0.0, causal);
+      saved.insert(saved.end(), {lse, seed, offset, {}, {}});
+      return merge(out);
+    }
+  }
+  return {};
+}
+
+at::Tensor attention_backward(const at::Tensor& grad_out, const at::Tensor& qkv, const at::Tensor& out,
+                              std::int64_t heads, const at::Tensor* saved) {
+  const auto [q, k, v] = split(qkv, heads);
+  const auto by_head = [&](const at::Tensor& x) {
+    return x.view({x.size(0), x.size(1), heads, x.size(2) / heads}).transpose(1, 2);
+  };
+  const at::Tensor o = by_head(out), grad = by_head(grad_out);
+  const at::Tensor &lse = saved[0], &seed = saved[1], &offset = saved[2], &cum_q = saved[3], &cum_k = saved[4];
+  const auto tokens = qkv.size(1);
+  constexpr bool causal = true;
+  at::Tensor grad_q, grad_k, grad_v;
+  switch (kernel_for(qkv, heads)) {
+    case Kernel::cpu_flash:
+      std::tie(grad_q, grad_k, grad_v) =
+          at::_scaled_dot_product_flash_attention_for_cpu_backward(grad, q, k, v, o, lse, 0.0, causal);
+      break;
+    case Kernel::cudnn:
+      std::tie(grad_q, grad_k, grad_v) = at::_scaled_dot_product_cudnn_attention_backward(
+          grad, q, k, v, o, lse, seed, offset, {}, cum_q, cum_k, tokens, tokens, 0.0, causal);
+      break;
+    case Kernel::flash:
+      std::tie(grad_q, grad_k, grad_v) = at::_scaled_dot_product_flash_attention_backward(
+          grad, q, k, v, o, lse, cum_q, cum_k, tokens, tokens, 0.0, causal, seed, offset);
+      break;
+    case Kernel::efficient: {
+      at::Tensor grad_bias;
+      std::tie(grad_q, grad_k, grad_v, grad_bias) = at::_scaled_dot_product_efficient_attention_backward(
+          grad, q, k, v, {}, o, lse, seed, offset, 0.0, {true, true, true, false}, causal);
+      break;
+    }
+  }
+  return at::cat({merge(grad_q), merge(grad_k), merge(grad_v)}, 2);
+}
+
+std::string attention_kernel(at::Device device, at::ScalarType type, std::int64_t head_width) {
+  switch (kernel_for(device, type, head_width)) {
+    case Kernel::cpu_flash: return "flash (CPU)";
+    case Kernel::cudnn: return "cuDNN";
+    case Kernel::flash: return "flash";
+    case Kernel::efficient: return "memory-efficient";
+  }
+  return {};
+}
+
+}  // namespace echelon

@@ -1,0 +1,24 @@
+// Causal self-attention without materialising the scores, through the fastest kernel that LibTorch has for the
+// device and type: flash on the CPU; cuDNN's or flash on a GPU in bf16 and fp16; memory-efficient in fp32.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+namespace echelon {
+
+// `qkv` is [batch, tokens, 3 * width] as one projection gives it; the result is [batch, tokens, width]. What the
+// backward needs beside qkv and the result is appended to `saved` (always the same number of tensors).
+at::Tensor attention(const at::Tensor& qkv, std::int64_t heads, std::vector<at::Tensor>& saved);
+inline constexpr std::size_t attention_saves = 5;
+
+// The gradient for qkv; `saved` points at what attention() appended.
+at::Tensor attention_backward(const at::Tensor& grad_out, const at::Tensor& qkv, const at::Tensor& out,
+                              std::int64_t heads, const at::Tensor* saved);
+
+// Which kernel a device and type get, for the plan: "flash (CPU)", "cuDNN", "flash", "memory-efficient".
+std::string attention_kernel(at::Device device, at::ScalarType type, std::int64_t head_width);
+
+}  // namespace echelon

@@ -1,0 +1,50 @@
+// Flat units: the parameters of a layer that share one trainability lie in one contiguous range, as segments.
+// A unit is described without memory; values, gradients, master copies and optimiser state are buffers of
+// `numel` elements with the same segments.
+//
+// Segments that decay come first, so that each decay group of a unit is one contiguous range and an optimiser
+// needs one operation a group, not one a parameter. Every segment begins at a multiple of 32 elements (64 bytes
+// in the smallest type, so the offsets hold for every type), and the unit is padded to that multiple; padding is
+// zero and stays zero.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace echelon {
+
+inline constexpr std::int64_t segment_alignment = 32;  // elements
+
+struct Segment {
+  std::string name;
+  std::vector<std::int64_t> shape;
+  std::int64_t offset = 0;  // within the unit, in elements
+  std::int64_t numel = 0;
+  bool decay = true;
+};
+
+struct FlatUnit {
+  int layer = 0;
+  bool trainable = true;
+  std::int64_t begin = 0;  // within the Stack's buffer of this trainability
+  std::int64_t numel = 0;  // with padding
+  std::vector<Segment> segments;
+};
+
+// A contiguous range of a unit in which all segments share one decay group.
+struct DecayRange {
+  std::int64_t begin = 0;  // within the Stack's buffer
+  std::int64_t numel = 0;
+  bool decay = true;
+};
+
+struct Parameter;
+
+// One unit for the trainable and one for the frozen parameters of a layer, where there are any.
+std::vector<FlatUnit> lay_out(const std::vector<const Parameter*>& parameters);
+
+// The decay ranges of trainable units, none longer than `longest` elements.
+std::vector<DecayRange> decay_ranges(const std::vector<FlatUnit>& units, std::int64_t longest);
+
+}  // namespace echelon

@@ -1,0 +1,32 @@
+#include "echelon/nn/gpt.h"
+
+#include <fmt/format.h>
+
+#include <memory>
+
+#include "echelon/base/error.h"
+#include "echelon/nn/gpt_block.h"
+#include "echelon/nn/gpt_embedding.h"
+#include "echelon/nn/gpt_head.h"
+
+namespace echelon {
+
+void check(const ModelOptions& options) {
+  if (options.width % options.heads != 0) {
+    std::int64_t fewer = options.heads;
+    while (options.width % fewer != 0) --fewer;
+    throw InvalidArgument(fmt::format("model.heads = {} does not divide model.width = {}; {} heads would", options.heads,
+                                      options.width, fewer));
+  }
+}
+
+Stack gpt(const ModelOptions& options) {
+  check(options);
+  Stack stack;
+  stack.add(std::make_unique<GptEmbedding>(options));
+  for (int i = 0; i < options.layers; ++i) stack.add(std::make_unique<GptBlock>(options, i));
+  stack.add(std::make_unique<GptHead>(options));
+  return stack;
+}
+
+}  // namespace echelon

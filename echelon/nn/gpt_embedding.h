@@ -1,0 +1,24 @@
+// GPT-2's first layer: token embedding plus learned positions, [batch, tokens] -> [batch, tokens, width].
+#pragma once
+
+#include "echelon/nn/layer.h"
+#include "echelon/nn/options.h"
+
+namespace echelon {
+
+class GptEmbedding : public Layer {
+ public:
+  explicit GptEmbedding(const ModelOptions& options) : options_(options) {}
+
+  void declare(Declaration& declaration) override;
+  at::Tensor forward(const at::Tensor& tokens, Pass& pass) override;
+  at::Tensor backward(const at::Tensor& grad_output, Pass& pass) override;
+  bool capturable() const override { return true; }
+
+ private:
+  ModelOptions options_;
+  Parameter* tokens_ = nullptr;
+  Parameter* positions_ = nullptr;
+};
+
+}  // namespace echelon

@@ -1,0 +1,26 @@
+// GPT-2's last layer: final norm, logits over the vocabulary, mean cross-entropy against the next tokens.
+// Without a target it gives the logits.
+#pragma once
+
+#include "echelon/nn/layer.h"
+#include "echelon/nn/layer_norm.h"
+#include "echelon/nn/options.h"
+
+namespace echelon {
+
+class GptHead : public Layer {
+ public:
+  explicit GptHead(const ModelOptions& options) : options_(options) {}
+
+  void declare(Declaration& declaration) override;
+  at::Tensor forward(const at::Tensor& x, Pass& pass) override;
+  at::Tensor backward(const at::Tensor& grad_output, Pass& pass) override;
+  bool capturable() const override { return true; }
+
+ private:
+  ModelOptions options_;
+  LayerNorm norm_;
+  Parameter* weight_ = nullptr;  // [vocab, width]; the embedding's where tied
+};
+
+}  // namespace echelon

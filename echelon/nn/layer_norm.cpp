@@ -1,0 +1,32 @@
+#include "echelon/nn/layer_norm.h"
+
+#include <ATen/ops/native_layer_norm.h>
+#include <ATen/ops/native_layer_norm_backward.h>
+
+namespace echelon {
+namespace {
+
+constexpr double epsilon = 1e-5;  // GPT-2's
+
+}  // namespace
+
+void LayerNorm::declare(Declaration& declaration, const std::string& name, std::int64_t width) {
+  weight_ = declaration.parameter(name + ".weight", {width}, Init::ones(), /*decay=*/false);
+  bias_ = declaration.parameter(name + ".bias", {width}, Init::zeros(), /*decay=*/false);
+}
+
+LayerNorm::Output LayerNorm::forward(const at::Tensor& x) const {
+  auto [y, mean, rstd] = at::native_layer_norm(x, weight_->shape, weight_->value, bias_->value, epsilon);
+  return {std::move(y), std::move(mean), std::move(rstd)};
+}
+
+at::Tensor LayerNorm::backward(const at::Tensor& grad_y, const at::Tensor& x, const at::Tensor& mean,
+                               const at::Tensor& rstd) const {
+  auto [grad_x, grad_weight, grad_bias] = at::native_layer_norm_backward(
+      grad_y, x, weight_->shape, mean, rstd, weight_->value, bias_->value, {true, true, true});
+  weight_->add_grad(grad_weight);
+  bias_->add_grad(grad_bias);
+  return grad_x;
+}
+
+}  // namespace echelon

@@ -1,0 +1,26 @@
+// Layer normalisation over the last dimension, with weight and bias. A piece that layers are made of.
+#pragma once
+
+#include <string>
+
+#include "echelon/nn/layer.h"
+
+namespace echelon {
+
+class LayerNorm {
+ public:
+  void declare(Declaration& declaration, const std::string& name, std::int64_t width);
+
+  struct Output {
+    at::Tensor y, mean, rstd;
+  };
+  Output forward(const at::Tensor& x) const;
+  at::Tensor backward(const at::Tensor& grad_y, const at::Tensor& x, const at::Tensor& mean,
+                      const at::Tensor& rstd) const;
+
+ private:
+  Parameter* weight_ = nullptr;
+  Parameter* bias_ = nullptr;
+};
+
+}  // namespace echelon

@@ -1,0 +1,27 @@
+// y = x W + b with W as GPT-2 stores it, [in, out]. Not a Layer by itself: a piece that layers are made of.
+#pragma once
+
+#include <string>
+
+#include "echelon/nn/layer.h"
+
+namespace echelon {
+
+class Linear {
+ public:
+  void declare(Declaration& declaration, const std::string& name, std::int64_t in, std::int64_t out, double stddev);
+
+  at::Tensor forward(const at::Tensor& x) const;  // [n, in] -> [n, out]
+
+  // The gradient for x. Those of W and b are written to (or added into) their buffers by the product itself.
+  at::Tensor backward(const at::Tensor& grad_y, const at::Tensor& x) const;
+
+ private:
+  Parameter* weight_ = nullptr;
+  Parameter* bias_ = nullptr;
+};
+
+// dst = beta * dst + sum of the rows of `rows`, for the gradient of a bias.
+void add_row_sum(Parameter& parameter, const at::Tensor& rows);
+
+}  // namespace echelon

@@ -1,0 +1,48 @@
+// Which tensors the memory is for. While a MemoryAccount lives, every allocation of this thread through torch's
+// allocators (CPU and GPU) is counted under the kind of the innermost MemoryScope; the account keeps the peak
+// and how it was made up.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+
+namespace echelon {
+
+enum class MemoryKind { parameters, gradients, optimizer, activations, workspace };
+inline constexpr std::array<const char*, 5> memory_kind_names = {"parameters", "gradients", "optimizer",
+                                                                  "activations", "workspace"};
+
+class MemoryScope {
+ public:
+  explicit MemoryScope(MemoryKind kind);
+  ~MemoryScope();
+  MemoryScope(const MemoryScope&) = delete;
+  MemoryScope& operator=(const MemoryScope&) = delete;
+
+ private:
+  MemoryKind outer_;
+};
+
+struct MemoryUse {
+  std::array<std::uint64_t, memory_kind_names.size()> bytes{};
+  std::uint64_t total() const;
+  std::uint64_t operator[](MemoryKind kind) const { return bytes[static_cast<std::size_t>(kind)]; }
+};
+
+class MemoryAccount {
+ public:
+  MemoryAccount();
+  ~MemoryAccount();
+  MemoryAccount(const MemoryAccount&) = delete;
+  MemoryAccount& operator=(const MemoryAccount&) = delete;
+
+  MemoryUse now() const;
+  MemoryUse at_peak() const;
+
+ private:
+  class Reporter;
+  std::shared_ptr<Reporter> reporter_;
+};
+
+}  // namespace echelon

@@ -1,0 +1,105 @@
+#include "echelon/nn/module_layer.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/full_like.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "echelon/base/error.h"
+
+namespace echelon {
+namespace {
+
+at::Tensor leaf(const at::Tensor& input) {
+  at::Tensor x = input.detach();
+  if (x.is_floating_point()) x.set_requires_grad(true);
+  return x;
+}
+
+}  // namespace
+
+ModuleLayer::ModuleLayer(std::string name, std::shared_ptr<torch::nn::Module> module, Forward forward)
+    : name_(std::move(name)), module_(std::move(module)), forward_(std::move(forward)) {}
+
+void ModuleLayer::declare(Declaration& declaration) {
+  for (const auto& item : module_->named_parameters()) {
+    const at::Tensor& value = item.value();
+    Parameter* p = declaration.parameter(name_ + "." + item.key(), value.sizes().vec(), Init::from(value.detach().clone()),
+                                         /*decay=*/value.dim() >= 2, value.requires_grad());
+    bound_.push_back({value, p});
+  }
+}
+
+void ModuleLayer::bind(at::Device device, at::ScalarType type) {
+  module_->to(device, type);
+  for (auto& [variable, parameter] : bound_) variable.set_data(parameter->value);
+}
+
+std::vector<std::pair<std::string, at::Tensor>> ModuleLayer::buffers() const {
+  std::vector<std::pair<std::string, at::Tensor>> all;
+  for (const auto& item : module_->named_buffers()) all.emplace_back(name_ + "." + item.key(), item.value());
+  return all;
+}
+
+// Autograd adds in place into a gradient that is there; `zero_grad()` in a user's code drops it, so it is pointed
+// back to the buffer before every backward.
+void ModuleLayer::point_gradients() {
+  for (auto& [variable, parameter] : bound_) {
+    if (!parameter->trainable) continue;
+    parameter->zero_unwritten_grad();
+    if (!variable.grad().is_same(parameter->grad)) variable.mutable_grad() = parameter->grad;
+  }
+}
+
+at::Tensor ModuleLayer::forward(const at::Tensor& input, Pass& pass) {
+  module_->train(pass.training);
+  if (!pass.training) return forward_(input);
+  at::AutoGradMode grad_mode(true);
+  const at::Tensor x = leaf(input);
+  const at::Tensor y = forward_(x);
+  pass.saved = {x, y};
+  return y.detach();
+}
+
+at::Tensor ModuleLayer::backward(const at::Tensor& grad_output, Pass& pass) {
+  const at::Tensor x = pass.saved[0], y = std::move(pass.saved[1]);
+  point_gradients();
+  if (y.requires_grad()) torch::autograd::backward({y}, {grad_output});
+  return x.requires_grad() ? x.grad() : at::Tensor();
+}
+
+namespace {
+
+class LossLayer : public Layer {
+ public:
+  explicit LossLayer(LossFunction loss) : loss_(std::move(loss)) {}
+
+  at::Tensor forward(const at::Tensor& input, Pass& pass) override {
+    if (!pass.target.defined()) return input;
+    at::AutoGradMode grad_mode(pass.training);
+    const at::Tensor x = leaf(input);
+    const at::Tensor loss = loss_(x, pass.target);
+    if (loss.numel() != 1) {
+      throw InvalidArgument(fmt::format("the loss function gave {} values; it must give one, the mean over the samples",
+                                        loss.numel()));
+    }
+    if (pass.training) pass.saved = {x, loss};
+    return loss.detach().to(at::kDouble).reshape({});
+  }
+
+  at::Tensor backward(const at::Tensor& /*grad_output*/, Pass& pass) override {
+    const at::Tensor x = pass.saved[0], loss = std::move(pass.saved[1]);
+    torch::autograd::backward({loss}, {at::full_like(loss, pass.weight)});
+    return x.grad();
+  }
+
+ private:
+  LossFunction loss_;
+};
+
+}  // namespace
+
+std::unique_ptr<Layer> loss_layer(LossFunction loss) { return std::make_unique<LossLayer>(std::move(loss)); }
+
+}  // namespace echelon

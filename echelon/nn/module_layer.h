@@ -1,0 +1,55 @@
+// A user's torch::nn::Module as a layer, and a user's function as the loss. Autograd runs inside the layer only:
+// the input is a fresh leaf, and the module's parameters and their gradients are views into flat units.
+//
+//   stack.add(module_layer("body", torch::nn::Sequential(...)));
+//   stack.add(loss_layer([](const at::Tensor& out, const at::Tensor& target) { return torch::mse_loss(out, target); }));
+#pragma once
+
+#include <torch/csrc/api/include/torch/nn/module.h>
+#include <torch/csrc/api/include/torch/nn/pimpl.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "echelon/nn/layer.h"
+
+namespace echelon {
+
+class ModuleLayer : public Layer {
+ public:
+  using Forward = std::function<at::Tensor(const at::Tensor&)>;
+
+  // Weight decay applies to the module's parameters of two dimensions and more.
+  ModuleLayer(std::string name, std::shared_ptr<torch::nn::Module> module, Forward forward);
+
+  void declare(Declaration& declaration) override;
+  void bind(at::Device device, at::ScalarType type) override;
+  at::Tensor forward(const at::Tensor& input, Pass& pass) override;
+  at::Tensor backward(const at::Tensor& grad_output, Pass& pass) override;
+  std::vector<std::pair<std::string, at::Tensor>> buffers() const override;
+
+ private:
+  void point_gradients();
+
+  std::string name_;
+  std::shared_ptr<torch::nn::Module> module_;
+  Forward forward_;
+  struct Bound {
+    at::Tensor variable;  // the module's own parameter
+    Parameter* parameter;
+  };
+  std::vector<Bound> bound_;
+};
+
+template <class M>
+std::unique_ptr<Layer> module_layer(std::string name, torch::nn::ModuleHolder<M> module) {
+  return std::make_unique<ModuleLayer>(std::move(name), module.ptr(),
+                                       [module](const at::Tensor& x) mutable { return module->forward(x); });
+}
+
+// `loss(output, target)` must give the mean over the samples as a scalar.
+using LossFunction = std::function<at::Tensor(const at::Tensor& output, const at::Tensor& target)>;
+std::unique_ptr<Layer> loss_layer(LossFunction loss);
+
+}  // namespace echelon

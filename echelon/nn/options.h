@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "echelon/base/options.h"
+
+namespace echelon {
+
+// The GPT-2 architecture's sizes. The defaults are the default job: about a million parameters.
+struct ModelOptions {
+  std::int64_t layers = 5;
+  std::int64_t width = 128;
+  std::int64_t heads = 4;
+  std::int64_t vocab = 256;
+  std::int64_t context = 128;
+  bool tied = true;
+  std::string init = "";
+
+  void fields(Fields& f) {
+    f.add("layers", layers, "transformer blocks", {.minimum = 1});
+    f.add("width", width, "size of the residual stream", {.minimum = 1});
+    f.add("heads", heads, "attention heads; must divide the width", {.minimum = 1});
+    f.add("vocab", vocab, "token values; text needs 256, one for each byte", {.minimum = 2});
+    f.add("context", context, "longest sequence, and the length trained on", {.minimum = 1, .unit = "tokens"});
+    f.add("tied", tied, "the output layer uses the embedding's weights");
+    f.add("init", init, "folder with GPT-2 weights to start from; empty: random");
+  }
+};
+
+}  // namespace echelon

@@ -1,0 +1,31 @@
+// Tensors in safetensors files: the bridge between the container (base/safetensors.h) and torch's types.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "echelon/base/safetensors.h"
+
+namespace echelon {
+
+// A tensor over the file's own bytes where they are aligned for the type, else a copy. InvalidArgument for a type
+// that torch has no counterpart of. The reader must outlive it.
+at::Tensor tensor_of(const safetensors::Reader& reader, const safetensors::Entry& entry);
+
+// What a file will hold; `make` is called once, when its turn to be written comes.
+struct NamedTensor {
+  std::string name;
+  std::vector<std::int64_t> shape;
+  at::ScalarType type;
+  std::function<at::Tensor()> make;
+};
+
+// Whole or not at all, see write_file.
+void write_tensors(const std::filesystem::path& path, const std::vector<NamedTensor>& tensors,
+                   const safetensors::Metadata& metadata);
+
+}  // namespace echelon

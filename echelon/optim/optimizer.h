@@ -1,0 +1,53 @@
+// An optimiser: one update rule over slices of flat units. One file each, all of one shape: the names of the
+// state it keeps per element, and `update`.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "echelon/optim/options.h"
+
+namespace echelon {
+
+// A contiguous range of parameters of one decay group, with all that its update reads and writes: flat tensors
+// of one length and type.
+struct Slice {
+  at::Tensor value;
+  at::Tensor grad;                // may be overwritten by the update
+  std::vector<at::Tensor> state;  // in the order of state_names()
+  bool decay = true;
+};
+
+// What changes from step to step, as scalars on the device, so that a recorded graph reads the present ones and
+// no step waits for the host.
+struct StepScalars {
+  at::Tensor rate;     // learning rate, float
+  at::Tensor updates;  // how many updates there were, this one included, float
+  std::optional<at::Tensor> grad_scale;  // gradients are divided by this, float
+  at::Tensor skip;     // 1: leave values and state as they are, float
+};
+
+class Optimizer {
+ public:
+  virtual ~Optimizer() = default;
+  virtual std::vector<std::string> state_names() const = 0;
+  virtual void update(const std::vector<Slice>& slices, const StepScalars& scalars) const = 0;
+};
+
+std::unique_ptr<Optimizer> make_adamw(const OptimOptions& options);
+std::unique_ptr<Optimizer> make_sgd(const OptimOptions& options);
+std::unique_ptr<Optimizer> make_optimizer(const OptimOptions& options);  // by options.name
+
+// The slices of one decay group as the parallel lists that torch's fused kernels take.
+struct SliceLists {
+  std::vector<at::Tensor> values, grads;
+  std::vector<std::vector<at::Tensor>> state;  // [state][slice]
+
+  SliceLists(const std::vector<Slice>& slices, bool decay, std::size_t states);
+};
+
+}  // namespace echelon

@@ -1,0 +1,21 @@
+#include "echelon/optim/schedule.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+namespace echelon {
+
+double rate_at(const OptimOptions& options, std::int64_t step, std::int64_t steps) {
+  if (step < options.warmup) {
+    return options.rate * static_cast<double>(step + 1) / static_cast<double>(options.warmup);
+  }
+  const auto span = static_cast<double>(std::max<std::int64_t>(1, steps - options.warmup));
+  const double done = std::min(1.0, static_cast<double>(step - options.warmup) / span);
+  double share = 1;
+  if (options.schedule == "cosine") share = 0.5 * (1 + std::cos(std::numbers::pi * done));
+  if (options.schedule == "linear") share = 1 - done;
+  return options.rate * (options.final_rate + (1 - options.final_rate) * share);
+}
+
+}  // namespace echelon

@@ -1,0 +1,14 @@
+// The learning rate as a pure function of the step.
+#pragma once
+
+#include <cstdint>
+
+#include "echelon/optim/options.h"
+
+namespace echelon {
+
+// The rate of step `step` (0-based) of `steps`: linear warm-up, then cosine or linear down to
+// final_rate * rate, or constant.
+double rate_at(const OptimOptions& options, std::int64_t step, std::int64_t steps);
+
+}  // namespace echelon

@@ -1,0 +1,44 @@
+#include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include "echelon/step/device.h"
+
+namespace echelon {
+
+bool cuda_built() { return true; }
+int cuda_devices() { return static_cast<int>(c10::cuda::device_count()); }
+
+struct SideStream::Guard {
+  c10::cuda::CUDAStreamGuard guard{c10::cuda::getStreamFromPool()};
+};
+SideStream::SideStream() : guard_(std::make_unique<Guard>()) {}
+SideStream::~SideStream() = default;
+
+struct DeviceGraph::State {
+  at::cuda::CUDAGraph graph;
+};
+DeviceGraph::DeviceGraph() : state_(std::make_unique<State>()) {}
+DeviceGraph::~DeviceGraph() = default;
+
+void DeviceGraph::record(const std::function<void()>& work) {
+  // The graph's tensors live in a pool of their own; what the steps before it left in the cache would stay unused.
+  c10::cuda::getCurrentCUDAStream().synchronize();
+  c10::cuda::CUDACachingAllocator::emptyCache();
+  state_->graph.capture_begin();
+  work();
+  state_->graph.capture_end();
+}
+
+void DeviceGraph::replay() { state_->graph.replay(); }
+
+DeviceMemory device_memory() {
+  const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(c10::cuda::current_device());
+  const auto total = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  return {static_cast<std::uint64_t>(stats.reserved_bytes[total].peak),
+          static_cast<std::uint64_t>(stats.allocated_bytes[total].peak)};
+}
+
+}  // namespace echelon
