@@ -13,7 +13,7 @@ include(GNUInstallDirs)
 add_library(echelon_warnings INTERFACE)
 target_compile_options(
   echelon_warnings
-  INTERFACE -Wall -Wextra -Wshadow -Wnon-virtual-dtor
+  INTERFACE -Wall -Wextra -Wshadow
             $<$<BOOL:${ECHELON_WERROR}>:-Werror>
             $<$<CXX_COMPILER_ID:GNU>:-Wno-error=maybe-uninitialized>
             $<$<CXX_COMPILER_ID:GNU>:-Wno-error=array-bounds>
