@@ -5,7 +5,9 @@
 #include <mutex>
 #include <string>
 
-#define SPDLOG_LEVEL_NAME_WARNING spdlog::string_view_t("warn", 4)
+// Names of at most five letters, so that messages stand in a column.
+#define SPDLOG_LEVEL_NAMES \
+  { "trace", "debug", "info", "warn", "error", "fatal", "off" }
 #include <fmt/format.h>
 #include <spdlog/logger.h>
 #include <spdlog/sinks/basic_file_sink.h>

@@ -58,9 +58,19 @@ std::array<std::uint32_t, 4> philox_block(Key key, std::uint64_t counter, std::u
   return {c0, c1, c2, c3};
 }
 
-// ln(count / 2^53) for 1 <= count <= 2^53. With count = 2^e z, z in [sqrt(1/2), sqrt(2)), and f =
-// (z-1)/(z+1):
-//   ln z = 2 (f + f^3/3 + f^5/5 + ...),  |f| < 0.172, so f^23/23 is below the last bit.
+// first + x (second + x (third + ...)).
+template <double first, double... rest>
+double polynomial(double x) {
+  if constexpr (sizeof...(rest) == 0) {
+    return first;
+  } else {
+    return first + x * polynomial<rest...>(x);
+  }
+}
+
+// ln(count / 2^53) for 1 <= count <= 2^53. With count = 2^e z, z in [sqrt(1/2), sqrt(2)), and
+// f = (z-1)/(z+1):
+//   ln z = 2 (f + f^3/3 + f^5/5 + ...),  |f| < 0.172, so f^27/27 is below the last bit.
 double log_of_fraction(std::uint64_t count) {
   const auto bits = std::bit_cast<std::uint64_t>(static_cast<double>(count));
   double z = std::bit_cast<double>((bits & 0x000FFFFFFFFFFFFF) | 0x3FF0000000000000);  // in [1, 2)
@@ -71,9 +81,8 @@ double log_of_fraction(std::uint64_t count) {
   }
   const double f = (z - 1) / (z + 1);
   const double s = f * f;
-  double series = 1.0 / 23;
-  for (const double odd : {21, 19, 17, 15, 13, 11, 9, 7, 5, 3})
-    series = series * s + 1.0 / odd;
+  const double series = polynomial<1.0 / 3, 1.0 / 5, 1.0 / 7, 1.0 / 9, 1.0 / 11, 1.0 / 13, 1.0 / 15,
+                                   1.0 / 17, 1.0 / 19, 1.0 / 21, 1.0 / 23, 1.0 / 25>(s);
   return exponent * std::numbers::ln2 + 2 * (f + f * s * series);
 }
 
@@ -88,13 +97,11 @@ Pair cos_and_sin(std::uint64_t bits) {
   const auto signed_rest = static_cast<std::int64_t>(bits << 2) >> 11;  // 53 bits, in [-2^52, 2^52)
   const double x = static_cast<double>(signed_rest) * (std::numbers::pi / 2 * 0x1p-53);
   const double s = x * x;
-  double sine = 1;
-  for (const double n : {16, 14, 12, 10, 8, 6, 4, 2})
-    sine = 1 - s * sine * (1 / (n * (n + 1)));
-  sine *= x;
-  double cosine = 1;
-  for (const double n : {16, 14, 12, 10, 8, 6, 4, 2})
-    cosine = 1 - s * cosine * (1 / (n * (n - 1)));
+  const double sine =
+      x * polynomial<1.0, -1.0 / 6, 1.0 / 120, -1.0 / 5040, 1.0 / 362880, -1.0 / 39916800,
+                     1.0 / 6227020800, -1.0 / 1307674368000, 1.0 / 355687428096000>(s);
+  const double cosine = polynomial<1.0, -1.0 / 2, 1.0 / 24, -1.0 / 720, 1.0 / 40320, -1.0 / 3628800,
+                                   1.0 / 479001600, -1.0 / 87178291200, 1.0 / 20922789888000>(s);
   const std::uint64_t quadrant = bits >> 62;
   const double a = quadrant & 1 ? sine : cosine;
   const double b = quadrant & 1 ? cosine : sine;

@@ -1,0 +1,274 @@
+#include "echelon/base/file.h"
+
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "echelon/base/error.h"
+#include "tests/base/scratch_folder.h"
+#include "tests/base/thrown.h"
+
+namespace echelon {
+namespace {
+
+using Names = std::vector<std::string>;
+
+std::string text_of(const MappedFile& file) {
+  return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
+}
+
+// Letters that differ from one place to the next, so that a lost or repeated piece shows.
+std::string letters(std::size_t size) {
+  std::string text(size, ' ');
+  for (std::size_t i = 0; i < size; ++i)
+    text[i] = static_cast<char>('a' + (i * 7 + i / 26 + i / 4099) % 26);
+  return text;
+}
+
+// No file may grow past `bytes` while it lives: a full disk for everyone.
+class FileSizeLimit {
+ public:
+  explicit FileSizeLimit(rlim_t bytes) : old_handler_(std::signal(SIGXFSZ, SIG_IGN)) {
+    ::getrlimit(RLIMIT_FSIZE, &old_);
+    const rlimit limit = {bytes, old_.rlim_max};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  FileSizeLimit(const FileSizeLimit&) = delete;
+  FileSizeLimit& operator=(const FileSizeLimit&) = delete;
+  ~FileSizeLimit() {
+    ::setrlimit(RLIMIT_FSIZE, &old_);
+    std::signal(SIGXFSZ, old_handler_);
+  }
+
+ private:
+  rlimit old_ = {};
+  void (*old_handler_)(int);
+};
+
+TEST(WriteFile, MakesAndReplacesAFile) {
+  const ScratchFolder folder;
+  write_file(folder / "a", "first");
+  EXPECT_EQ(read_file(folder / "a"), "first");
+  write_file(folder / "a", "second, longer");
+  EXPECT_EQ(read_file(folder / "a"), "second, longer");
+  write_file(folder / "a", "");
+  EXPECT_EQ(read_file(folder / "a"), "");
+  EXPECT_EQ(folder.names(), Names{"a"});
+}
+
+TEST(WriteFile, KeepsTheOrderOfSmallAndLargePieces) {
+  const ScratchFolder folder;
+  const auto text = letters(5'000'000);
+  write_file(folder / "a", [&](FileWriter& file) {
+    std::string_view rest = text;
+    for (const std::size_t piece : {1, 1000, 1 << 20, 3, (1 << 20) - 1, 2, 1'500'000, 70'000}) {
+      file.write(rest.substr(0, piece));
+      rest.remove_prefix(piece);
+    }
+    while (!rest.empty()) {
+      file.write(rest.substr(0, 9973));
+      rest.remove_prefix(std::min<std::size_t>(9973, rest.size()));
+    }
+  });
+  EXPECT_TRUE(read_file(folder / "a") == text);
+}
+
+TEST(WriteFile, LeavesTheOldFileUntilTheNewOneIsWhole) {
+  const ScratchFolder folder;
+  write_file(folder / "a", "old");
+  write_file(folder / "a", [&](FileWriter& file) {
+    file.write(letters(3 << 20));
+    EXPECT_EQ(read_file(folder / "a"), "old");
+    EXPECT_EQ(folder.names().size(), 2U);
+    for (const auto& name : folder.names()) {
+      EXPECT_TRUE(name == "a" || (name.starts_with(".a.") && name.size() == 9)) << name;
+    }
+  });
+  EXPECT_EQ(read_file(folder / "a").size(), 3U << 20);
+}
+
+TEST(WriteFile, LeavesTheOldFileAloneWhenTheCallerThrows) {
+  const ScratchFolder folder;
+  write_file(folder / "a", "old");
+  const auto message = thrown<std::runtime_error>([&] {
+    write_file(folder / "a", [](FileWriter& file) {
+      file.write(letters(2 << 20));
+      throw std::runtime_error("the caller's own");
+    });
+  });
+  EXPECT_EQ(message, "the caller's own");
+  EXPECT_EQ(read_file(folder / "a"), "old");
+  EXPECT_EQ(folder.names(), Names{"a"});
+}
+
+TEST(WriteFile, LeavesTheOldFileAloneWhenTheDiskIsFull) {
+  const ScratchFolder folder;
+  write_file(folder / "a", "old");
+  for (const std::size_t piece : {1000, 3'000'000}) {  // through the buffer, and past it
+    std::string message;
+    {
+      const FileSizeLimit limit(1'500'000);
+      message = thrown<Error>([&] {
+        write_file(folder / "a", [&](FileWriter& file) {
+          for (std::size_t written = 0; written < 3'000'000; written += piece)
+            file.write(letters(piece));
+        });
+      });
+    }
+    EXPECT_EQ(message, "cannot write " + (folder / "a").string() + ": File too large");
+    EXPECT_EQ(read_file(folder / "a"), "old");
+    EXPECT_EQ(folder.names(), Names{"a"});
+  }
+}
+
+TEST(WriteFile, NoticesAFullDiskInTheLastBufferOfAFile) {
+  const ScratchFolder folder;
+  std::string message;
+  {
+    const FileSizeLimit limit(10);
+    message = thrown<Error>([&] { write_file(folder / "a", "eleven bytes"); });
+  }
+  EXPECT_EQ(message, "cannot write " + (folder / "a").string() + ": File too large");
+  EXPECT_EQ(folder.names(), Names{});
+}
+
+TEST(WriteFile, FinishesThoughSignalsInterruptIt) {
+  const ScratchFolder folder;
+  struct sigaction action = {}, old_action = {};
+  action.sa_handler = [](int) {};  // without SA_RESTART: system calls return EINTR
+  ::sigaction(SIGALRM, &action, &old_action);
+  const itimerval often = {{0, 200}, {0, 200}};
+  itimerval old_timer = {};
+  ::setitimer(ITIMER_REAL, &often, &old_timer);
+  const auto text = letters(8 << 20);
+  for (int i = 0; i < 5; ++i)
+    write_file(folder / "a", text);
+  const bool same = read_file(folder / "a") == text;
+  ::setitimer(ITIMER_REAL, &old_timer, nullptr);
+  ::sigaction(SIGALRM, &old_action, nullptr);
+  EXPECT_TRUE(same);
+}
+
+TEST(WriteFile, RespectsUmask) {
+  const ScratchFolder folder;
+  const auto mode_under = [&](mode_t mask) {
+    const mode_t old = ::umask(mask);
+    write_file(folder / "a", "text");
+    ::umask(old);
+    struct stat status = {};
+    ::stat((folder / "a").c_str(), &status);
+    return status.st_mode & 0777;
+  };
+  EXPECT_EQ(mode_under(022), 0644U);
+  EXPECT_EQ(mode_under(000), 0644U);
+  EXPECT_EQ(mode_under(077), 0600U);
+}
+
+TEST(WriteFile, TakesAPathWithoutAFolder) {
+  const ScratchFolder folder;
+  const auto before = std::filesystem::current_path();
+  std::filesystem::current_path(folder.path());
+  write_file("bare", "text");
+  std::filesystem::current_path(before);
+  EXPECT_EQ(read_file(folder / "bare"), "text");
+}
+
+TEST(WriteFile, TakesTheLongestNameThatTheSystemTakes) {
+  const ScratchFolder folder;
+  const std::string name(255, 'n');
+  write_file(folder / name, "text");
+  EXPECT_EQ(read_file(folder / name), "text");
+  EXPECT_EQ(folder.names(), Names{name});
+}
+
+TEST(WriteFile, SaysWhyItCannot) {
+  const ScratchFolder folder;
+  const auto missing = folder / "no" / "a";
+  EXPECT_EQ(thrown<Error>([&] { write_file(missing, "text"); }),
+            "cannot write " + missing.string() + ": No such file or directory");
+  std::filesystem::create_directory(folder / "d");
+  EXPECT_EQ(thrown<Error>([&] { write_file(folder / "d", "text"); }),
+            "cannot write " + (folder / "d").string() + ": Is a directory");
+  EXPECT_EQ(folder.names(), Names{"d"});
+  EXPECT_NE(thrown<Error>([&] { write_file("", "text"); }), "(nothing was thrown)");
+  EXPECT_NE(thrown<Error>([&] { write_file((folder / "d").string() + "/", "text"); }),
+            "(nothing was thrown)");
+}
+
+TEST(ReadFile, ReadsBytesAsTheyAre) {
+  const ScratchFolder folder;
+  for (const std::size_t size : {0, 1, 4095, 4096, 4097, 100'000}) {
+    auto text = letters(size);
+    if (size > 2) text[1] = '\0';
+    write_file(folder / "a", text);
+    EXPECT_TRUE(read_file(folder / "a") == text) << size;
+  }
+}
+
+TEST(ReadFile, ReadsFilesThatDoNotKnowTheirSize) {
+  EXPECT_NE(read_file("/proc/self/status").find("VmRSS"), std::string::npos);
+}
+
+TEST(ReadFile, SaysWhyItCannot) {
+  const ScratchFolder folder;
+  EXPECT_EQ(thrown<Error>([&] { (void)read_file(folder / "none"); }),
+            "cannot read " + (folder / "none").string() + ": No such file or directory");
+  EXPECT_EQ(thrown<Error>([&] { (void)read_file(folder.path()); }),
+            "cannot read " + folder.path().string() + ": Is a directory");
+}
+
+TEST(MappedFile, ShowsTheBytes) {
+  const ScratchFolder folder;
+  write_file(folder / "a", "mapped");
+  const MappedFile file(folder / "a");
+  EXPECT_EQ(text_of(file), "mapped");
+  EXPECT_EQ(file.path(), folder / "a");
+}
+
+TEST(MappedFile, OfAnEmptyFileIsEmpty) {
+  const ScratchFolder folder;
+  write_file(folder / "a", "");
+  EXPECT_TRUE(MappedFile(folder / "a").bytes().empty());
+}
+
+TEST(MappedFile, StaysWholeWhenTheFileIsReplaced) {
+  const ScratchFolder folder;
+  write_file(folder / "a", "old");
+  const MappedFile file(folder / "a");
+  write_file(folder / "a", "new");
+  EXPECT_EQ(text_of(file), "old");
+}
+
+TEST(MappedFile, CanBeMoved) {
+  const ScratchFolder folder;
+  write_file(folder / "a", "aaa");
+  write_file(folder / "b", "bb");
+  MappedFile a(folder / "a");
+  MappedFile moved(std::move(a));
+  EXPECT_EQ(text_of(moved), "aaa");
+  moved = MappedFile(folder / "b");
+  EXPECT_EQ(text_of(moved), "bb");
+  EXPECT_EQ(moved.path(), folder / "b");
+}
+
+TEST(MappedFile, SaysWhyItCannot) {
+  const ScratchFolder folder;
+  EXPECT_EQ(thrown<Error>([&] { MappedFile(folder / "none"); }),
+            "cannot open " + (folder / "none").string() + ": No such file or directory");
+  EXPECT_EQ(thrown<Error>([&] { MappedFile(folder.path()); }),
+            "cannot map " + folder.path().string() + ": this is no regular file");
+  ASSERT_EQ(::mkfifo((folder / "pipe").c_str(), 0600), 0);
+  EXPECT_EQ(thrown<Error>([&] { MappedFile(folder / "pipe"); }),
+            "cannot map " + (folder / "pipe").string() + ": this is no regular file");
+}
+
+}  // namespace
+}  // namespace echelon
