@@ -174,7 +174,7 @@ toml::table parse(std::string_view text, std::string_view where) {
 std::string describe(const toml::node& node) {
   if (const auto* value = node.as_string()) return in_quotes(value->get());
   if (const auto* value = node.as_integer()) return fmt::format("{}", value->get());
-  if (const auto* value = node.as_floating_point()) return fmt::format("{}", value->get());
+  if (const auto* value = node.as_floating_point()) return toml_double(value->get());
   if (const auto* value = node.as_boolean()) return fmt::format("{}", value->get());
   if (node.is_array()) return "a list";
   if (node.is_table()) return "a section";
@@ -228,7 +228,7 @@ using Position = std::pair<toml::source_index, toml::source_index>;  // line, co
 void collect(const Fields& fields, const toml::table& table, const std::string& prefix,
              std::string_view file, std::vector<std::pair<Position, Assignment>>& into) {
   for (const auto& [name, node] : table) {
-    const auto key = prefix + std::string(name.str());
+    auto key = prefix + std::string(name.str());
     const auto& begin = name.source().begin;
     const auto where = location(file, name.source());
     // A dot within a quoted name is not the dot between section and key.
@@ -247,6 +247,7 @@ void collect(const Fields& fields, const toml::table& table, const std::string& 
       throw InvalidArgument(fmt::format("{} is not a known section ({}){}", key, where,
                                         did_you_mean(nearest(key, sections_of(fields)))));
     } else {
+      if (dotted) key = prefix + in_quotes(name.str());
       unknown_key(fields, key, where);
     }
   }
@@ -287,7 +288,8 @@ std::optional<double> parse_double(std::string_view text) {
 
 // 12, 1e3, 2.5e3: decimal digits are shifted by the exponent, never rounded.
 std::optional<std::int64_t> parse_integer(std::string_view text) {
-  if (!parse_double(text)) return std::nullopt;
+  const auto nearest_double = parse_double(text);
+  if (!nearest_double || !std::isfinite(*nearest_double)) return std::nullopt;
   auto digits = plain_number(text);
   std::int64_t exponent = 0;
   if (const auto e = digits.find_first_of("eE"); e != std::string::npos) {

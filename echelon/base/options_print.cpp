@@ -14,14 +14,6 @@ namespace echelon {
 
 namespace {
 
-// The shortest digits that read back to the same double, with a point or an exponent so that TOML
-// sees a float.
-std::string toml_double(double value) {
-  auto text = fmt::format("{}", value);
-  if (std::isfinite(value) && text.find_first_of(".e") == std::string::npos) text += ".0";
-  return text;
-}
-
 std::string toml_value(const Fields::Value& value) {
   struct Visitor {
     std::string operator()(const bool* value) const { return *value ? "true" : "false"; }
@@ -102,6 +94,12 @@ std::string bounds_text(const Allowed& allowed) {
   if (std::isfinite(allowed.maximum)) {
     text += fmt::format("{}at most {}", text.empty() ? "" : " and ", allowed.maximum);
   }
+  return text;
+}
+
+std::string toml_double(double value) {
+  auto text = fmt::format("{}", value);
+  if (std::isfinite(value) && text.find_first_of(".e") == std::string::npos) text += ".0";
   return text;
 }
 
