@@ -1,0 +1,17 @@
+// The subcommands, one file each. Each adds itself to the program and says what to run when it was chosen.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+namespace echelon::cli {
+
+void add_train(CLI::App& app, int& exit_code);
+void add_generate(CLI::App& app, int& exit_code);
+void add_info(CLI::App& app, int& exit_code);
+void add_version(CLI::App& app, int& exit_code);
+void add_completion(CLI::App& app, int& exit_code);
+
+// Set by the first Ctrl-C or SIGTERM; a second one ends the process at once.
+const std::atomic<bool>& interrupted();
+
+}  // namespace echelon::cli

@@ -1,0 +1,102 @@
+#include "echelon/train/run_directory.h"
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+
+#include <cmath>
+#include <ctime>
+#include <nlohmann/json.hpp>
+#include <numbers>
+
+#include "echelon/base/error.h"
+#include "echelon/base/file.h"
+
+namespace echelon {
+
+namespace fs = std::filesystem;
+using nlohmann::ordered_json;
+
+RunDirectory RunDirectory::create(const fs::path& runs, std::string name) {
+  if (name.empty()) {
+    const std::time_t now = std::time(nullptr);
+    std::tm local{};
+    localtime_r(&now, &local);
+    const std::string stamp = fmt::format("{:%Y-%m-%d-%H%M%S}", local);
+    name = stamp;
+    for (int i = 2; fs::exists(runs / name); ++i) name = fmt::format("{}-{}", stamp, i);
+  }
+  const fs::path path = runs / name;
+  std::error_code error;
+  fs::create_directories(runs, error);
+  if (error) throw Error(fmt::format("cannot make the folder {}: {}", runs.string(), error.message()));
+  if (!fs::create_directory(path, error)) {
+    if (error) throw Error(fmt::format("cannot make the folder {}: {}", path.string(), error.message()));
+    throw InvalidArgument(fmt::format("{} exists; choose another --name, or go on with --resume {}", path.string(), path.string()));
+  }
+  return RunDirectory(path);
+}
+
+RunDirectory RunDirectory::open(const fs::path& path) {
+  if (!fs::is_directory(path)) throw InvalidArgument(fmt::format("--resume: there is no run {}", path.string()));
+  RunDirectory run(path);
+  if (!fs::exists(run.config()) || !fs::exists(run.state())) {
+    throw InvalidArgument(fmt::format("--resume: {} holds no state to go on from; a run writes one when it is interrupted, or with train.save_every",
+                                      path.string()));
+  }
+  return run;
+}
+
+void RunDirectory::rewind_metrics(std::int64_t step) {
+  const fs::path path = path_ / "metrics.jsonl";
+  if (!fs::exists(path)) return;
+  const std::string old = read_file(path);
+  std::string kept;
+  for (std::size_t at = 0, end; (end = old.find('\n', at)) != std::string::npos; at = end + 1) {
+    const std::string line = old.substr(at, end - at);
+    const auto parsed = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (parsed.is_object() && parsed.value("step", std::int64_t{-1}) <= step) kept += line + "\n";
+  }
+  write_file(path, kept);
+}
+
+void RunDirectory::add_line(const std::string& line) {
+  const fs::path path = path_ / "metrics.jsonl";
+  if (!metrics_.is_open()) metrics_.open(path, std::ios::app);
+  metrics_ << line << '\n' << std::flush;  // a line is never lost by a crash of this process
+  if (!metrics_) throw Error(with_errno("cannot write " + path.string()));
+}
+
+void RunDirectory::add_step(const StepReport& report, bool bytes) {
+  ordered_json line = {{"step", report.step}, {"loss", report.loss}};
+  if (bytes) line["bits_per_byte"] = report.loss / std::numbers::ln2;
+  line["grad_norm"] = report.grad_norm;
+  line["rate"] = report.rate;
+  line["tokens"] = report.targets;
+  line["step_ms"] = std::round(report.seconds * 1e6) / 1e3;
+  add_line(line.dump());
+}
+
+void RunDirectory::add_validation(std::int64_t step, double loss, bool bytes) {
+  ordered_json line = {{"step", step}, {"val_loss", loss}};
+  if (bytes) line["val_bits_per_byte"] = loss / std::numbers::ln2;
+  add_line(line.dump());
+}
+
+void RunDirectory::write_plan(const std::string& json) const { write_file(path_ / "plan.json", json + "\n"); }
+
+void RunDirectory::write_ledger() const {
+  write_file(path_ / "ledger.json", ordered_json({{"world", 1}, {"sent_bytes", 0}, {"operations", ordered_json::array()}}).dump(2) + "\n");
+}
+
+void RunDirectory::write_memory(const MemoryUse& peak, std::uint64_t start, std::uint64_t peak_process) const {
+  ordered_json tensors;
+  for (std::size_t i = 0; i < memory_kind_names.size(); ++i) tensors[memory_kind_names[i]] = peak.bytes[i];
+  const ordered_json memory = {{"rank", 0},
+                               {"tensors_at_peak_bytes", tensors},
+                               {"tensors_peak_bytes", peak.total()},
+                               {"process_start_bytes", start},
+                               {"process_peak_bytes", peak_process}};
+  write_file(path_ / "memory.json", memory.dump(2) + "\n");
+}
+
+}  // namespace echelon

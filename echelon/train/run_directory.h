@@ -1,0 +1,45 @@
+// A run's folder, runs/<name>/: config.toml (resolved), plan.json (what was chosen), metrics.jsonl (a line a step),
+// ledger.json (bytes sent), memory.json, rank0.log, weights/ (at the end) and state.safetensors (to go on from).
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "echelon/train/trainer.h"
+
+namespace echelon {
+
+class RunDirectory {
+ public:
+  // A new folder `runs`/`name`; an empty name takes the time. InvalidArgument where it exists already.
+  static RunDirectory create(const std::filesystem::path& runs, std::string name);
+
+  // The folder of an earlier run that left a state. InvalidArgument where there is none.
+  static RunDirectory open(const std::filesystem::path& path);
+
+  const std::filesystem::path& path() const { return path_; }
+  std::filesystem::path config() const { return path_ / "config.toml"; }
+  std::filesystem::path state() const { return path_ / "state.safetensors"; }
+  std::filesystem::path weights() const { return path_ / "weights"; }
+  std::filesystem::path log() const { return path_ / "rank0.log"; }
+
+  // Removes the metrics of steps after `step`, which a resumed run makes again.
+  void rewind_metrics(std::int64_t step);
+  void add_step(const StepReport& report, bool bytes);
+  void add_validation(std::int64_t step, double loss, bool bytes);
+
+  void write_plan(const std::string& json) const;
+  void write_ledger() const;  // one process sends nothing
+  void write_memory(const MemoryUse& peak, std::uint64_t start, std::uint64_t peak_process) const;
+
+ private:
+  explicit RunDirectory(std::filesystem::path path) : path_(std::move(path)) {}
+  void add_line(const std::string& line);
+
+  std::filesystem::path path_;
+  std::ofstream metrics_;
+};
+
+}  // namespace echelon

@@ -1,0 +1,231 @@
+#include "echelon/train/trainer.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <deque>
+#include <optional>
+#include <thread>
+
+#include "echelon/base/deadline.h"
+#include "echelon/base/error.h"
+#include "echelon/optim/schedule.h"
+#include "echelon/step/device.h"
+
+namespace echelon {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::size_t steps_ahead = 4;             // that the host may be before the GPU
+constexpr int eager_steps = 3;                     // before a graph is recorded: libraries make their plans
+constexpr auto gpu_patience = std::chrono::minutes(10);
+
+at::Device device_of(const TrainOptions& options) {
+  if (options.device != "cuda") return at::kCPU;
+  if (!cuda_built()) {
+    throw InvalidArgument("train.device=cuda, but this build has no CUDA: build against a CUDA build of torch, or use cpu");
+  }
+  if (cuda_devices() == 0) throw InvalidArgument("train.device=cuda, but there is no CUDA GPU here; use train.device=cpu");
+  return at::Device(at::kCUDA, 0);
+}
+
+}  // namespace
+
+at::ScalarType compute_type(const TrainOptions& options) {
+  const bool gpu = options.device == "cuda";
+  if (options.precision == "fp64" && gpu) {
+    throw InvalidArgument("train.precision=fp64 runs on the CPU only; use fp32 or bf16 on a GPU");
+  }
+  if (options.precision == "fp64") return at::kDouble;
+  if (options.precision == "bf16" || (options.precision == "auto" && gpu)) return at::kBFloat16;
+  return at::kFloat;
+}
+
+// Steps that were issued and not yet reported. On the CPU a step is done when it returns; on a GPU its inputs and
+// its report pass through pinned memory of its own, which is used again when its event has been seen.
+struct Trainer::InFlight {
+  struct Slot {
+    std::int64_t step = 0;
+    double rate = 0;
+    std::int64_t targets = 0;
+    at::Tensor input, target, rate_value, report;  // pinned
+    std::optional<c10::Event> done;
+  };
+  std::deque<Slot> pending;
+  std::deque<Slot> free;
+  Clock::time_point last = Clock::now();
+  std::optional<SideStream> stream;
+  std::optional<DeviceGraph> graph;
+  int eager_steps_done = 0;
+};
+
+Trainer::Trainer(Stack& stack, const Dataset& data, const TrainOptions& train, const OptimOptions& optim)
+    : stack_(stack),
+      data_(data),
+      train_(train),
+      optim_(optim),
+      device_(device_of(train)),
+      sampler_(static_cast<std::uint64_t>(train.seed), data.size(), train.batch),
+      memory_(std::make_unique<MemoryAccount>()),
+      in_flight_(std::make_unique<InFlight>()) {
+  if (train.batch % train.micro_batches != 0) {
+    throw InvalidArgument(fmt::format("train.micro_batches = {} does not divide train.batch = {}", train.micro_batches, train.batch));
+  }
+  if (train.threads > 0) at::set_num_threads(static_cast<int>(train.threads));
+  if (train.graph == "on" && !device_.is_cuda()) throw InvalidArgument("train.graph=on needs train.device=cuda");
+  if (train.graph == "on" && !stack.capturable()) {
+    throw InvalidArgument("train.graph=on, but a layer of the model runs through autograd, which is not recorded; use auto or off");
+  }
+  graph_wanted_ = device_.is_cuda() && train.graph != "off" && stack.capturable();
+  if (device_.is_cuda()) in_flight_->stream.emplace();
+  stack.allocate(device_, compute_type(train), Gradients::yes);
+  update_ = std::make_unique<MasterUpdate>(stack, optim);
+  update_->load(random_values(static_cast<std::uint64_t>(train.seed)));
+  const int micro_batches = static_cast<int>(train.micro_batches);
+  executor_ = std::make_unique<Executor>(stack, *update_, one_process(stack.size(), micro_batches), micro_batches);
+  report_ = at::zeros({3}, at::TensorOptions(device_).dtype(at::kDouble));
+}
+
+Trainer::~Trainer() = default;
+
+void Trainer::run(const std::atomic<bool>* stop) { run_until(train_.steps, stop); }
+
+void Trainer::run_until(std::int64_t until, const std::atomic<bool>* stop) {
+  at::NoGradGuard no_grad;
+  in_flight_->last = Clock::now();
+  while (step_ < until && (stop == nullptr || !stop->load())) {
+    issue(step_);
+    ++step_;
+    collect(device_.is_cuda() ? steps_ahead : 0);
+  }
+  collect(0);
+}
+
+// What is the same in every step, so that a graph can record it: tensors of fixed places in, `report_` out.
+void Trainer::compute() {
+  const at::Tensor loss = executor_->run(input_, target_);
+  report_.copy_(at::stack({loss, update_->norm().to(at::kDouble), update_->halted().to(at::kDouble)}));
+}
+
+void Trainer::issue(std::int64_t step) {
+  auto& flight = *in_flight_;
+  Batch batch = data_.get(sampler_.indices(step, 0, train_.batch));
+  if (batch.input.is_floating_point()) batch.input = batch.input.to(stack_.type());
+  if (batch.target.is_floating_point()) batch.target = batch.target.to(stack_.type());
+  const double rate = rate_at(optim_, step, train_.steps);
+
+  InFlight::Slot slot;
+  if (!flight.free.empty()) {
+    slot = std::move(flight.free.front());
+    flight.free.pop_front();
+  }
+  slot.step = step + 1;
+  slot.rate = rate;
+  slot.targets = batch.target.numel();
+  if (device_.is_cpu()) {
+    input_ = batch.input;
+    target_ = batch.target;
+    update_->rate().fill_(rate);
+    compute();
+    slot.report = report_;
+  } else {
+    const auto pinned = [](at::Tensor& to, const at::Tensor& from) {
+      if (!to.defined()) to = at::empty_like(from, from.options().pinned_memory(true));
+      to.copy_(from);
+    };
+    pinned(slot.input, batch.input);
+    pinned(slot.target, batch.target);
+    pinned(slot.rate_value, at::zeros({}, at::kFloat).fill_(rate));
+    if (!slot.report.defined()) slot.report = at::empty({3}, at::TensorOptions(at::kDouble).pinned_memory(true));
+    if (!input_.defined()) {
+      input_ = at::empty_like(slot.input, at::TensorOptions(device_));
+      target_ = at::empty_like(slot.target, at::TensorOptions(device_));
+    }
+    input_.copy_(slot.input, /*non_blocking=*/true);
+    target_.copy_(slot.target, true);
+    at::Tensor(update_->rate()).copy_(slot.rate_value, true);
+    if (graph_wanted_ && !flight.graph && flight.eager_steps_done++ == eager_steps) {
+      flight.graph.emplace();
+      flight.graph->record([this] { compute(); });
+    }
+    flight.graph ? flight.graph->replay() : compute();
+    slot.report.copy_(report_, true);
+    slot.done.emplace(c10::DeviceType::CUDA);
+    slot.done->record(c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getStream(device_));
+  }
+  flight.pending.push_back(std::move(slot));
+}
+
+// Reports the oldest steps until at most `leave` are in flight.
+void Trainer::collect(std::size_t leave) {
+  auto& flight = *in_flight_;
+  while (flight.pending.size() > leave) {
+    InFlight::Slot slot = std::move(flight.pending.front());
+    flight.pending.pop_front();
+    if (slot.done) {
+      const auto deadline = Deadline::in(gpu_patience);
+      while (!slot.done->query()) {
+        if (deadline.expired()) throw Timeout(fmt::format("the GPU has not finished step {} after 10 minutes", slot.step));
+        std::this_thread::sleep_for(std::chrono::microseconds(20));
+      }
+    }
+    const auto* numbers = slot.report.const_data_ptr<double>();
+    const double loss = numbers[0], norm = numbers[1];
+    const bool halted = numbers[2] != 0;
+    const auto now = Clock::now();
+    if (halted) {
+      flight.pending.clear();
+      step_ = slot.step - 1;
+      throw Error(fmt::format(
+          "the {} became {} at step {}; the weights are those after step {}. A lower optim.rate or optim.clip may help",
+          std::isfinite(loss) ? "gradient" : "loss", std::isnan(loss) || std::isnan(norm) ? "NaN" : "infinite", slot.step,
+          slot.step - 1));
+    }
+    const double seconds = std::chrono::duration<double>(now - flight.last).count();
+    flight.last = now;
+    if (observe_) observe_({slot.step, loss, norm, slot.rate, seconds, slot.targets});
+    if (device_.is_cuda()) flight.free.push_back(std::move(slot));
+  }
+}
+
+double Trainer::evaluate(const Dataset& data, std::int64_t samples) {
+  MemoryScope scope(MemoryKind::activations);
+  const auto share = train_.batch / train_.micro_batches;
+  samples = std::min(samples, data.size());
+  at::Tensor total = at::zeros({}, at::TensorOptions(device_).dtype(at::kDouble));
+  for (std::int64_t at = 0; at < samples; at += share) {
+    std::vector<std::int64_t> indices;
+    for (auto i = at; i < std::min(samples, at + share); ++i) indices.push_back(i);
+    const Batch batch = data.get(indices);
+    const auto there = [&](const at::Tensor& t) {
+      return t.is_floating_point() ? t.to(device_, stack_.type()) : t.to(device_);
+    };
+    total.add_(stack_.infer(there(batch.input), there(batch.target)), static_cast<double>(indices.size()));
+  }
+  in_flight_->last = Clock::now();  // a validation is no part of the next step's time
+  return total.item<double>() / static_cast<double>(samples);
+}
+
+at::Tensor Trainer::master(const Parameter& parameter) const {
+  if (!parameter.trainable) return parameter.value;
+  for (const auto& unit : stack_.units()) {
+    for (const auto& segment : unit.segments) {
+      if (segment.name != parameter.name) continue;
+      return update_->state().front().flat.narrow(0, unit.begin + segment.offset, segment.numel).view(segment.shape);
+    }
+  }
+  throw InvalidArgument(fmt::format("the model has no parameter {}", parameter.name));
+}
+
+}  // namespace echelon

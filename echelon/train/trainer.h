@@ -1,0 +1,100 @@
+// Trains a Stack on a Dataset.
+//
+//   Stack stack;
+//   stack.add(module_layer("body", net)).add(loss_layer(mse));
+//   TensorDataset data(inputs, targets);
+//   Trainer trainer(stack, data, {.steps = 500, .batch = 64}, {.rate = 1e-2});
+//   trainer.on_step([](const StepReport& r) { std::printf("%ld %f\n", r.step, r.loss); });
+//   trainer.run();
+//
+// The model's parameters are then the trained ones. On a GPU no step waits for the host: numbers are reported
+// a few steps late. Same options, same data, same bits (on the CPU; with one number of threads).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "echelon/data/dataset.h"
+#include "echelon/data/sampler.h"
+#include "echelon/nn/memory.h"
+#include "echelon/nn/stack.h"
+#include "echelon/optim/master_update.h"
+#include "echelon/step/executor.h"
+#include "echelon/train/options.h"
+
+namespace echelon {
+
+struct StepReport {
+  std::int64_t step = 0;     // 1-based: this many steps are done
+  double loss = 0;           // mean over the global batch, before the update
+  double grad_norm = 0;      // before clipping
+  double rate = 0;
+  double seconds = 0;        // since the step before
+  std::int64_t targets = 0;  // values predicted: tokens of a language model
+};
+
+class Trainer {
+ public:
+  // Gives the stack its memory. InvalidArgument where the options do not fit the machine, the stack or the data.
+  // All that is referred to must outlive the trainer.
+  Trainer(Stack& stack, const Dataset& data, const TrainOptions& train, const OptimOptions& optim);
+  ~Trainer();
+
+  // First values: by default each parameter's own Init with the seed.
+  void load(const ValueSource& source) { update_->load(source); }
+
+  void on_step(std::function<void(const StepReport&)> observe) { observe_ = std::move(observe); }
+
+  // Runs the steps that are left. Returns early, after a whole step, once `stop` is set. Throws Error, naming the
+  // step, when the loss or a gradient stops being finite; the parameters are then those before that step.
+  void run(const std::atomic<bool>* stop = nullptr);
+
+  // Runs up to and including step `until`; run() is run_until(options.steps).
+  void run_until(std::int64_t until, const std::atomic<bool>* stop = nullptr);
+
+  // Mean loss over the first `samples` of a dataset.
+  double evaluate(const Dataset& data, std::int64_t samples);
+
+  // Everything that a run needs to go on bit for bit (one safetensors file, written whole or not at all).
+  void save(const std::filesystem::path& path) const;
+  void restore(const std::filesystem::path& path);
+
+  std::int64_t step() const { return step_; }  // done so far
+  Stack& stack() { return stack_; }
+  at::Tensor master(const Parameter& parameter) const;  // in full precision
+  bool uses_graph() const { return graph_wanted_; }
+  const MemoryAccount& memory() const { return *memory_; }
+
+ private:
+  struct InFlight;
+  void issue(std::int64_t step);
+  void compute();
+  void collect(std::size_t leave);
+
+  Stack& stack_;
+  const Dataset& data_;
+  TrainOptions train_;
+  OptimOptions optim_;
+  at::Device device_;
+  Sampler sampler_;
+  std::unique_ptr<MemoryAccount> memory_;
+  std::unique_ptr<MasterUpdate> update_;
+  std::unique_ptr<Executor> executor_;
+  std::function<void(const StepReport&)> observe_;
+  std::int64_t step_ = 0;
+  at::Tensor input_, target_;  // of the step being computed, on the device
+  at::Tensor report_;          // loss, gradient norm, halted
+  bool graph_wanted_ = false;
+  std::unique_ptr<InFlight> in_flight_;
+};
+
+// The type that train.precision names on a device. InvalidArgument for one that cannot be had there.
+at::ScalarType compute_type(const TrainOptions& options);
+
+}  // namespace echelon
