@@ -132,11 +132,11 @@ class BorrowedPython(DevTest):
 
 class SetUp(DevTest):
     def machine(self, absent, root=None):
-        """A machine that lacks some packages; root is what makes a command run as root, None if nothing does."""
+        """A machine that lacks some packages; root is what goes before apt-get, None if it may not run."""
         self.ran = []
         for name, fake in {
                 "missing": lambda table: [n for n in absent if n in table],
-                "root_prefix": lambda: root,
+                "installer": lambda: root,
                 "run": lambda label, command, *_, **__: self.ran.append(" ".join(command)) or True}.items():
             patch = mock.patch.object(self.dev, name, fake)
             patch.start()
