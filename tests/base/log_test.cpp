@@ -1,8 +1,8 @@
 #include "echelon/base/log.h"
 
+#include <cctype>
 #include <csignal>
 #include <cstdlib>
-#include <regex>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -34,6 +34,21 @@ std::vector<std::string> lines_of(const std::filesystem::path& path) {
   return lines;
 }
 
+constexpr std::size_t time_size = std::string_view("2026-03-01 12:00:00.123 ").size();
+
+// The time at the front of a line with every digit made 0.
+std::string time_form(const std::string& line) {
+  auto time = line.substr(0, time_size);
+  for (char& c : time) {
+    if (std::isdigit(static_cast<unsigned char>(c))) c = '0';
+  }
+  return time;
+}
+
+std::string after_time(const std::string& line) {
+  return line.size() < time_size ? line : line.substr(time_size);
+}
+
 TEST(Log, ShowsWarningsAndErrorsToAPersonAndNothingElse) {
   EXPECT_EQ(on_stderr([] {
               log::debug("a");
@@ -57,14 +72,12 @@ TEST(Log, WritesEveryLevelToTheFileWithTimeAndRank) {
   });
   const auto lines = lines_of(folder / "log");
   ASSERT_EQ(lines.size(), 4U);
-  const std::string time = R"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} )";
-  const auto matches = [&](const std::string& line, const std::string& rest) {
-    return std::regex_match(line, std::regex(time + rest));
-  };
-  EXPECT_TRUE(matches(lines[0], R"(\[0\] debug one)")) << lines[0];
-  EXPECT_TRUE(matches(lines[1], R"(\[12\] info  resumed at step 500)")) << lines[1];
-  EXPECT_TRUE(matches(lines[2], R"(\[12\] warn  three %v \{\})")) << lines[2];
-  EXPECT_TRUE(matches(lines[3], R"(\[12\] error four)")) << lines[3];
+  for (const auto& line : lines)
+    EXPECT_EQ(time_form(line), "0000-00-00 00:00:00.000 ") << line;
+  EXPECT_EQ(after_time(lines[0]), "[0] debug one");
+  EXPECT_EQ(after_time(lines[1]), "[12] info  resumed at step 500");
+  EXPECT_EQ(after_time(lines[2]), "[12] warn  three %v {}");
+  EXPECT_EQ(after_time(lines[3]), "[12] error four");
 }
 
 TEST(Log, AppendsToAFileAndLeavesAnEarlierOne) {
@@ -96,9 +109,9 @@ TEST(Log, KeepsLinesOfManyThreadsWhole) {
   }
   const auto lines = lines_of(folder / "log");
   EXPECT_EQ(lines.size(), 1600U);
-  const std::regex whole(R"(.* \[3\] debug ([a-h])\1{99})");
-  for (const auto& line : lines)
-    EXPECT_TRUE(std::regex_match(line, whole)) << line;
+  for (const auto& line : lines) {
+    EXPECT_EQ(after_time(line), "[3] debug " + std::string(100, line.back())) << line;
+  }
 }
 
 TEST(Log, SaysWhyAFileCannotBeOpened) {
@@ -108,8 +121,6 @@ TEST(Log, SaysWhyAFileCannotBeOpened) {
   EXPECT_EQ(thrown<Error>([&] { log::open(path); }),
             "cannot open the log file " + path.string() + ": Not a directory");
 }
-
-using LogDeathTest = testing::Test;
 
 TEST(LogDeathTest, WritesOutWhenTheProcessEnds) {
   const ScratchFolder folder;
