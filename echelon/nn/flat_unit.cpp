@@ -43,8 +43,9 @@ std::vector<DecayRange> decay_ranges(const std::vector<FlatUnit>& units, std::in
     const std::int64_t split = without == unit.segments.end() ? unit.numel : without->offset;
     for (const bool decay : {true, false}) {
       const std::int64_t end = decay ? split : unit.numel;
-      for (std::int64_t at = decay ? 0 : split; at < end; at += longest) {
-        ranges.push_back({unit.begin + at, std::min(longest, end - at), decay});
+      for (std::int64_t at = decay ? 0 : split, size; at < end; at += size) {
+        size = std::min(longest, end - at);
+        ranges.push_back({unit.begin + at, size, decay});
       }
     }
   }
