@@ -11,6 +11,7 @@
 #include "echelon/base/bytes.h"
 #include "echelon/base/safetensors.h"
 #include "echelon/step/device.h"
+#include "echelon/train/options.h"
 
 namespace echelon::cli {
 namespace {
@@ -25,6 +26,12 @@ void show_build() {
   }
   fmt::print("xz         {}\n", ECHELON_HAS_LZMA ? "built in" : "not built in: liblzma was missing");
   fmt::print("text       {} (data.source=stdlib)\n", ECHELON_STDLIB_DIR);
+}
+
+void show_options() {
+  JobOptions job;
+  fmt::print("# Configuration\n\nOne TOML file (`echelon train job.toml`) and `--set KEY=VALUE`; `echelon train --print-config` "
+             "prints a file to start from.\nThis page is made by `echelon info --options`.\n\n{}", to_markdown(fields_of(job)));
 }
 
 void show_file(std::filesystem::path path) {
@@ -46,8 +53,10 @@ void show_file(std::filesystem::path path) {
 void add_info(CLI::App& app, int& /*exit_code*/) {
   auto* command = app.add_subcommand("info", "Show what is built in, or what a file of weights holds");
   auto path = std::make_shared<std::string>();
+  auto options = std::make_shared<bool>(false);
   command->add_option("path", *path, "A .safetensors file, or a folder with model.safetensors")->type_name("PATH");
-  command->callback([path] { path->empty() ? show_build() : show_file(*path); });
+  command->add_flag("--options", *options, "Show every option of a training job as a Markdown page");
+  command->callback([path, options] { *options ? show_options() : path->empty() ? show_build() : show_file(*path); });
 }
 
 }  // namespace echelon::cli
