@@ -1,0 +1,122 @@
+// What Echelon computes from given GPT-2 weights and a given batch, for comparison with what others compute.
+//
+//   gpt2_oracle FOLDER BATCH PRECISION STEPS OUTPUT [KEY=VALUE…]
+//
+// FOLDER holds config.json and model.safetensors. BATCH is a safetensors file with "input_ids" and "labels"
+// ([batch, tokens], int64; labels are the next tokens). PRECISION is fp64, fp32 or bf16. KEY is micro_batches or
+// one of optim's (optim.rate=1e-3); the rate is the same in every step.
+//
+// OUTPUT then holds "logits" and "loss" of the given weights, "grad/NAME" for every parameter before any clipping,
+// and, from the same weights, "losses" of STEPS steps on this one batch and "value/NAME" after them.
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/stack.h>
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "echelon/base/error.h"
+#include "echelon/nn/gpt.h"
+#include "echelon/nn/gpt2_folder.h"
+#include "echelon/nn/tensor_file.h"
+#include "echelon/optim/master_update.h"
+#include "echelon/step/executor.h"
+#include "echelon/step/table.h"
+#include "echelon/train/trainer.h"
+
+namespace echelon {
+namespace {
+
+struct OracleOptions {
+  std::int64_t micro_batches = 1;
+  OptimOptions optim;
+
+  void fields(Fields& f) {
+    f.add("micro_batches", micro_batches, "pieces of the batch", {.minimum = 1});
+    f.section("optim", optim);
+  }
+};
+
+struct Batch {
+  at::Tensor input, target;
+};
+
+// What a run of steps leaves behind, as copies.
+struct Outcome {
+  std::vector<at::Tensor> losses;
+  std::vector<std::pair<std::string, at::Tensor>> grads, values;
+};
+
+Outcome run_steps(const std::filesystem::path& folder, at::ScalarType type, const Batch& batch, std::int64_t steps,
+                  std::int64_t micro_batches, const OptimOptions& optim) {
+  Stack stack = gpt(read_gpt2_options(folder));
+  stack.allocate(at::kCPU, type, Gradients::yes);
+  MasterUpdate update(stack, optim);
+  update.load(gpt2_values(folder, stack));
+  const int pieces = static_cast<int>(micro_batches);
+  Executor executor(stack, update, one_process(stack.size(), pieces), pieces);
+  update.rate().fill_(optim.rate);
+
+  Outcome outcome;
+  for (std::int64_t step = 0; step < steps; ++step) {
+    outcome.losses.push_back(executor.run(batch.input, batch.target).clone());
+  }
+  for (const auto& parameter : stack.parameters()) {
+    outcome.grads.emplace_back(parameter.name, parameter.grad.clone());
+    outcome.values.emplace_back(parameter.name, parameter.value.clone());
+  }
+  return outcome;
+}
+
+void run(const std::vector<std::string>& arguments) {
+  if (arguments.size() < 5) {
+    throw InvalidArgument("usage: gpt2_oracle FOLDER BATCH PRECISION STEPS OUTPUT [KEY=VALUE…]");
+  }
+  const std::filesystem::path folder = arguments[0];
+  const safetensors::Reader reader(arguments[1]);
+  const Batch batch{tensor_of(reader, *reader.find("input_ids")), tensor_of(reader, *reader.find("labels"))};
+  const at::ScalarType type = compute_type({.precision = arguments[2]});
+  const std::int64_t steps = std::stoll(arguments[3]);
+  OracleOptions options;
+  const Fields fields = fields_of(options);
+  for (std::size_t i = 5; i < arguments.size(); ++i) set_option(fields, arguments[i]);
+
+  std::vector<NamedTensor> out;
+  const auto keep = [&](std::string name, const at::Tensor& tensor) {
+    out.push_back({std::move(name), tensor.sizes().vec(), tensor.scalar_type(), [tensor] { return tensor; }});
+  };
+  {
+    Stack stack = gpt(read_gpt2_options(folder));
+    stack.allocate(at::kCPU, type, Gradients::no);
+    stack.load(gpt2_values(folder, stack));
+    keep("logits", stack.infer(batch.input));
+  }
+  // Clipping may scale the gradients where they lie.
+  OptimOptions unclipped = options.optim;
+  unclipped.clip = 0;
+  const Outcome first = run_steps(folder, type, batch, 1, options.micro_batches, unclipped);
+  keep("loss", first.losses.front());
+  for (const auto& [name, grad] : first.grads) keep("grad/" + name, grad);
+  if (steps > 0) {
+    const Outcome last = run_steps(folder, type, batch, steps, options.micro_batches, options.optim);
+    keep("losses", at::stack(last.losses));
+    for (const auto& [name, value] : last.values) keep("value/" + name, value);
+  }
+  write_tensors(arguments[4], out, {});
+}
+
+}  // namespace
+}  // namespace echelon
+
+int main(int argc, char** argv) {
+  at::NoGradGuard no_grad;
+  try {
+    echelon::run({argv + 1, argv + argc});
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "gpt2_oracle: {}\n", error.what());
+    return 1;
+  }
+  return 0;
+}

@@ -1,0 +1,98 @@
+"""What the suites share: the built programs, run in a folder of the test's own, and small text to train on."""
+
+import json
+import os
+import random
+import subprocess
+from pathlib import Path
+
+import pytest
+
+BUILD = Path(os.environ.get("ECHELON_BUILD_DIR", Path(__file__).resolve().parents[2] / "build"))
+
+# A model that takes a moment to train; what a test is about is set after these.
+TINY = {
+    "model.layers": 1,
+    "model.width": 32,
+    "model.heads": 2,
+    "model.context": 32,
+    "data.source": "text.txt",
+    "train.steps": 12,
+    "train.batch": 4,
+    "train.threads": 1,
+    "train.validate_every": 0,
+    "optim.warmup": 2,
+    "optim.schedule": "constant",  # so that shorter and longer runs take the same steps
+}
+
+
+class Echelon:
+    """The program in a folder; runs/ appears there."""
+
+    program = BUILD / "echelon"
+
+    def __init__(self, folder):
+        self.folder = Path(folder)
+
+    def __call__(self, *arguments, **keywords):
+        return subprocess.run([str(self.program), *map(str, arguments)], cwd=self.folder, capture_output=True,
+                              text=True, stdin=subprocess.DEVNULL, timeout=120, **keywords)
+
+    @staticmethod
+    def train_arguments(*arguments, **settings):
+        """'train' with TINY and `settings`, where model_layers stands for model.layers; None leaves a key out."""
+        given = TINY | {key.replace("_", ".", 1): value for key, value in settings.items()}
+        flat = []
+        for key, value in given.items():
+            if value is not None:
+                flat += ["--set", f"{key}={str(value).lower() if isinstance(value, bool) else value}"]
+        return ["train", *map(str, arguments), *flat]
+
+    def train(self, *arguments, **settings):
+        return self(*self.train_arguments(*arguments, **settings))
+
+    def train_well(self, name, *arguments, **settings):
+        """A run that must succeed; gives its folder."""
+        result = self.train("--name", name, *arguments, **settings)
+        assert result.returncode == 0, result.stdout + result.stderr
+        return self.folder / "runs" / name
+
+    def start(self, *arguments, **keywords):
+        """The program without waiting for its end."""
+        return subprocess.Popen([str(self.program), *map(str, arguments)], cwd=self.folder, text=True,
+                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **keywords)
+
+
+@pytest.fixture
+def echelon(tmp_path, text):
+    (tmp_path / "text.txt").write_text(text)
+    return Echelon(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def text():
+    """About 12 KB of words in an order that a model can learn a little from."""
+    words = "the rank sends a slice to its peer and waits until every bucket is reduced\n".split(" ")
+    choose = random.Random(1)
+    return " ".join(choose.choice(words) for _ in range(2400))
+
+
+@pytest.fixture(scope="session")
+def oracle():
+    """Runs gpt2_oracle (tests/oracle): gives its tensors by name."""
+
+    def run(folder, batch, precision, steps, out, *options):
+        from safetensors.torch import load_file
+
+        command = [BUILD / "tests" / "gpt2_oracle", folder, batch, precision, steps, out, *options]
+        result = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=120)
+        assert result.returncode == 0, result.stderr
+        return load_file(out)
+
+    return run
+
+
+def metrics(run):
+    """The lines of a run's metrics.jsonl; step_ms is left out, since no two runs share it."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "step_ms"} for line in lines]

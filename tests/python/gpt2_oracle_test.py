@@ -1,0 +1,170 @@
+"""Echelon against GPT-2 as others wrote it: same weights and same batch give the same loss, the same gradients and
+the same training. In fp64 to 1e-10; in fp32 to 1e-5 of each gradient's norm."""
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+from safetensors.torch import save_file  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+STEPS = 10
+OPTIM = {"rate": 1e-3, "decay": 0.1, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "clip": 1.0}
+OPTIM_ARGUMENTS = [f"optim.{key}={value}" for key, value in OPTIM.items()]
+
+SIZES = {
+    # Sequences as long as the context, and shorter; heads of 16 and of 12.
+    "small": dict(n_layer=2, n_embd=48, n_head=3, vocab_size=97, n_positions=24, tokens=24, attn="eager"),
+    "larger": dict(n_layer=3, n_embd=60, n_head=5, vocab_size=256, n_positions=40, tokens=33, attn="sdpa"),
+}
+CASES = [(size, tied) for size in SIZES for tied in (True, False)]
+
+
+def make_model(size, tied):
+    """Random everywhere: biases and norms too, since zeros and ones would hide mistakes."""
+    sizes = dict(SIZES[size])
+    sizes.pop("tokens")
+    torch.manual_seed(7)
+    config = transformers.GPT2Config(**{k: v for k, v in sizes.items() if k != "attn"}, tie_word_embeddings=tied,
+                                     resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
+                                     attn_implementation=sizes["attn"])
+    model = transformers.GPT2LMHeadModel(config).double()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            offset = 1.0 if ".ln_" in name and name.endswith("weight") else 0.0
+            parameter.copy_(offset + 0.1 * torch.randn_like(parameter))
+    assert (model.lm_head.weight is model.transformer.wte.weight) == tied
+    return model
+
+
+class Reference:
+    """The same steps in PyTorch."""
+
+    def __init__(self, model, batch):
+        self.model = model
+        self.batch = batch
+
+    def loss(self):
+        # Not the model's own loss: it computes in fp32 and shifts the labels once more.
+        logits = self.model(self.batch["input_ids"]).logits
+        return F.cross_entropy(logits.flatten(0, 1), self.batch["labels"].flatten()), logits
+
+    def first_step(self):
+        """Loss, logits and gradients at the given weights."""
+        self.model.zero_grad(set_to_none=True)
+        loss, logits = self.loss()
+        loss.backward()
+        grads = {name: parameter.grad.clone() for name, parameter in self.model.named_parameters()}
+        return loss.detach(), logits.detach(), grads
+
+    def train(self):
+        """The losses of the steps and the parameters after them."""
+        matrices = [p for p in self.model.parameters() if p.dim() >= 2]
+        others = [p for p in self.model.parameters() if p.dim() < 2]
+        optimizer = torch.optim.AdamW(
+            [{"params": matrices, "weight_decay": OPTIM["decay"]}, {"params": others, "weight_decay": 0.0}],
+            lr=OPTIM["rate"], betas=(OPTIM["beta1"], OPTIM["beta2"]), eps=OPTIM["epsilon"])
+        losses, clipped = [], 0
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            loss, _ = self.loss()
+            loss.backward()
+            clipped += torch.nn.utils.clip_grad_norm_(self.model.parameters(), OPTIM["clip"]) > OPTIM["clip"]
+            optimizer.step()
+            losses.append(loss.detach())
+        assert 0 < clipped, "no step of this test clips"
+        return torch.stack(losses), {name: p.detach().clone() for name, p in self.model.named_parameters()}
+
+
+class Case:
+    def __init__(self, size, tied, folder):
+        self.model = make_model(size, tied)
+        self.model.save_pretrained(folder / "weights")
+        generator = torch.Generator().manual_seed(3)
+        tokens = SIZES[size]["tokens"]
+        drawn = torch.randint(0, SIZES[size]["vocab_size"], (4, tokens + 1), generator=generator)
+        self.batch = {"input_ids": drawn[:, :-1].contiguous(), "labels": drawn[:, 1:].contiguous()}
+        save_file(self.batch, folder / "batch.safetensors")
+        self.folder = folder
+        self.results = {}
+
+    def reference(self, precision):
+        model = copy.deepcopy(self.model).to(torch.float64 if precision == "fp64" else torch.float32)
+        return Reference(model, self.batch)
+
+    def echelon(self, oracle, precision, *options):
+        key = (precision, *options)
+        if key not in self.results:
+            out = self.folder / ("-".join(key) + ".safetensors")
+            self.results[key] = oracle(self.folder / "weights", self.folder / "batch.safetensors", precision, STEPS, out,
+                                       *OPTIM_ARGUMENTS, *options)
+        return self.results[key]
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0]}-{'tied' if case[1] else 'untied'}")
+def case(request, tmp_path_factory):
+    return Case(*request.param, tmp_path_factory.mktemp("case"))
+
+
+def part(tensors, prefix):
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+
+def assert_all_close(ours, theirs, bound):
+    """Every tensor within `bound(theirs)`; a failure shows a line for each."""
+    assert sorted(ours) == sorted(theirs)
+    rows, bad = [], 0
+    for name in theirs:
+        assert ours[name].shape == theirs[name].shape, name
+        assert ours[name].dtype == theirs[name].dtype, name
+        error, allowed = (ours[name] - theirs[name]).norm().item(), bound(theirs[name])
+        wrong = not error <= allowed  # NaN is wrong
+        bad += wrong
+        rows.append(f"{'WRONG' if wrong else 'ok':5} {name:36} error {error:.2e}, allowed {allowed:.2e}, "
+                    f"norm {theirs[name].norm().item():.2e}")
+    assert not bad, f"{bad} of {len(rows)} tensors differ:\n" + "\n".join(rows)
+
+
+def test_loss_and_logits_in_fp64(case, oracle):
+    loss, logits, _ = case.reference("fp64").first_step()
+    ours = case.echelon(oracle, "fp64")
+    assert abs(ours["loss"].item() - loss.item()) < 1e-10
+    assert (ours["logits"] - logits).abs().max().item() < 1e-10
+
+
+def test_every_gradient_in_fp64(case, oracle):
+    _, _, grads = case.reference("fp64").first_step()
+    assert all(g.norm() > 1e-3 for g in grads.values()), "a gradient of this test is next to nothing"
+    assert_all_close(part(case.echelon(oracle, "fp64"), "grad/"), grads, lambda g: 1e-10 * g.norm().item())
+
+
+def test_parameters_after_ten_adamw_steps_in_fp64(case, oracle):
+    losses, values = case.reference("fp64").train()
+    ours = case.echelon(oracle, "fp64")
+    assert (ours["losses"] - losses).abs().max().item() < 1e-10
+    assert_all_close(part(ours, "value/"), values, lambda _: 1e-10)
+    moved = [name for name, value in values.items() if torch.equal(value, dict(case.model.named_parameters())[name])]
+    assert not moved, f"these did not train: {moved}"
+
+
+def test_loss_and_every_gradient_in_fp32(case, oracle):
+    loss, logits, grads = case.reference("fp32").first_step()
+    ours = case.echelon(oracle, "fp32")
+    assert abs(ours["loss"].item() - loss.item()) < 1e-5 * loss.item()
+    assert (ours["logits"] - logits).norm() < 1e-5 * logits.norm()
+    assert_all_close(part(ours, "grad/"), grads, lambda g: 1e-5 * g.norm().item())
+
+
+def test_losses_of_ten_adamw_steps_in_fp32(case, oracle):
+    # Losses only: the gradient of the key bias is nothing but rounding, and Adam scales it up.
+    losses, _ = case.reference("fp32").train()
+    assert torch.allclose(case.echelon(oracle, "fp32")["losses"], losses.double(), rtol=1e-5, atol=0)
+
+
+def test_micro_batches_give_the_gradients_of_the_whole_batch(case, oracle):
+    whole, pieces = case.echelon(oracle, "fp64"), case.echelon(oracle, "fp64", "micro_batches=2")
+    assert abs(whole["loss"].item() - pieces["loss"].item()) < 1e-12
+    assert_all_close(part(pieces, "grad/"), part(whole, "grad/"), lambda g: 1e-12 * g.norm().item())
+    assert_all_close(part(pieces, "value/"), part(whole, "value/"), lambda _: 1e-10)
