@@ -39,7 +39,8 @@ MasterUpdate::MasterUpdate(Stack& stack, const OptimOptions& options)
     wide_grad_ = at::empty({longest}, wide);
   }
   const auto scalar = wide.dtype(at::kFloat);
-  scalars_.rate = at::zeros({}, scalar);
+  // fp64 models run on the CPU, whose kernels take the rate in double precision; a GPU's take a float.
+  scalars_.rate = at::zeros({}, stack.type() == at::kDouble ? wide : scalar);
   scalars_.updates = at::zeros({}, scalar);
   scalars_.skip = at::zeros({}, scalar);
   norm_ = at::zeros({}, wide);
