@@ -1,10 +1,13 @@
 #include "echelon/base/file.h"
 
+#include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/time.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <stdexcept>
 #include <string>
@@ -51,6 +54,29 @@ class FileSizeLimit {
  private:
   rlimit old_ = {};
   void (*old_handler_)(int);
+};
+
+// A signal every millisecond while it lives, caught without SA_RESTART: system calls that wait are
+// interrupted.
+class FrequentSignals {
+ public:
+  FrequentSignals() {
+    struct sigaction action = {};
+    action.sa_handler = [](int) {};
+    ::sigaction(SIGALRM, &action, &old_action_);
+    const itimerval often = {{0, 1000}, {0, 1000}};
+    ::setitimer(ITIMER_REAL, &often, &old_timer_);
+  }
+  FrequentSignals(const FrequentSignals&) = delete;
+  FrequentSignals& operator=(const FrequentSignals&) = delete;
+  ~FrequentSignals() {
+    ::setitimer(ITIMER_REAL, &old_timer_, nullptr);
+    ::sigaction(SIGALRM, &old_action_, nullptr);
+  }
+
+ private:
+  struct sigaction old_action_ = {};
+  itimerval old_timer_ = {};
 };
 
 TEST(WriteFile, MakesAndReplacesAFile) {
@@ -142,19 +168,23 @@ TEST(WriteFile, NoticesAFullDiskInTheLastBufferOfAFile) {
 
 TEST(WriteFile, FinishesThoughSignalsInterruptIt) {
   const ScratchFolder folder;
-  struct sigaction action = {}, old_action = {};
-  action.sa_handler = [](int) {};  // without SA_RESTART: system calls return EINTR
-  ::sigaction(SIGALRM, &action, &old_action);
-  const itimerval often = {{0, 200}, {0, 200}};
-  itimerval old_timer = {};
-  ::setitimer(ITIMER_REAL, &often, &old_timer);
   const auto text = letters(8 << 20);
-  for (int i = 0; i < 5; ++i)
-    write_file(folder / "a", text);
-  const bool same = read_file(folder / "a") == text;
-  ::setitimer(ITIMER_REAL, &old_timer, nullptr);
-  ::sigaction(SIGALRM, &old_action, nullptr);
-  EXPECT_TRUE(same);
+  {
+    const FrequentSignals signals;
+    for (int i = 0; i < 3; ++i)
+      write_file(folder / "a", text);
+  }
+  EXPECT_TRUE(read_file(folder / "a") == text);
+}
+
+TEST(WriteFile, HoldsNoMoreThanABufferInMemory) {
+  const ScratchFolder folder;
+  write_file(folder / "a", [&](FileWriter& file) {
+    for (int i = 0; i < 300; ++i)
+      file.write(letters(10'000));
+    const auto aside = folder.path() / folder.names().front();
+    EXPECT_GE(std::filesystem::file_size(aside), 3'000'000U - (1 << 20));
+  });
 }
 
 TEST(WriteFile, RespectsUmask) {
@@ -214,7 +244,29 @@ TEST(ReadFile, ReadsBytesAsTheyAre) {
 }
 
 TEST(ReadFile, ReadsFilesThatDoNotKnowTheirSize) {
-  EXPECT_NE(read_file("/proc/self/status").find("VmRSS"), std::string::npos);
+  const auto text = read_file("/proc/self/smaps");
+  EXPECT_GT(text.size(), 10'000U);
+  EXPECT_NE(text.find("[stack]"), std::string::npos);  // near the end
+}
+
+TEST(ReadFile, WaitsOnThoughSignalsInterruptIt) {
+  const ScratchFolder folder;
+  const auto path = folder / "pipe";
+  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+  const pid_t writer = ::fork();
+  if (writer == 0) {  // opens late, writes later: both the open and the read of the other end wait
+    ::usleep(20'000);
+    const int fd = ::open(path.c_str(), O_WRONLY);
+    ::usleep(20'000);
+    ::_exit(::write(fd, "late", 4) == 4 ? 0 : 1);
+  }
+  std::string text;
+  {
+    const FrequentSignals signals;
+    text = read_file(path);
+  }
+  ::waitpid(writer, nullptr, 0);
+  EXPECT_EQ(text, "late");
 }
 
 TEST(ReadFile, SaysWhyItCannot) {

@@ -265,6 +265,13 @@ TEST(Safetensors, RejectsOverlappingRanges) {
             "f: tensor \"b\" at bytes 4 to 4 overlaps the one before it, which ends at 8");
 }
 
+TEST(Safetensors, TakesAnEmptyTensorWhereAnotherBegins) {
+  for (const auto& header :
+       {two_tensors(0, 4, 0, 0), two_tensors(0, 0, 0, 4), two_tensors(0, 4, 4, 4)}) {
+    EXPECT_EQ(parse(file_of(header, "data")).entries.size(), 2U) << header;
+  }
+}
+
 TEST(Safetensors, RejectsHoles) {
   EXPECT_EQ(refusal(two_tensors(0, 4, 5, 8), std::string(8, 'd')),
             "f: tensor \"b\" at bytes 5 to 8 leaves a hole after byte 4");
