@@ -25,26 +25,27 @@ struct Found {
 // A folder is read whole but for hidden entries; of the standard library only what is its own source.
 Found find_files(const fs::path& root, bool stdlib) {
   Found found;
-  std::error_code error;
+  std::error_code error, ignored;
   fs::recursive_directory_iterator it(root, error), end;
   if (error) throw InvalidArgument(fmt::format("cannot read the folder {}: {}", root.string(), error.message()));
   std::vector<std::string> names;
   for (; it != end; it.increment(error)) {
-    if (error) throw InvalidArgument(fmt::format("cannot read a folder below {}: {}", root.string(), error.message()));
     const std::string name = it->path().filename().string();
-    if (it->is_directory(error)) {
+    if (it->is_directory(ignored)) {
       const bool foreign = name == "site-packages" || name == "dist-packages" || name == "__pycache__" || name == "test" ||
                            name == "tests" || name == "idle_test" || name == "lib2to3";
       if (name.starts_with('.') || (stdlib && foreign)) it.disable_recursion_pending();
       continue;
     }
-    if (name.starts_with('.') || !it->is_regular_file(error)) continue;
+    if (name.starts_with('.') || !it->is_regular_file(ignored)) continue;
     if (stdlib && !name.ends_with(".py")) continue;
     names.push_back(it->path().lexically_relative(root).generic_string());
     if (names.size() > most_files) {
       throw InvalidArgument(fmt::format("{} has more than {} files; join them into fewer and larger ones", root.string(), most_files));
     }
   }
+  // An iterator that cannot go on becomes the end.
+  if (error) throw InvalidArgument(fmt::format("cannot read a folder below {}: {}", root.string(), error.message()));
   std::sort(names.begin(), names.end());
   for (auto& name : names) {
     found.files.push_back(root / name);
@@ -58,6 +59,23 @@ void require_window(const Text& text, const char* part, const std::string& sourc
   throw InvalidArgument(fmt::format(
       "the {} text of {} has {} bytes, and one sequence needs {}; give more text or a smaller model.context", part, source,
       text.size(), length + 1));
+}
+
+void split_by_file(TextSplit& split, const Found& found, double validation) {
+  std::vector<fs::path> training, held_out;
+  for (std::size_t i = 0; i < found.files.size(); ++i) {
+    const bool held = uniform_at(derive_key(0, found.names[i]), 0) < validation;
+    (held ? held_out : training).push_back(found.files[i]);
+  }
+  split.training = std::make_shared<const Text>(training);
+  split.validation = std::make_shared<const Text>(held_out);
+}
+
+void split_at_end(TextSplit& split, const Found& found, double validation) {
+  const auto whole = std::make_shared<const Text>(found.files);
+  const auto cut = whole->size() - static_cast<std::int64_t>(static_cast<double>(whole->size()) * validation);
+  split.training = std::make_shared<const Text>(whole, 0, cut);
+  split.validation = validation > 0 ? std::make_shared<const Text>(whole, cut, whole->size()) : nullptr;
 }
 
 Found find_source(const std::string& source) {
@@ -88,6 +106,10 @@ Text::Text(std::shared_ptr<const Text> whole, std::int64_t begin, std::int64_t e
     : whole_(std::move(whole)), begin_(begin), size_(end - begin) {}
 
 void Text::read(std::int64_t offset, std::span<std::uint8_t> out) const {
+  const auto end = offset + static_cast<std::int64_t>(out.size());
+  if (offset < 0 || end > size_) {
+    throw InvalidArgument(fmt::format("bytes {} to {} were asked for of a text of {}", offset, end, size_));
+  }
   if (whole_ != nullptr) return whole_->read(begin_ + offset, out);
   auto file = static_cast<std::size_t>(std::upper_bound(ends_.begin(), ends_.end(), offset) - ends_.begin());
   while (!out.empty()) {
@@ -124,20 +146,10 @@ TextSplit open_text(const std::string& source, double validation, std::int64_t l
                                          : fmt::format("{} ({} file{})", source, split.files, split.files == 1 ? "" : "s");
   if (found.files.empty()) throw InvalidArgument(fmt::format("there is no file to read in {}", source));
   try {
-    if (found.files.size() == 1) {
-      auto whole = std::make_shared<const Text>(found.files);
-      const auto cut = whole->size() - static_cast<std::int64_t>(static_cast<double>(whole->size()) * validation);
-      split.training = std::make_shared<const Text>(whole, 0, cut);
-      if (validation > 0) split.validation = std::make_shared<const Text>(whole, cut, whole->size());
-    } else {
-      std::vector<fs::path> training, held_out;
-      for (std::size_t i = 0; i < found.files.size(); ++i) {
-        const bool held = uniform_at(derive_key(0, found.names[i]), 0) < validation;
-        (held ? held_out : training).push_back(found.files[i]);
-      }
-      split.training = std::make_shared<const Text>(training);
-      if (validation > 0) split.validation = std::make_shared<const Text>(held_out);
-    }
+    if (validation > 0 && split.files > 1) split_by_file(split, found, validation);
+    // One file, or too few for their names to give both parts something.
+    const auto enough = [&](const auto& text) { return text != nullptr && text->size() > length; };
+    if (!enough(split.training) || !enough(split.validation)) split_at_end(split, found, validation);
   } catch (const InvalidArgument&) {
     throw;
   } catch (const Error& error) {

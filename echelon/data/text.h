@@ -20,7 +20,7 @@ class Text {
   Text(std::shared_ptr<const Text> whole, std::int64_t begin, std::int64_t end);  // a part of another
 
   std::int64_t size() const { return size_; }
-  void read(std::int64_t offset, std::span<std::uint8_t> out) const;
+  void read(std::int64_t offset, std::span<std::uint8_t> out) const;  // InvalidArgument past the end
 
  private:
   std::shared_ptr<const Text> whole_;
@@ -50,8 +50,9 @@ struct TextSplit {
 };
 
 // `source` is "stdlib", a file or a folder (every regular file below it, in the order of their names). Several
-// files are split by file, chosen by a hash of the file's relative name; one file gives its end to validation. Throws
-// InvalidArgument where there is nothing to read, or less than one window of `length` in either part.
+// files are split by file, chosen by a hash of the file's relative name; one file, or too few for that, give the end
+// of their text to validation. Throws InvalidArgument where there is nothing to read, or less than one window of
+// `length` in either part.
 TextSplit open_text(const std::string& source, double validation, std::int64_t length);
 
 }  // namespace echelon
