@@ -6,7 +6,7 @@
 #include <lzma.h>
 
 #include <algorithm>
-#include <vector>
+#include <array>
 
 #include "echelon/base/error.h"
 
@@ -20,12 +20,20 @@ std::optional<std::uint64_t> xz_size(std::span<const std::uint8_t> bytes) {
   options.dict_size = static_cast<std::uint32_t>(
       std::clamp<std::size_t>(bytes.size(), LZMA_DICT_SIZE_MIN, options.dict_size));
   lzma_filter filters[] = {{LZMA_FILTER_LZMA2, &options}, {LZMA_VLI_UNKNOWN, nullptr}};
-  std::vector<std::uint8_t> out(lzma_stream_buffer_bound(bytes.size()));
-  std::size_t size = 0;
-  if (lzma_stream_buffer_encode(filters, LZMA_CHECK_CRC64, nullptr, bytes.data(), bytes.size(), out.data(), &size,
-                                out.size()) != LZMA_OK) {
-    throw Error("liblzma could not compress the validation text; is memory short?");
+  // As a stream, which is how the program writes: the one-call encoder's block header is larger.
+  lzma_stream stream = LZMA_STREAM_INIT;
+  lzma_ret status = lzma_stream_encoder(&stream, filters, LZMA_CHECK_CRC64);
+  stream.next_in = bytes.data();
+  stream.avail_in = bytes.size();
+  std::array<std::uint8_t, 1 << 14> out;  // only counted
+  while (status == LZMA_OK) {
+    stream.next_out = out.data();
+    stream.avail_out = out.size();
+    status = lzma_code(&stream, LZMA_FINISH);
   }
+  const std::uint64_t size = stream.total_out;
+  lzma_end(&stream);
+  if (status != LZMA_STREAM_END) throw Error("liblzma could not compress the validation text; is memory short?");
   return size;
 }
 
