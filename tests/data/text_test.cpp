@@ -1,0 +1,315 @@
+#include "echelon/data/text.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <gtest/gtest.h>
+
+#include "echelon/base/error.h"
+#include "tests/base/scratch_folder.h"
+#include "tests/base/thrown.h"
+
+namespace echelon {
+namespace {
+
+namespace fs = std::filesystem;
+
+fs::path write(const fs::path& path, const std::string& content) {
+  fs::create_directories(path.parent_path());
+  std::ofstream(path) << content;  // many small files: without the fsync of write_file
+  return path;
+}
+
+std::string read(const Text& text, std::int64_t offset, std::int64_t size) {
+  std::vector<std::uint8_t> bytes(static_cast<std::size_t>(size));
+  text.read(offset, bytes);
+  return {bytes.begin(), bytes.end()};
+}
+
+std::string all(const Text& text) {
+  return read(text, 0, text.size());
+}
+
+std::string letters(std::int64_t size) {
+  std::string text;
+  for (std::int64_t i = 0; i < size; ++i)
+    text.push_back(static_cast<char>('a' + i % 26));
+  return text;
+}
+
+std::vector<std::int64_t> row(const at::Tensor& rows, std::int64_t i) {
+  const auto* begin = rows.const_data_ptr<std::int64_t>() + i * rows.size(1);
+  return {begin, begin + rows.size(1)};
+}
+
+std::vector<std::int64_t> tokens(const std::string& text) {
+  std::vector<std::int64_t> values;
+  for (const char c : text)
+    values.push_back(static_cast<unsigned char>(c));
+  return values;
+}
+
+TEST(Text, ReadsAcrossFilesAsTheirConcatenation) {
+  ScratchFolder folder;
+  const std::vector<std::string> parts = {"", "one", "", "", "2", "three\nfour", ""};
+  std::vector<fs::path> files;
+  std::string whole;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    files.push_back(write(folder / std::to_string(i), parts[i]));
+    whole += parts[i];
+  }
+  const Text text(files);
+  ASSERT_EQ(text.size(), static_cast<std::int64_t>(whole.size()));
+  for (std::size_t begin = 0; begin <= whole.size(); ++begin) {
+    for (std::size_t size = 0; begin + size <= whole.size(); ++size) {
+      EXPECT_EQ(read(text, static_cast<std::int64_t>(begin), static_cast<std::int64_t>(size)),
+                whole.substr(begin, size))
+          << size << " bytes at " << begin;
+    }
+  }
+}
+
+TEST(Text, KeepsTheOrderOfTheFilesGiven) {
+  ScratchFolder folder;
+  const auto a = write(folder / "a", "A"), b = write(folder / "b", "B");
+  EXPECT_EQ(all(Text({b, a, b})), "BAB");
+}
+
+TEST(Text, OfAPartIsThatPart) {
+  ScratchFolder folder;
+  const auto whole = std::make_shared<const Text>(
+      std::vector{write(folder / "a", "abcde"), write(folder / "b", "fghij")});
+  const auto part = std::make_shared<const Text>(whole, 3, 8);
+  EXPECT_EQ(part->size(), 5);
+  EXPECT_EQ(all(*part), "defgh");
+  EXPECT_EQ(read(*part, 1, 3), "efg");
+  EXPECT_EQ(all(Text(part, 1, 4)), "efg") << "a part of a part";
+}
+
+TEST(Text, RefusesToReadPastItsEnd) {
+  ScratchFolder folder;
+  const auto whole = std::make_shared<const Text>(std::vector{write(folder / "a", "abcde")});
+  const Text part(whole, 1, 4);
+  EXPECT_EQ(thrown<InvalidArgument>([&] { read(*whole, 3, 3); }),
+            "bytes 3 to 6 were asked for of a text of 5");
+  EXPECT_EQ(thrown<InvalidArgument>([&] { read(part, 0, 4); }),
+            "bytes 0 to 4 were asked for of a text of 3");
+  EXPECT_EQ(thrown<InvalidArgument>([&] { read(part, -1, 2); }),
+            "bytes -1 to 1 were asked for of a text of 3");
+}
+
+TEST(TextWindows, CutTheTextAndPredictTheNextByte) {
+  ScratchFolder folder;
+  const std::string whole = letters(20) + "\xff\x80";
+  const auto text = std::make_shared<const Text>(
+      std::vector{write(folder / "a", whole.substr(0, 9)), write(folder / "b", whole.substr(9))});
+  const TextWindows windows(text, 5);
+  ASSERT_EQ(windows.size(), 4);  // the 22nd byte is the last target
+  const Batch batch = windows.get(std::vector<std::int64_t>{3, 0, 1, 3});
+  ASSERT_EQ(batch.input.sizes(), (std::vector<std::int64_t>{4, 5}));
+  ASSERT_EQ(batch.target.sizes(), (std::vector<std::int64_t>{4, 5}));
+  std::int64_t place = 0;
+  for (const std::size_t window : {3, 0, 1, 3}) {
+    EXPECT_EQ(row(batch.input, place), tokens(whole.substr(window * 5, 5))) << "window " << window;
+    EXPECT_EQ(row(batch.target, place), tokens(whole.substr(window * 5 + 1, 5)))
+        << "window " << window;
+    ++place;
+  }
+}
+
+TEST(TextWindows, NeedOneByteMoreThanTheirLength) {
+  ScratchFolder folder;
+  const auto windows = [&](std::int64_t bytes) {
+    const auto file = write(folder / std::to_string(bytes), letters(bytes));
+    return TextWindows(std::make_shared<const Text>(std::vector{file}), 5).size();
+  };
+  EXPECT_EQ(windows(0), 0);
+  EXPECT_EQ(windows(5), 0);
+  EXPECT_EQ(windows(6), 1);
+  EXPECT_EQ(windows(10), 1);
+  EXPECT_EQ(windows(11), 2);
+}
+
+// A hundred files whose content names them.
+std::vector<std::string> write_many(const fs::path& folder) {
+  std::vector<std::string> contents;
+  for (int i = 0; i < 100; ++i) {
+    const std::string name = (i % 3 == 0 ? "sub/" : "") + std::to_string(i) + ".txt";
+    contents.push_back("<" + name + " " + letters(20) + ">");
+    write(folder / name, contents.back());
+  }
+  return contents;
+}
+
+TEST(OpenText, SplitsByFileIntoPartsThatAreDisjointAndComplete) {
+  ScratchFolder folder;
+  const auto contents = write_many(folder.path());
+  const TextSplit split = open_text(folder.path().string(), 0.3, 16);
+  EXPECT_EQ(split.files, 100U);
+  EXPECT_EQ(split.description, folder.path().string() + " (100 files)");
+  const std::string training = all(*split.training), validation = all(*split.validation);
+  std::size_t bytes = 0, held = 0;
+  for (const auto& content : contents) {
+    const bool trained = training.find(content) != std::string::npos;
+    const bool validated = validation.find(content) != std::string::npos;
+    EXPECT_NE(trained, validated) << content;
+    held += validated;
+    bytes += content.size();
+  }
+  EXPECT_EQ(training.size() + validation.size(), bytes);
+  EXPECT_NEAR(static_cast<double>(held), 30, 14);  // three standard deviations
+}
+
+TEST(OpenText, SplitsTheSameFilesAlikeWhereverTheyAre) {
+  ScratchFolder one, other;
+  write_many(one.path());
+  write_many(other.path() / "deeper" / "down");
+  const TextSplit a = open_text(one.path().string(), 0.3, 16);
+  const TextSplit b = open_text((other.path() / "deeper" / "down").string(), 0.3, 16);
+  EXPECT_EQ(all(*a.training), all(*b.training));
+  EXPECT_EQ(all(*a.validation), all(*b.validation));
+}
+
+TEST(OpenText, KeepsWhatIsHeldOutWhenTheShareGrows) {
+  ScratchFolder folder;
+  write_many(folder.path());
+  const std::string few = all(*open_text(folder.path().string(), 0.1, 16).validation);
+  const std::string more = all(*open_text(folder.path().string(), 0.3, 16).validation);
+  EXPECT_LT(few.size(), more.size());
+  for (std::size_t at = 0; at < few.size(); at = few.find('>', at) + 1) {
+    const auto content = few.substr(at, few.find('>', at) + 1 - at);
+    EXPECT_NE(more.find(content), std::string::npos) << content;
+  }
+}
+
+TEST(OpenText, GivesTheEndOfTooFewFilesToValidation) {
+  ScratchFolder folder;
+  write(folder / "a", letters(600));
+  write(folder / "b", letters(500));
+  // Neither file falls to validation by its name.
+  const TextSplit split = open_text(folder.path().string(), 0.05, 16);
+  EXPECT_EQ(split.training->size(), 1045);
+  EXPECT_EQ(split.validation->size(), 55);
+  EXPECT_EQ(all(*split.training) + all(*split.validation), letters(600) + letters(500));
+}
+
+TEST(OpenText, ReadsAFolderInTheOrderOfNamesWithoutHiddenEntries) {
+  ScratchFolder folder;
+  for (const auto* name :
+       {"b", "a/z", "a/.hidden", "a.txt", "c/d/e", ".git/objects", "B", ".profile"}) {
+    write(folder / name, std::string(name) + ";");
+  }
+  fs::create_symlink(folder / "missing", folder / "dangling");
+  const TextSplit split = open_text(folder.path().string(), 0, 4);
+  EXPECT_EQ(all(*split.training), "B;a.txt;a/z;b;c/d/e;");
+  EXPECT_EQ(split.validation, nullptr);
+}
+
+TEST(OpenText, GivesTheEndOfOneFileToValidation) {
+  ScratchFolder folder;
+  const std::string whole = letters(1000);
+  const auto file = write(folder / "book.txt", whole);
+  for (const auto& source : {file, folder.path()}) {  // a folder of one file is that file
+    const TextSplit split = open_text(source.string(), 0.1, 16);
+    EXPECT_EQ(all(*split.training), whole.substr(0, 900));
+    EXPECT_EQ(all(*split.validation), whole.substr(900));
+    EXPECT_EQ(split.description, source.string() + " (1 file)");
+  }
+  const TextSplit undivided = open_text(file.string(), 0, 16);
+  EXPECT_EQ(all(*undivided.training), whole);
+  EXPECT_EQ(undivided.validation, nullptr);
+}
+
+TEST(OpenText, FindsThePythonStandardLibrary) {
+  const TextSplit split = open_text("stdlib", 0.05, 128);
+  EXPECT_GT(split.files, 100U);
+  EXPECT_GT(split.training->size(), 1 << 20);
+  const double share = static_cast<double>(split.validation->size()) /
+                       static_cast<double>(split.validation->size() + split.training->size());
+  EXPECT_NEAR(share, 0.05, 0.04);
+}
+
+TEST(OpenText, SaysThatNothingIsThere) {
+  ScratchFolder folder;
+  EXPECT_EQ(thrown<InvalidArgument>([] { open_text("/no/such/text", 0, 4); }),
+            "there is no file or folder /no/such/text to read text from");
+  fs::create_directory(folder / "empty");
+  EXPECT_EQ(thrown<InvalidArgument>([&] { open_text((folder / "empty").string(), 0, 4); }),
+            "there is no file to read in " + (folder / "empty").string());
+}
+
+TEST(OpenText, SaysThatTextIsTooShort) {
+  ScratchFolder folder;
+  const auto empty = write(folder / "empty.txt", "").string();
+  EXPECT_EQ(
+      thrown<InvalidArgument>([&] { open_text(empty, 0, 128); }),
+      "the training text of " + empty +
+          " has 0 bytes, and one sequence needs 129; give more text or a smaller model.context");
+  const auto brief = write(folder / "brief.txt", letters(128)).string();
+  EXPECT_EQ(
+      thrown<InvalidArgument>([&] { open_text(brief, 0, 128); }),
+      "the training text of " + brief +
+          " has 128 bytes, and one sequence needs 129; give more text or a smaller model.context");
+  EXPECT_EQ(open_text(brief, 0, 127).training->size(), 128);
+}
+
+TEST(OpenText, SaysThatTheValidationPartIsTooShort) {
+  ScratchFolder folder;
+  const auto file = write(folder / "text", letters(1000)).string();
+  const auto sentence = thrown<InvalidArgument>([&] { open_text(file, 0.05, 128); });
+  EXPECT_EQ(sentence.find("the validation text of " + file + " has 50 bytes"), 0U) << sentence;
+}
+
+TEST(OpenText, SaysThatItIsNoText) {
+  ScratchFolder folder;
+  const auto pipe = folder / "pipe";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  const auto sentence = thrown<InvalidArgument>([&] { open_text(pipe.string(), 0, 4); });
+  EXPECT_NE(sentence.find(pipe.string()), std::string::npos) << sentence;
+  EXPECT_EQ(sentence.find("(an error of another kind)"), std::string::npos) << sentence;
+}
+
+// Root may read everything, so the test gives that right up for a while.
+class WithoutRights {
+ public:
+  WithoutRights() : given_up_(::geteuid() == 0 && ::seteuid(65534) == 0) {}
+  ~WithoutRights() {
+    if (given_up_ && ::seteuid(0) != 0) std::abort();
+  }
+
+ private:
+  bool given_up_;
+};
+
+TEST(OpenText, SaysWhatItMayNotReadInsteadOfLeavingItOut) {
+  ScratchFolder folder;
+  fs::permissions(folder.path(), fs::perms::all);
+  write(folder / "a/readable", letters(100));
+  write(folder / "b/locked/file", letters(100));
+  write(folder / "c/readable", letters(100));
+  fs::permissions(folder / "b/locked", fs::perms::none);
+  std::string sentence;
+  {
+    WithoutRights nobody;
+    sentence = thrown<InvalidArgument>([&] { open_text(folder.path().string(), 0, 4); });
+  }
+  EXPECT_EQ(sentence,
+            "cannot read a folder below " + folder.path().string() + ": Permission denied");
+  fs::permissions(folder / "b/locked", fs::perms::all);
+  fs::permissions(folder / "b/locked/file", fs::perms::none);
+  {
+    WithoutRights nobody;
+    sentence = thrown<InvalidArgument>([&] { open_text(folder.path().string(), 0, 4); });
+  }
+  EXPECT_NE(sentence.find((folder / "b/locked/file").string()), std::string::npos) << sentence;
+  EXPECT_NE(sentence.find("Permission denied"), std::string::npos) << sentence;
+}
+
+}  // namespace
+}  // namespace echelon
