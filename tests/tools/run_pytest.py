@@ -18,7 +18,7 @@ def main() -> int:
         @staticmethod
         def pytest_collectreport(report):
             if report.skipped:
-                reasons.append(report.longrepr[2])
+                reasons.append(report.longrepr[2].removeprefix("Skipped: "))
 
     status = pytest.main(["-q", "-rs", "-p", "no:cacheprovider", *sys.argv[1:]], plugins=[Reasons()])
     if status == NO_TESTS_RAN and reasons:
