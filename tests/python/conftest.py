@@ -85,7 +85,8 @@ def oracle():
         from safetensors.torch import load_file
 
         command = [BUILD / "tests" / "gpt2_oracle", folder, batch, precision, steps, out, *options]
-        result = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=120)
+        result = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=120,
+                                env={**os.environ, "OMP_NUM_THREADS": "1"})
         assert result.returncode == 0, result.stderr
         return load_file(out)
 

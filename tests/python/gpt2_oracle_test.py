@@ -10,6 +10,8 @@ transformers = pytest.importorskip("transformers")
 from safetensors.torch import save_file  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
+torch.set_num_threads(1)  # models this small only lose by more
+
 STEPS = 10
 OPTIM = {"rate": 1e-3, "decay": 0.1, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "clip": 1.0}
 OPTIM_ARGUMENTS = [f"optim.{key}={value}" for key, value in OPTIM.items()]
@@ -145,8 +147,8 @@ def test_parameters_after_ten_adamw_steps_in_fp64(case, oracle):
     ours = case.echelon(oracle, "fp64")
     assert (ours["losses"] - losses).abs().max().item() < 1e-10
     assert_all_close(part(ours, "value/"), values, lambda _: 1e-10)
-    moved = [name for name, value in values.items() if torch.equal(value, dict(case.model.named_parameters())[name])]
-    assert not moved, f"these did not train: {moved}"
+    still = [name for name, value in values.items() if torch.equal(value, dict(case.model.named_parameters())[name])]
+    assert not still, f"these did not train: {still}"
 
 
 def test_loss_and_every_gradient_in_fp32(case, oracle):
