@@ -414,7 +414,13 @@ std::vector<std::string> read_toml(const Fields& fields, std::string_view text,
 }
 
 std::vector<std::string> read_toml_file(const Fields& fields, const std::filesystem::path& path) {
-  return read_toml(fields, read_file(path), path.string());
+  std::string text;
+  try {
+    text = read_file(path);
+  } catch (const Error& error) {
+    throw InvalidArgument(error.what());
+  }
+  return read_toml(fields, text, path.string());
 }
 
 std::string set_option(const Fields& fields, std::string_view assignment) {

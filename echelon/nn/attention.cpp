@@ -8,18 +8,26 @@
 #include <ATen/ops/_scaled_dot_product_flash_attention_backward.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
+#include <ATen/ops/_softmax.h>
+#include <ATen/ops/_softmax_backward_data.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/ones.h>
+
+#include <cmath>
 
 
 namespace echelon {
 namespace {
 
-enum class Kernel { cpu_flash, cudnn, flash, efficient };
+enum class Kernel { cpu_flash, cudnn, flash, efficient, plain };
 
 Kernel kernel_for(at::Device device, at::ScalarType type, std::int64_t head_width) {
   if (device.is_cpu()) return Kernel::cpu_flash;
-  if (type != at::kBFloat16 && type != at::kHalf) return Kernel::efficient;
-  return head_width % 8 == 0 && head_width <= 128 ? Kernel::cudnn : Kernel::flash;
+  // The fused GPU kernels read 16 bytes at a time along a head.
+  if (type == at::kFloat) return head_width % 4 == 0 ? Kernel::efficient : Kernel::plain;
+  if (type == at::kDouble || head_width % 8 != 0 || head_width > 256) return Kernel::plain;
+  return head_width <= 128 ? Kernel::cudnn : Kernel::flash;
 }
 
 Kernel kernel_for(const at::Tensor& qkv, std::int64_t heads) {
@@ -38,6 +46,24 @@ Heads split(const at::Tensor& qkv, std::int64_t heads) {
 
 // [batch, heads, tokens, head width] -> [batch, tokens, width]; free where a kernel lays its output out by token.
 at::Tensor merge(const at::Tensor& x) { return x.transpose(1, 2).flatten(2); }
+
+double scale_of(const Heads& heads) { return 1 / std::sqrt(static_cast<double>(heads.q.size(3))); }
+
+// softmax(q k^T * scale, below the diagonal), with all of it in memory.
+at::Tensor plain_weights(const Heads& heads) {
+  const auto tokens = heads.q.size(2);
+  at::Tensor scores = at::matmul(heads.q, heads.k.transpose(2, 3)).mul_(scale_of(heads));
+  const at::Tensor future = at::ones({tokens, tokens}, scores.options().dtype(at::kBool)).triu_(1);
+  return at::_softmax(scores.masked_fill_(future, -INFINITY), -1, /*half_to_float=*/false);
+}
+
+Heads plain_backward(const at::Tensor& grad, const Heads& heads, const at::Tensor& weights) {
+  const at::Tensor grad_weights = at::matmul(grad, heads.v.transpose(2, 3));
+  const at::Tensor grad_scores =
+      at::_softmax_backward_data(grad_weights, weights, -1, weights.scalar_type()).mul_(scale_of(heads));
+  return {at::matmul(grad_scores, heads.k), at::matmul(grad_scores.transpose(2, 3), heads.q),
+          at::matmul(weights.transpose(2, 3), grad)};
+}
 
 }  // namespace
 
@@ -67,6 +93,11 @@ at::Tensor attention(const at::Tensor& qkv, std::int64_t heads, std::vector<at::
           at::_scaled_dot_product_efficient_attention(q, k, v, {}, /*compute_log_sumexp=*/true, 0.0, causal);
       saved.insert(saved.end(), {lse, seed, offset, {}, {}});
       return merge(out);
+    }
+    case Kernel::plain: {
+      const at::Tensor weights = plain_weights({q, k, v});
+      saved.insert(saved.end(), {weights, {}, {}, {}, {}});
+      return merge(at::matmul(weights, v));
     }
   }
   return {};
@@ -102,6 +133,11 @@ at::Tensor attention_backward(const at::Tensor& grad_out, const at::Tensor& qkv,
           grad, q, k, v, {}, o, lse, seed, offset, 0.0, {true, true, true, false}, causal);
       break;
     }
+    case Kernel::plain: {
+      const Heads grads = plain_backward(grad, {q, k, v}, saved[0]);
+      grad_q = grads.q, grad_k = grads.k, grad_v = grads.v;
+      break;
+    }
   }
   return at::cat({merge(grad_q), merge(grad_k), merge(grad_v)}, 2);
 }
@@ -112,6 +148,7 @@ std::string attention_kernel(at::Device device, at::ScalarType type, std::int64_
     case Kernel::cudnn: return "cuDNN";
     case Kernel::flash: return "flash";
     case Kernel::efficient: return "memory-efficient";
+    case Kernel::plain: return "plain";
   }
   return {};
 }

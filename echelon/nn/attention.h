@@ -1,5 +1,6 @@
-// Causal self-attention without materialising the scores, through the fastest kernel that LibTorch has for the
-// device and type: flash on the CPU; cuDNN's or flash on a GPU in bf16 and fp16; memory-efficient in fp32.
+// Causal self-attention through the fastest kernel that LibTorch has for the device, type and head width: flash
+// on the CPU; on a GPU cuDNN's or flash in bf16 and fp16, memory-efficient in fp32. None of them materialises the
+// scores. Only what those GPU kernels do not take (fp64, odd head widths) runs as plain products and a softmax.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,7 +19,8 @@ inline constexpr std::size_t attention_saves = 5;
 at::Tensor attention_backward(const at::Tensor& grad_out, const at::Tensor& qkv, const at::Tensor& out,
                               std::int64_t heads, const at::Tensor* saved);
 
-// Which kernel a device and type get, for the plan: "flash (CPU)", "cuDNN", "flash", "memory-efficient".
+// Which kernel a device and type get, for the plan: "flash (CPU)", "cuDNN", "flash",
+// "memory-efficient", "plain".
 std::string attention_kernel(at::Device device, at::ScalarType type, std::int64_t head_width);
 
 }  // namespace echelon

@@ -9,11 +9,11 @@ namespace echelon {
 
 // The GPT-2 architecture's sizes. The defaults are the default job: about a million parameters.
 struct ModelOptions {
-  std::int64_t layers = 5;
-  std::int64_t width = 128;
-  std::int64_t heads = 4;
+  std::int64_t layers = 3;
+  std::int64_t width = 160;
+  std::int64_t heads = 5;
   std::int64_t vocab = 256;
-  std::int64_t context = 128;
+  std::int64_t context = 64;
   bool tied = true;
   std::string init = "";
 

@@ -10,9 +10,9 @@ namespace echelon {
 struct OptimOptions {
   std::string name = "adamw";
   double rate = 4e-3;
-  std::string schedule = "cosine";
-  std::int64_t warmup = 50;
-  double final_rate = 0.05;
+  std::string schedule = "linear";
+  std::int64_t warmup = 400;
+  double final_rate = 0;
   double decay = 0.1;
   double clip = 1.0;
   double beta1 = 0.9;

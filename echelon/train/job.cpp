@@ -30,6 +30,7 @@
 namespace echelon {
 namespace {
 
+namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 constexpr double mib = 1024.0 * 1024.0;
 
@@ -183,6 +184,9 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   JobOptions& options = request.options;
   const bool resuming = !request.resume.empty();
   if (!resuming) resolve_model(options.model, request.given);
+  if (const auto folder = fs::absolute(request.summary).parent_path(); !request.summary.empty() && !fs::is_directory(folder)) {
+    throw InvalidArgument(fmt::format("--json: there is no folder {}", folder.string()));
+  }
 
   const Data data = open_data(options);
   const std::uint64_t start = anonymous_bytes();

@@ -11,7 +11,7 @@
 namespace echelon {
 
 struct TrainOptions {
-  std::int64_t steps = 2000;
+  std::int64_t steps = 4000;
   std::int64_t batch = 8;
   std::int64_t micro_batches = 1;
   std::int64_t seed = 1;
@@ -19,8 +19,8 @@ struct TrainOptions {
   std::string precision = "auto";
   std::int64_t threads = 0;
   std::string graph = "auto";
-  std::int64_t validate_every = 250;
-  std::int64_t validate_samples = 128;
+  std::int64_t validate_every = 500;
+  std::int64_t validate_samples = 512;
   std::int64_t save_every = 0;
 
   void fields(Fields& f) {

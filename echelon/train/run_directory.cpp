@@ -17,6 +17,9 @@ namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
 RunDirectory RunDirectory::create(const fs::path& runs, std::string name) {
+  if (name == "." || name == ".." || name.find('/') != std::string::npos) {
+    throw InvalidArgument(fmt::format("--name is {}; it must name one folder in {}/, without a slash", name, runs.string()));
+  }
   if (name.empty()) {
     const std::time_t now = std::time(nullptr);
     std::tm local{};

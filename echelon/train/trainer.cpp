@@ -44,9 +44,6 @@ at::Device device_of(const TrainOptions& options) {
 
 at::ScalarType compute_type(const TrainOptions& options) {
   const bool gpu = options.device == "cuda";
-  if (options.precision == "fp64" && gpu) {
-    throw InvalidArgument("train.precision=fp64 runs on the CPU only; use fp32 or bf16 on a GPU");
-  }
   if (options.precision == "fp64") return at::kDouble;
   if (options.precision == "bf16" || (options.precision == "auto" && gpu)) return at::kBFloat16;
   return at::kFloat;

@@ -94,7 +94,7 @@ class Trainer {
   std::unique_ptr<InFlight> in_flight_;
 };
 
-// The type that train.precision names on a device. InvalidArgument for one that cannot be had there.
+// The type that train.precision names; auto depends on the device.
 at::ScalarType compute_type(const TrainOptions& options);
 
 }  // namespace echelon
