@@ -1,0 +1,179 @@
+#include "echelon/nn/flat_unit.h"
+
+#include <limits>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "echelon/base/random.h"
+#include "echelon/nn/parameter.h"
+
+namespace echelon {
+namespace {
+
+Parameter parameter(std::string name, std::vector<std::int64_t> shape, bool decay, bool trainable,
+                    int layer) {
+  Parameter p;
+  p.name = std::move(name);
+  p.shape = std::move(shape);
+  p.decay = decay;
+  p.trainable = trainable;
+  p.layer = layer;
+  return p;
+}
+
+std::vector<FlatUnit> lay_out_all(const std::vector<Parameter>& parameters) {
+  std::vector<const Parameter*> pointers;
+  for (const auto& p : parameters)
+    pointers.push_back(&p);
+  return lay_out(pointers);
+}
+
+TEST(LayOut, PutsTheSegmentsOfALayerWhereThePageSays) {
+  const auto units = lay_out_all({
+      parameter("norm", {5}, /*decay=*/false, /*trainable=*/true, 0),
+      parameter("matrix", {3, 11}, true, true, 0),
+      parameter("fixed", {70}, true, false, 0),
+      parameter("scalar", {}, true, true, 0),
+      parameter("head", {32, 2}, true, true, 2),
+  });
+  ASSERT_EQ(units.size(), 3U);
+  const auto& first = units[0];
+  EXPECT_EQ(first.layer, 0);
+  EXPECT_TRUE(first.trainable);
+  EXPECT_EQ(first.begin, 0);
+  EXPECT_EQ(first.numel, 64 + 32 + 32);
+  ASSERT_EQ(first.segments.size(), 3U);
+  const std::vector<std::pair<std::string, std::int64_t>> expected = {
+      {"matrix", 0}, {"scalar", 64}, {"norm", 96}};
+  for (std::size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(first.segments[i].name, expected[i].first);
+    EXPECT_EQ(first.segments[i].offset, expected[i].second) << expected[i].first;
+  }
+  EXPECT_EQ(first.segments[0].numel, 33);
+  EXPECT_EQ(first.segments[1].numel, 1);
+  EXPECT_EQ(first.segments[0].shape, (std::vector<std::int64_t>{3, 11}));
+
+  EXPECT_FALSE(units[1].trainable);
+  EXPECT_EQ(units[1].begin, 0) << "frozen parameters have a buffer of their own";
+  EXPECT_EQ(units[1].numel, 96);
+  EXPECT_EQ(units[2].layer, 2);
+  EXPECT_EQ(units[2].begin, 128);
+  EXPECT_EQ(units[2].numel, 64);
+}
+
+TEST(LayOut, OfNothingIsNothing) {
+  EXPECT_TRUE(lay_out({}).empty());
+}
+
+// Models drawn at random: any number of layers, sizes from 0 up, every mixture of decay and
+// trainability.
+std::vector<Parameter> random_model(std::uint64_t key) {
+  std::vector<Parameter> parameters;
+  auto draw = [&, counter = std::uint64_t{0}](std::int64_t n) mutable {
+    return static_cast<std::int64_t>(uniform_at(key, counter++) * static_cast<double>(n));
+  };
+  const auto layers = 1 + draw(4);
+  for (std::int64_t layer = 0; layer < layers; ++layer) {
+    for (auto left = draw(7); left > 0; --left) {
+      std::vector<std::int64_t> shape;
+      for (auto dims = draw(3); dims > 0; --dims)
+        shape.push_back(draw(40));
+      const bool decay = draw(2) == 0, trainable = draw(4) != 0;
+      parameters.push_back(parameter("p" + std::to_string(parameters.size()), shape, decay,
+                                     trainable, static_cast<int>(layer)));
+    }
+  }
+  return parameters;
+}
+
+constexpr std::uint64_t models = 200;
+
+TEST(LayOut, HoldsEveryParameterOnceAlignedAndApart) {
+  for (std::uint64_t model = 0; model < models; ++model) {
+    const auto parameters = random_model(model);
+    std::map<std::string, const Parameter*> missing;
+    for (const auto& p : parameters)
+      missing[p.name] = &p;
+
+    std::map<bool, std::int64_t> end;  // of the buffers, by trainability
+    for (const auto& unit : lay_out_all(parameters)) {
+      EXPECT_EQ(unit.begin, end[unit.trainable]) << "model " << model;
+      EXPECT_EQ(unit.numel % segment_alignment, 0);
+      end[unit.trainable] += unit.numel;
+      std::int64_t used = 0;
+      bool decay = true;
+      for (const auto& segment : unit.segments) {
+        ASSERT_EQ(missing.count(segment.name), 1U) << segment.name << " of model " << model;
+        const Parameter& p = *missing[segment.name];
+        missing.erase(segment.name);
+        EXPECT_EQ(p.layer, unit.layer);
+        EXPECT_EQ(p.trainable, unit.trainable);
+        EXPECT_EQ(p.decay, segment.decay);
+        EXPECT_EQ(p.shape, segment.shape);
+        EXPECT_EQ(p.numel(), segment.numel);
+        EXPECT_EQ(segment.offset % segment_alignment, 0);
+        EXPECT_GE(segment.offset, used) << segment.name << " overlaps in model " << model;
+        EXPECT_LT(segment.offset - used, segment_alignment) << "more padding than needed";
+        EXPECT_TRUE(decay || !segment.decay) << "a segment that decays after one that does not";
+        used = segment.offset + segment.numel;
+        decay = segment.decay;
+      }
+      EXPECT_LE(used, unit.numel);
+      EXPECT_LT(unit.numel - used, segment_alignment);
+    }
+    EXPECT_TRUE(missing.empty()) << missing.size() << " parameters of model " << model
+                                 << " have no place";
+  }
+}
+
+TEST(DecayRanges, CoverTheTrainableBufferExactlyWhateverTheLongest) {
+  for (std::uint64_t model = 0; model < models; ++model) {
+    const auto units = lay_out_all(random_model(model));
+    std::int64_t total = 0;
+    for (const auto& unit : units)
+      total += unit.trainable ? unit.numel : 0;
+    for (const std::int64_t longest :
+         {std::int64_t{1}, std::int64_t{31}, std::int64_t{32}, std::int64_t{100}, total,
+          std::numeric_limits<std::int64_t>::max() / 2, std::numeric_limits<std::int64_t>::max()}) {
+      if (longest == 0) continue;
+      std::vector<bool> decay;
+      for (const auto& range : decay_ranges(units, longest)) {
+        EXPECT_EQ(range.begin, static_cast<std::int64_t>(decay.size()))
+            << "model " << model << ", longest " << longest;
+        EXPECT_GT(range.numel, 0);
+        EXPECT_LE(range.numel, longest);
+        decay.insert(decay.end(), static_cast<std::size_t>(range.numel), range.decay);
+      }
+      ASSERT_EQ(static_cast<std::int64_t>(decay.size()), total)
+          << "model " << model << ", longest " << longest;
+      for (const auto& unit : units) {
+        if (!unit.trainable) continue;
+        for (const auto& segment : unit.segments) {
+          for (std::int64_t i = 0; i < segment.numel; ++i) {
+            ASSERT_EQ(decay[static_cast<std::size_t>(unit.begin + segment.offset + i)],
+                      segment.decay)
+                << "element " << i << " of " << segment.name << " in model " << model;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(DecayRanges, AreTwoAUnitWhereNothingLimitsThem) {
+  const auto units =
+      lay_out_all({parameter("w", {40}, true, true, 0), parameter("v", {40}, true, true, 0),
+                   parameter("b", {40}, false, true, 0), parameter("c", {40}, false, true, 0)});
+  const auto ranges = decay_ranges(units, std::numeric_limits<std::int64_t>::max());
+  ASSERT_EQ(ranges.size(), 2U);
+  EXPECT_EQ(ranges[0].numel, 128);
+  EXPECT_EQ(ranges[1].begin, 128);
+  EXPECT_TRUE(ranges[0].decay);
+  EXPECT_FALSE(ranges[1].decay);
+}
+
+}  // namespace
+}  // namespace echelon
