@@ -3,14 +3,18 @@
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <cstdio>
 #include <exception>
+#include <string>
+#include <vector>
 
 #include "cli/commands.h"
 #include "echelon/base/error.h"
 #include "echelon/base/log.h"
+#include "echelon/base/options.h"
 
 namespace echelon::cli {
 namespace {
@@ -23,10 +27,24 @@ void on_signal(int signal) {
   std::signal(signal, SIG_DFL);
 }
 
+// CLI11 would only say that a subcommand is required.
+void require_known_command(const CLI::App& app, int argc, char** argv) {
+  if (argc < 2 || argv[1][0] == '-') return;
+  std::vector<std::string> names;
+  for (const auto* command : app.get_subcommands({})) names.push_back(command->get_name());
+  if (std::find(names.begin(), names.end(), argv[1]) != names.end()) return;
+  const std::string near = nearest(argv[1], names);
+  throw InvalidArgument(fmt::format("there is no command {}; {}", argv[1],
+                                    near.empty() ? "see echelon --help" : fmt::format("did you mean {}?", near)));
+}
+
 int run(int argc, char** argv) {
   CLI::App app("Echelon trains neural networks in C++ on LibTorch.", "echelon");
   app.require_subcommand(1);
   app.footer("Start with: echelon train     Help on one command: echelon train --help");
+  app.failure_message([](const CLI::App*, const CLI::Error& error) {
+    return fmt::format("echelon: error: {}; see echelon --help\n", error.what());
+  });
   int exit_code = 0;
   add_train(app, exit_code);
   add_generate(app, exit_code);
@@ -34,6 +52,7 @@ int run(int argc, char** argv) {
   add_version(app, exit_code);
   add_completion(app, exit_code);
   try {
+    require_known_command(app, argc, argv);
     app.parse(argc, argv);
   } catch (const CLI::Success& done) {
     return app.exit(done);
