@@ -9,6 +9,7 @@
 #include "cli/commands.h"
 #include "echelon/base/build_config.h"
 #include "echelon/base/bytes.h"
+#include "echelon/base/error.h"
 #include "echelon/base/safetensors.h"
 #include "echelon/step/device.h"
 #include "echelon/train/options.h"
@@ -36,6 +37,7 @@ void show_options() {
 
 void show_file(std::filesystem::path path) {
   if (std::filesystem::is_directory(path)) path /= "model.safetensors";
+  if (!std::filesystem::exists(path)) throw InvalidArgument(fmt::format("there is no file {}", path.string()));
   const safetensors::Reader reader(path);
   std::uint64_t bytes = 0;
   double elements = 0;
