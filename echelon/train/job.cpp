@@ -184,7 +184,7 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   JobOptions& options = request.options;
   const bool resuming = !request.resume.empty();
   if (!resuming) resolve_model(options.model, request.given);
-  if (const auto folder = fs::absolute(request.summary).parent_path(); !request.summary.empty() && !fs::is_directory(folder)) {
+  if (const auto folder = request.summary.parent_path(); !folder.empty() && !fs::is_directory(folder)) {
     throw InvalidArgument(fmt::format("--json: there is no folder {}", folder.string()));
   }
 
