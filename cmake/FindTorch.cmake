@@ -10,14 +10,16 @@
 #   Torch::c10, Torch::cpu   the two base libraries
 #   Torch::torch             everything: headers, libraries, and CUDA where the wheel has it
 #   TORCH_ROOT, TORCH_VERSION, TORCH_CUDA_VERSION (empty for a CPU wheel)
+#   TORCH_LIBRARY_DIRS       where the libraries are, for the run path of an installed program
 #   TORCH_HAS_CUDA           the wheel has CUDA and the runtime's headers were found
 #   TORCH_NO_CUDA_REASON     why not, in a few words
 #
-# Programs get a run path to torch/lib, so they start without LD_LIBRARY_PATH.
+# Programs in a build tree get a run path to torch/lib, so they start without LD_LIBRARY_PATH.
 
 include(FindPackageHandleStandardArgs)
 
 set(_torch_root "${TORCH_ROOT}")
+set(_torch_failure "TORCH_ROOT is '${TORCH_ROOT}', which is no torch package")
 if(NOT _torch_root)
   set(_torch_python "${ECHELON_PYTHON}")
   if(NOT _torch_python)
@@ -29,9 +31,7 @@ if(NOT _torch_root)
     COMMAND "${_torch_python}" -c
             "import importlib.util as u; s = u.find_spec('torch'); print(s.submodule_search_locations[0] if s else '')"
     OUTPUT_VARIABLE _torch_root OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
-  if(NOT _torch_root)
-    set(Torch_NOT_FOUND_MESSAGE "'${_torch_python}' has no torch package")
-  endif()
+  set(_torch_failure "'${_torch_python}' has no torch package")
 endif()
 
 set(_torch_library_dir "${_torch_root}/lib")
@@ -60,11 +60,13 @@ find_package_handle_standard_args(
   Torch
   REQUIRED_VARS _torch_root TORCH_VERSION _torch_c10 _torch_torch_cpu _torch_torch
   VERSION_VAR TORCH_VERSION
-  HANDLE_VERSION_RANGE)
+  HANDLE_VERSION_RANGE
+  REASON_FAILURE_MESSAGE "${_torch_failure}")
 if(NOT Torch_FOUND)
   return()
 endif()
 set(TORCH_ROOT "${_torch_root}")
+set(TORCH_LIBRARY_DIRS "${_torch_library_dir}")
 
 # The CUDA runtime: CUDA 13 wheels share one folder, CUDA 12 wheels have one a library. A wheel may
 # hold only part of the headers (crt/ is packaged apart), so each is asked for what will be included.
@@ -96,6 +98,8 @@ if(TORCH_CUDA_VERSION)
   endforeach()
   if(_cuda_include AND _cudart)
     set(TORCH_HAS_CUDA ON)
+    cmake_path(GET _cudart PARENT_PATH _cudart_dir)
+    list(APPEND TORCH_LIBRARY_DIRS "${_cudart_dir}")
     set(TORCH_NO_CUDA_REASON "")
   elseif(_cudart)
     set(TORCH_NO_CUDA_REASON "the CUDA ${TORCH_CUDA_VERSION} headers (cuda_runtime_api.h) were not found")
