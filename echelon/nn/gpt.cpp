@@ -18,6 +18,14 @@ void check(const ModelOptions& options) {
     throw InvalidArgument(fmt::format("model.heads = {} does not divide model.width = {}; {} heads would", options.heads,
                                       options.width, fewer));
   }
+  // Far beyond any machine, and far below where counts of bytes overflow.
+  const double width = static_cast<double>(options.width);
+  const double parameters = 12.0 * static_cast<double>(options.layers) * width * width +
+                            static_cast<double>(2 * options.vocab + options.context) * width;
+  if (parameters > 1e15) {
+    throw InvalidArgument(fmt::format("a model of {:.0e} parameters fits no machine; give smaller model.width, model.layers, "
+                                      "model.vocab or model.context", parameters));
+  }
 }
 
 Stack gpt(const ModelOptions& options) {
