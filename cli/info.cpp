@@ -58,6 +58,9 @@ void add_info(CLI::App& app, int& /*exit_code*/) {
   auto options = std::make_shared<bool>(false);
   command->add_option("path", *path, "A .safetensors file, or a folder with model.safetensors")->type_name("PATH");
   command->add_flag("--options", *options, "Show every option of a training job as a Markdown page");
+  command->footer("Examples:\n  echelon info                                       versions, devices, optional parts\n"
+                  "  echelon info runs/2026-01-31-120000/weights        names, types and shapes of the tensors\n"
+                  "  echelon info --options                             the reference of all options");
   command->callback([path, options] { *options ? show_options() : path->empty() ? show_build() : show_file(*path); });
 }
 
