@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 BUILD = Path(os.environ.get("ECHELON_BUILD_DIR", Path(__file__).resolve().parents[2] / "build"))
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}  # models this small only lose by more threads
 
 # A model that takes a moment to train; what a test is about is set after these.
 TINY = {
@@ -36,7 +37,8 @@ class Echelon:
 
     def __call__(self, *arguments, **keywords):
         return subprocess.run([str(self.program), *map(str, arguments)], cwd=self.folder, capture_output=True,
-                              text=True, stdin=subprocess.DEVNULL, timeout=120, **keywords)
+                              text=True, errors="replace", stdin=subprocess.DEVNULL, timeout=120, env=ENVIRONMENT,
+                              **keywords)
 
     @staticmethod
     def train_arguments(*arguments, **settings):
@@ -59,8 +61,9 @@ class Echelon:
 
     def start(self, *arguments, **keywords):
         """The program without waiting for its end."""
-        return subprocess.Popen([str(self.program), *map(str, arguments)], cwd=self.folder, text=True,
-                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **keywords)
+        return subprocess.Popen([str(self.program), *map(str, arguments)], cwd=self.folder, text=True, errors="replace",
+                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                env=ENVIRONMENT, **keywords)
 
 
 @pytest.fixture
@@ -86,7 +89,7 @@ def oracle():
 
         command = [BUILD / "tests" / "gpt2_oracle", folder, batch, precision, steps, out, *options]
         result = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=120,
-                                env={**os.environ, "OMP_NUM_THREADS": "1"})
+                                env=ENVIRONMENT)
         assert result.returncode == 0, result.stderr
         return load_file(out)
 

@@ -1,0 +1,397 @@
+"""The command line: bad input ends with one sentence, exit code 2 and nothing written; help, completion and the
+summary say what they promise."""
+
+import json
+import os
+import shutil
+import struct
+import subprocess
+import tempfile
+import tomllib
+from pathlib import Path
+
+import pytest
+
+COMMANDS = ["train", "generate", "info", "version", "completion"]
+
+
+def listing(folder):
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*"))
+
+
+@pytest.fixture
+def refused(echelon):
+    """Runs the program, which must refuse: returns its one sentence."""
+
+    def run(*arguments):
+        before = listing(echelon.folder)
+        result = echelon(*arguments)
+        assert result.returncode == 2, result.stdout + result.stderr
+        assert result.stdout == ""
+        assert result.stderr.startswith("echelon: error: ") and result.stderr.endswith("\n")
+        sentence = result.stderr[len("echelon: error: "):-1]
+        assert sentence and "\n" not in sentence, result.stderr
+        assert "Exception" not in sentence and "frame #" not in sentence
+        assert listing(echelon.folder) == before, "a refused command left something behind"
+        return sentence
+
+    return run
+
+
+@pytest.fixture
+def refused_job(echelon, refused):
+    """The same for 'train' with the suites' tiny model and the given settings."""
+    return lambda *arguments, **settings: refused(*echelon.train_arguments(*arguments, **settings))
+
+
+# ---- Configuration
+
+
+@pytest.mark.parametrize("key, near", [("model.layer", "model.layers"), ("optim.lr", None), ("train.stepz", "train.steps"),
+                                       ("modle.width", "model.width"), ("layers", "model.layers"), ("model", None)])
+def test_an_unknown_key_names_the_nearest(refused, key, near):
+    sentence = refused("train", "--set", f"{key}=1")
+    assert key in sentence
+    if near:
+        assert f"did you mean {near}?" in sentence
+
+
+def test_an_unknown_key_in_a_file_names_the_nearest_and_the_line(echelon, refused):
+    (echelon.folder / "job.toml").write_text("[model]\nlayers = 2\nwidht = 64\n")
+    sentence = refused("train", "job.toml")
+    assert "model.widht" in sentence and "did you mean model.width?" in sentence and "job.toml, line 3" in sentence
+
+
+@pytest.mark.parametrize("text", ["[model]\nlayers = 'two'", "[model]\nlayers = 2.5", "[train]\nseed = true",
+                                  "[optim]\nrate = 'fast'", "[model]\ntied = 1", "model = 3", "[data]\nsource = 7",
+                                  "[optim]\nname = ['adamw']"])
+def test_a_wrong_type_in_a_file_is_refused(echelon, refused, text):
+    (echelon.folder / "job.toml").write_text(text)
+    assert "job.toml, line" in refused("train", "job.toml")
+
+
+@pytest.mark.parametrize("assignment", ["model.layers=two", "model.layers=2.5", "model.tied=yes", "optim.rate=fast",
+                                        "optim.rate=nan", "model.layers=", "model.layers", "=3", ""])
+def test_a_wrong_type_on_the_command_line_is_refused(refused, assignment):
+    refused("train", "--set", assignment)
+
+
+@pytest.mark.parametrize("assignment", ["model.layers=0", "train.steps=-1", "optim.beta1=1.5", "data.validation=0.9",
+                                        "train.threads=100000"])
+def test_a_value_out_of_bounds_is_refused(refused, assignment):
+    key, value = assignment.split("=")
+    sentence = refused("train", "--set", assignment)
+    assert key in sentence and value in sentence
+
+
+@pytest.mark.parametrize("assignment, says", [("optim.name=lion", "adamw, sgd"), ("optim.schedule=step", "cosine"),
+                                              ("train.precision=fp8", "bf16"), ("train.device=tpu", "cuda")])
+def test_an_unknown_choice_shows_the_known_ones(refused, assignment, says):
+    assert says in refused("train", "--set", assignment)
+
+
+@pytest.mark.parametrize("content", [b"[model", b"\xff\xfe\x00", b"a = 1\na = 2"])
+def test_a_file_that_is_not_toml_is_refused(echelon, refused, content):
+    (echelon.folder / "job.toml").write_bytes(content)
+    assert "job.toml" in refused("train", "job.toml")
+
+
+def test_a_configuration_that_is_not_there_is_refused(echelon, refused):
+    assert "job.toml" in refused("train", "job.toml")
+    (echelon.folder / "jobs").mkdir()
+    assert "jobs" in refused("train", "jobs")
+
+
+def test_an_empty_configuration_is_all_defaults(echelon):
+    (echelon.folder / "job.toml").touch()
+    assert echelon("train", "job.toml", "--print-config").stdout == echelon("train", "--print-config").stdout
+
+
+def test_options_that_do_not_fit_together_are_refused(refused_job):
+    assert "model.heads" in refused_job(model_heads=3)
+    assert "micro_batches" in refused_job(train_micro_batches=3)
+    assert "vocab" in refused_job(model_vocab=100)
+    assert "momentum" in refused_job(optim_name="sgd", optim_nesterov=True, optim_momentum=0)
+    assert "graph" in refused_job(train_graph="on")
+
+
+def test_a_model_too_large_for_any_machine_is_refused(refused_job):
+    refused_job(model_width=10**12, model_heads=1)
+
+
+# ---- Data
+
+
+def test_data_that_is_missing_or_empty_is_refused(echelon, refused_job):
+    assert "nothing.txt" in refused_job(data_source="nothing.txt")
+    (echelon.folder / "empty.txt").touch()
+    assert "empty.txt" in refused_job(data_source="empty.txt")
+    (echelon.folder / "folder").mkdir()
+    assert "folder" in refused_job("--data", "folder")
+    (echelon.folder / "folder" / "empty.txt").touch()
+    (echelon.folder / "folder" / ".hidden").write_text("x" * 1000)
+    assert "folder" in refused_job("--data", "folder")
+
+
+def test_data_that_is_no_file_is_refused(echelon, refused_job):
+    assert "/dev/zero" in refused_job(data_source="/dev/zero")
+    os.mkfifo(echelon.folder / "pipe")
+    refused_job(data_source="pipe")
+
+
+def test_data_without_permission_is_refused(echelon):
+    # Root may read everything, so it hands the question to a user who may not.
+    nobody = dict(user=65534, group=65534, extra_groups=[]) if os.geteuid() == 0 else {}
+    with tempfile.TemporaryDirectory() as scratch:
+        os.chmod(scratch, 0o777)
+        echelon.folder = Path(scratch)
+        try:
+            able = echelon("version", **nobody).returncode == 0
+        except PermissionError:
+            able = False
+        if not able:
+            pytest.skip("no other user may run the program where it lies")
+        (echelon.folder / "secret.txt").write_text("x" * 1000)
+        (echelon.folder / "secret.txt").chmod(0)
+        (echelon.folder / "secrets").mkdir(mode=0)
+        for name in ("secret.txt", "secrets"):
+            result = echelon(*echelon.train_arguments(data_source=name), **nobody)
+            assert result.returncode == 2 and name in result.stderr and "Permission denied" in result.stderr
+            assert result.stderr.count("\n") == 1 and listing(echelon.folder) == ["secret.txt", "secrets"]
+
+
+@pytest.mark.parametrize("size", [1, 32])
+def test_text_shorter_than_one_sequence_is_refused(echelon, refused_job, size):
+    (echelon.folder / "short.txt").write_text("x" * size)
+    sentence = refused_job(data_source="short.txt")  # a sequence and its last target: 33 bytes
+    assert "short.txt" in sentence and "33" in sentence
+
+
+def test_text_of_exactly_one_sequence_is_enough(echelon):
+    (echelon.folder / "short.txt").write_text("x" * 33)
+    echelon.train_well("a", data_source="short.txt", train_steps=2)
+
+
+def test_validation_text_shorter_than_one_sequence_is_refused(echelon, refused_job):
+    (echelon.folder / "short.txt").write_text("x" * 600)
+    assert "validation" in refused_job(data_source="short.txt", train_validate_every=1)
+
+
+# ---- Devices
+
+
+def test_cuda_where_there_is_none_is_refused(echelon, refused_job):
+    if "not built in" not in echelon("info").stdout and "0 GPUs" not in echelon("info").stdout:
+        pytest.skip("this machine has a GPU")
+    assert "train.device=cpu" in refused_job(train_device="cuda") or "use cpu" in refused_job(train_device="cuda")
+
+
+# ---- Weights to start from
+
+
+def test_truncated_weights_are_refused_wherever_they_end(echelon, refused_job):
+    whole = echelon.train_well("a", train_steps=1) / "weights"
+    data = (whole / "model.safetensors").read_bytes()
+    header = struct.unpack("<Q", data[:8])[0]
+    folder = echelon.folder / "cut"
+    shutil.copytree(whole, folder)
+    for size in [0, 1, 7, 8, 9, 8 + header // 2, 8 + header - 1, 8 + header, 8 + header + 1, len(data) // 2, len(data) - 1]:
+        (folder / "model.safetensors").write_bytes(data[:size])
+        assert "model.safetensors" in refused_job(model_init="cut"), f"cut to {size} bytes"
+    (folder / "model.safetensors").write_bytes(data + b"\0")
+    assert "model.safetensors" in refused_job(model_init="cut"), "one byte too many"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"n_layer": 1}', "\x00"])
+def test_a_broken_config_beside_weights_is_refused(echelon, refused_job, text):
+    (echelon.folder / "broken").mkdir()
+    (echelon.folder / "broken" / "config.json").write_text(text)
+    assert "config.json" in refused_job(model_init="broken")
+
+
+def test_weights_that_are_not_there_are_refused(echelon, refused, refused_job):
+    assert "nothing" in refused_job(model_init="nothing")
+    assert "text.txt" in refused_job(model_init="text.txt")
+    assert "nothing" in refused("generate", "nothing")
+    assert "nothing" in refused("info", "nothing")
+    (echelon.folder / "x.safetensors").write_bytes(b"not a header")
+    assert "x.safetensors" in refused("info", "x.safetensors")
+
+
+def test_generate_refuses_an_empty_prompt(echelon, refused):
+    weights = echelon.train_well("a", train_steps=1) / "weights"
+    assert "prompt" in refused("generate", weights, "--prompt", "")
+    for bad in (["--tokens", "-1"], ["--temperature", "hot"], ["--seed", "x"]):
+        refused("generate", weights, *bad)
+
+
+# ---- Runs
+
+
+def test_resuming_nothing_is_refused(echelon, refused):
+    assert "nothing" in refused("train", "--resume", "nothing")
+    (echelon.folder / "folder").mkdir()
+    assert "folder" in refused("train", "--resume", "folder")
+
+
+def test_resuming_a_finished_run_is_refused(echelon, refused):
+    echelon.train_well("a", train_steps=4, train_save_every=4)
+    sentence = refused("train", "--resume", "runs/a")
+    assert "4 steps" in sentence and "train.steps" in sentence
+
+
+def test_resuming_with_another_model_is_refused(echelon, refused):
+    echelon.train_well("a", train_steps=4, train_save_every=2)
+    refused("train", "--resume", "runs/a", "--set", "train.steps=8", "--set", "model.width=64")
+    refused("train", "--resume", "runs/a", "--set", "train.steps=8", "--set", "train.precision=fp64")
+    (echelon.folder / "job.toml").write_text("")
+    refused("train", "job.toml", "--resume", "runs/a")
+
+
+def test_a_broken_state_is_refused(echelon, refused):
+    state = echelon.train_well("a", train_steps=4, train_save_every=2) / "state.safetensors"
+    data = state.read_bytes()
+    for size in (0, 8, 100, len(data) // 2, len(data) - 1):
+        state.write_bytes(data[:size])
+        assert "state.safetensors" in refused("train", "--resume", "runs/a", "--set", "train.steps=8")
+
+
+def test_a_name_that_is_taken_or_no_name_is_refused(echelon, refused_job):
+    (echelon.folder / "runs" / "a").mkdir(parents=True)
+    assert "runs/a" in refused_job("--name", "a")
+    for name in ("..", ".", "a/b", "../a", "/tmp"):
+        assert name in refused_job("--name", name)
+
+
+def test_a_summary_with_no_place_is_refused(refused_job):
+    assert "nowhere" in refused_job("--json", "nowhere/summary.json")
+
+
+# ---- The command line itself
+
+
+@pytest.mark.parametrize("arguments", [[], ["fly"], ["trian"], ["train", "--fast"], ["train", "a.toml", "b.toml"],
+                                       ["train", "--set"], ["generate"], ["completion"], ["completion", "fish"], ["--fast"]])
+def test_a_bad_command_line_is_refused(refused, arguments):
+    sentence = refused(*arguments)
+    assert "--help" in sentence or "did you mean" in sentence or ".toml" in sentence
+    if arguments[:1] == ["trian"]:
+        assert "did you mean train?" in sentence
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_examples(echelon, command):
+    result = echelon(command, "--help")
+    assert result.returncode == 0 and result.stderr == ""
+    footer = result.stdout[result.stdout.index("--help"):]
+    assert f"echelon {command}" in footer, "no example"
+    assert max(map(len, result.stdout.splitlines())) <= 120
+
+
+def test_the_program_lists_its_commands(echelon):
+    result = echelon("--help")
+    assert result.returncode == 0
+    assert all(f"\n  {command} " in result.stdout for command in COMMANDS)
+
+
+def test_version_and_info_say_what_is_built_in(echelon):
+    version = echelon("version").stdout
+    assert version.startswith("echelon ") and "torch 2." in version
+    info = echelon("info").stdout
+    for word in ("echelon", "torch", "cuda", "xz", "text"):
+        assert any(line.startswith(word) for line in info.splitlines()), info
+
+
+def test_info_lists_the_tensors_of_a_run(echelon):
+    run = echelon.train_well("a", train_steps=1)
+    result = echelon("info", run / "weights")
+    assert result.returncode == 0
+    assert "transformer.h.0.attn.c_attn.weight" in result.stdout and "[32, 96]" in result.stdout
+    assert result.stdout.splitlines()[-1].startswith("16 tensors")
+
+
+# ---- Configuration as it is printed
+
+
+def test_the_printed_configuration_is_taken_back(echelon):
+    changed = echelon.train_arguments("--print-config", optim_rate="0.1", model_init="a \"b\" \\c", train_seed=7)
+    first = echelon(*changed)
+    assert first.returncode == 0 and not (echelon.folder / "runs").exists()
+    (echelon.folder / "job.toml").write_text(first.stdout)
+    second = echelon("train", "job.toml", "--print-config")
+    assert second.stdout == first.stdout, second.stderr
+    parsed = tomllib.loads(first.stdout)
+    assert parsed["optim"]["rate"] == 0.1 and parsed["train"]["seed"] == 7 and parsed["model"]["init"] == 'a "b" \\c'
+    assert set(parsed) == {"model", "data", "train", "optim"}
+
+
+def test_a_file_and_the_command_line_go_together(echelon):
+    (echelon.folder / "job.toml").write_text("[train]\nsteps = 3\nbatch = 2\n[optim]\nrate = 1\n")
+    result = echelon("train", "job.toml", "--set", "train.steps=5", "--data", "x.txt", "--print-config")
+    parsed = tomllib.loads(result.stdout)
+    assert parsed["train"]["steps"] == 5 and parsed["train"]["batch"] == 2
+    assert parsed["data"]["source"] == "x.txt" and parsed["optim"]["rate"] == 1.0
+
+
+def test_the_names_that_scripts_rely_on_exist(echelon):
+    parsed = tomllib.loads(echelon("train", "--print-config").stdout)
+    names = {f"{section}.{key}" for section, keys in parsed.items() for key in keys}
+    relied_on = """model.layers model.width model.heads model.vocab model.context model.tied model.init data.source
+        train.steps train.batch train.seed train.device train.precision train.threads train.validate_every train.save_every
+        train.graph optim.name optim.rate optim.warmup optim.decay optim.clip""".split()
+    assert not set(relied_on) - names
+
+
+# ---- Completion
+
+
+def complete(script, *words):
+    """What bash offers for the last of `words`."""
+    quoted = " ".join(f"'{w}'" for w in words)
+    code = f"{script}\ncompopt() {{ :; }}\nCOMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}\n_echelon\nprintf '%s\\n' \"${{COMPREPLY[@]}}\""
+    result = subprocess.run(["bash", "--norc", "-c", code], capture_output=True, text=True, timeout=20)
+    assert result.stderr == ""
+    return sorted(result.stdout.split())
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_the_completion_script_parses(echelon, shell):
+    script = echelon("completion", shell)
+    assert script.returncode == 0
+    parser = shell if shutil.which(shell) else "bash"  # zsh takes the same function through its adapter
+    checked = subprocess.run([parser, "-n"], input=script.stdout, text=True, capture_output=True, timeout=20)
+    assert checked.returncode == 0 and checked.stderr == ""
+
+
+def test_bash_completes_commands_options_and_keys(echelon):
+    script = echelon("completion", "bash").stdout
+    assert complete(script, "echelon", "tr") == ["train"]
+    assert set(COMMANDS) <= set(complete(script, "echelon", ""))
+    assert complete(script, "echelon", "train", "--res") == ["--resume"]
+    assert complete(script, "echelon", "generate", "--temp") == ["--temperature"]
+    assert complete(script, "echelon", "train", "--set", "model.la") == ["model.layers="]
+    assert "optim.rate=" in complete(script, "echelon", "train", "--set", "")
+
+
+# ---- The summary
+
+
+def test_the_summary_has_every_field_with_sane_values(echelon):
+    echelon.train_well("a", "--json", "summary.json", train_validate_every=5, model_vocab=256)
+    summary = json.loads((echelon.folder / "summary.json").read_text())
+    width, context = 32, 32
+    block = 12 * width * width + 13 * width
+    assert summary["params"] == 256 * width + context * width + block + 2 * width
+    assert summary["tokens_per_s"] == pytest.approx(4 * context / (summary["step_ms"] / 1e3))
+    assert 0 < summary["step_ms"] < 60000
+    assert 0 < summary["start_mib"] < summary["peak_mib"] < 4096
+    metrics = [json.loads(line) for line in (echelon.folder / "runs" / "a" / "metrics.jsonl").read_text().splitlines()]
+    assert summary["final_loss"] == [m["loss"] for m in metrics if "loss" in m][-1]
+    assert summary["val_bits_per_byte"] == metrics[-1]["val_bits_per_byte"]
+    assert 0 < summary["val_bits_per_byte"] < 8.5
+    assert summary["device"] == "cpu" and summary["threads"] == 1
+
+
+def test_the_summary_of_a_run_without_validation_says_so(echelon):
+    echelon.train_well("a", "--json", "summary.json", data_source="random", model_vocab=50)
+    assert json.loads((echelon.folder / "summary.json").read_text())["val_bits_per_byte"] is None
