@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/full_like.h>
+#include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/variable.h>
@@ -25,14 +26,17 @@ ModuleLayer::ModuleLayer(std::string name, std::shared_ptr<torch::nn::Module> mo
 void ModuleLayer::declare(Declaration& declaration) {
   for (const auto& item : module_->named_parameters()) {
     const at::Tensor& value = item.value();
-    Parameter* p = declaration.parameter(name_ + "." + item.key(), value.sizes().vec(), Init::from(value.detach().clone()),
+    Parameter* p = declaration.parameter(name_ + "." + item.key(), value.sizes().vec(), Init::from(value.detach()),
                                          /*decay=*/value.dim() >= 2, value.requires_grad());
     bound_.push_back({value, p});
   }
 }
 
+// Not module_->to(), which in C++ casts integer buffers too and copies the parameters that are about to be replaced.
 void ModuleLayer::bind(at::Device device, at::ScalarType type) {
-  module_->to(device, type);
+  for (at::Tensor buffer : module_->buffers()) {
+    buffer.set_data(buffer.to(device, buffer.is_floating_point() ? type : buffer.scalar_type()));
+  }
   for (auto& [variable, parameter] : bound_) variable.set_data(parameter->value);
 }
 
@@ -66,7 +70,8 @@ at::Tensor ModuleLayer::backward(const at::Tensor& grad_output, Pass& pass) {
   const at::Tensor x = pass.saved[0], y = std::move(pass.saved[1]);
   point_gradients();
   if (y.requires_grad()) torch::autograd::backward({y}, {grad_output});
-  return x.requires_grad() ? x.grad() : at::Tensor();
+  if (!x.requires_grad()) return {};
+  return x.grad().defined() ? x.grad() : at::zeros_like(x);  // a module may ignore its input
 }
 
 namespace {
