@@ -3,6 +3,7 @@
 #include <c10/core/Allocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
+#include <atomic>
 #include <mutex>
 #include <numeric>
 #include <unordered_map>
@@ -24,6 +25,7 @@ class MemoryAccount::Reporter : public c10::MemoryReportingInfoBase {
  public:
   void reportMemoryUsage(void* block, std::int64_t size, std::size_t, std::size_t, c10::Device) override {
     std::lock_guard lock(mutex_);
+    forget(block);  // also before it comes: another thread may have freed it unseen
     if (size > 0) {
       const auto kind = static_cast<std::size_t>(current_kind);
       blocks_[block] = {kind, static_cast<std::uint64_t>(size)};
@@ -33,13 +35,10 @@ class MemoryAccount::Reporter : public c10::MemoryReportingInfoBase {
         peak_total_ = total_;
         peak_ = now_;
       }
-    } else if (const auto it = blocks_.find(block); it != blocks_.end()) {
-      now_.bytes[it->second.kind] -= it->second.size;
-      total_ -= it->second.size;
-      blocks_.erase(it);
     }
   }
-  bool memoryProfilingEnabled() const override { return true; }
+  bool memoryProfilingEnabled() const override { return !closed_; }
+  void close() { closed_ = true; }
 
   MemoryUse now() {
     std::lock_guard lock(mutex_);
@@ -55,6 +54,14 @@ class MemoryAccount::Reporter : public c10::MemoryReportingInfoBase {
     std::size_t kind;
     std::uint64_t size;
   };
+  void forget(void* block) {
+    const auto it = blocks_.find(block);
+    if (it == blocks_.end()) return;
+    now_.bytes[it->second.kind] -= it->second.size;
+    total_ -= it->second.size;
+    blocks_.erase(it);
+  }
+  std::atomic<bool> closed_ = false;
   std::mutex mutex_;  // guards all below; autograd's threads report too
   std::unordered_map<void*, Block> blocks_;
   MemoryUse now_, peak_;
@@ -65,7 +72,12 @@ MemoryAccount::MemoryAccount() : reporter_(std::make_shared<Reporter>()) {
   c10::ThreadLocalDebugInfo::_push(c10::DebugInfoKind::PROFILER_STATE, reporter_);
 }
 
-MemoryAccount::~MemoryAccount() { c10::ThreadLocalDebugInfo::_pop(c10::DebugInfoKind::PROFILER_STATE); }
+// Accounts may end in any order and on any thread: one that is not this thread's innermost stays there, deaf.
+MemoryAccount::~MemoryAccount() {
+  reporter_->close();
+  const auto kind = c10::DebugInfoKind::PROFILER_STATE;
+  if (c10::ThreadLocalDebugInfo::get(kind) == reporter_.get()) c10::ThreadLocalDebugInfo::_pop(kind);
+}
 
 MemoryUse MemoryAccount::now() const { return reporter_->now(); }
 MemoryUse MemoryAccount::at_peak() const { return reporter_->at_peak(); }
