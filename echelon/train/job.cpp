@@ -236,7 +236,8 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
       while (trainer.step() < options.train.steps && !stop.load()) {
         const auto until = std::min({next(options.train.validate_every), next(options.train.save_every), options.train.steps});
         trainer.run_until(until, &stop);
-        const bool whole = trainer.step() == until && !stop.load();
+        // Also when interrupted just here: a resumed run would not come back to it.
+        const bool whole = trainer.step() == until;
         if (whole && until < options.train.steps && data.validation != nullptr && until % options.train.validate_every == 0) {
           const double loss = trainer.evaluate(*data.validation, options.train.validate_samples);
           run.add_validation(until, loss, data.bytes);
