@@ -71,7 +71,9 @@ void Progress::step(const StepReport& report) {
     for (int i = full; i < cells; ++i) bar += "━";
     bar += "\x1b[0m";
   }
-  fmt::print("\r\x1b[2K{}{}  {}", count, bar, numbers);
+  // A line that wraps could not be drawn over.
+  const auto left = static_cast<std::size_t>(std::max(0, room + 2 + static_cast<int>(numbers.size())));
+  fmt::print("\r\x1b[2K{}{}  {}", count, bar, bar.empty() ? numbers.substr(0, left) : numbers);
   std::fflush(stdout);
   drawn_ = true;
 }
