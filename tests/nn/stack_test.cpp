@@ -14,34 +14,10 @@
 #include "echelon/nn/gpt.h"
 #include "tests/base/thrown.h"
 #include "tests/nn/close.h"
+#include "tests/nn/holder.h"
 
 namespace echelon {
 namespace {
-
-// A layer with parameters and nothing to compute: it adds one.
-class Holder : public Layer {
- public:
-  struct Described {
-    std::string name;
-    std::vector<std::int64_t> shape;
-    Init init = Init::normal(0.02);
-    bool decay = true;
-    bool trainable = true;
-  };
-  explicit Holder(std::vector<Described> described) : described_(std::move(described)) {}
-
-  void declare(Declaration& declaration) override {
-    for (const auto& d : described_)
-      declaration.parameter(d.name, d.shape, d.init, d.decay, d.trainable);
-  }
-  at::Tensor forward(const at::Tensor& x, Pass& pass) override {
-    return pass.target.defined() ? x.sub(pass.target).sum() : x.add(1);
-  }
-  at::Tensor backward(const at::Tensor& grad, Pass&) override { return grad; }
-
- private:
-  std::vector<Described> described_;
-};
 
 class Borrower : public Layer {
  public:
@@ -54,13 +30,6 @@ class Borrower : public Layer {
  private:
   std::string name_;
 };
-
-Stack stack_of(std::vector<std::vector<Holder::Described>> layers) {
-  Stack stack;
-  for (auto& layer : layers)
-    stack.add(std::make_unique<Holder>(std::move(layer)));
-  return stack;
-}
 
 Stack odd_stack() {
   return stack_of({{{"a.weight", {3, 7}},

@@ -1,0 +1,347 @@
+// Whole updates over flat units against torch::optim and torch's clip_grad_norm_ on separate
+// tensors.
+#include "echelon/optim/master_update.h"
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <map>
+#include <memory>
+#include <string>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
+#include "echelon/base/error.h"
+#include "echelon/base/random.h"
+#include "tests/base/thrown.h"
+#include "tests/nn/close.h"
+#include "tests/nn/holder.h"
+
+namespace echelon {
+namespace {
+
+// Two layers of odd sizes with both decay groups, and a parameter that does not train.
+Stack odd_stack(at::ScalarType type) {
+  Stack stack = stack_of({{{"a.weight", {13, 7}, Init::normal(1)},
+                           {"a.bias", {7}, Init::normal(1), /*decay=*/false},
+                           {"a.fixed", {5}, Init::normal(1), true, /*trainable=*/false}},
+                          {{"b.weight", {3, 41}, Init::normal(1)},
+                           {"b.gain", {}, Init::ones(), false},
+                           {"b.bias", {33}, Init::zeros(), false}}});
+  stack.allocate(at::kCPU, type, Gradients::yes);
+  return stack;
+}
+
+at::Tensor noise(const Parameter& p, int step) {
+  at::Tensor out = at::empty(p.shape, at::kDouble);
+  fill_normal(derive_key(static_cast<std::uint64_t>(step), p.name), 0,
+              std::span(out.data_ptr<double>(), static_cast<std::size_t>(out.numel())), 0, 1);
+  return out;
+}
+
+void set_gradients(Stack& stack, int step, double size) {
+  for (const auto& p : stack.parameters()) {
+    if (p.trainable) at::Tensor(p.grad).copy_(noise(p, step).mul(size));
+  }
+}
+
+double rate_of(int step) {
+  return 0.01 / (1 + step);
+}  // no power of two: its rounding shows
+
+void apply(MasterUpdate& update, int step, double loss = 1) {
+  update.rate().fill_(rate_of(step));
+  update.apply(at::full({}, loss, at::kDouble));
+}
+
+using torch::optim::OptimizerParamGroup;
+std::unique_ptr<torch::optim::Optimizer> torch_optimizer(const OptimOptions& o,
+                                                         std::vector<at::Tensor> decay,
+                                                         std::vector<at::Tensor> no_decay) {
+  std::vector<OptimizerParamGroup> groups = {OptimizerParamGroup(std::move(decay)),
+                                             OptimizerParamGroup(std::move(no_decay))};
+  if (o.name == "adamw") {
+    auto defaults = torch::optim::AdamWOptions(0).betas({o.beta1, o.beta2}).eps(o.epsilon);
+    groups[0].set_options(std::make_unique<torch::optim::AdamWOptions>(
+        torch::optim::AdamWOptions(defaults).weight_decay(o.decay)));
+    groups[1].set_options(std::make_unique<torch::optim::AdamWOptions>(
+        torch::optim::AdamWOptions(defaults).weight_decay(0)));
+    return std::make_unique<torch::optim::AdamW>(groups, defaults);
+  }
+  auto defaults = torch::optim::SGDOptions(0).momentum(o.momentum).nesterov(o.nesterov);
+  groups[0].set_options(std::make_unique<torch::optim::SGDOptions>(
+      torch::optim::SGDOptions(defaults).weight_decay(o.decay)));
+  groups[1].set_options(std::make_unique<torch::optim::SGDOptions>(
+      torch::optim::SGDOptions(defaults).weight_decay(0)));
+  return std::make_unique<torch::optim::SGD>(groups, defaults);
+}
+
+std::vector<std::pair<const char*, OptimOptions>> rules() {
+  OptimOptions adamw;
+  adamw.decay = 0.3;
+  adamw.beta2 = 0.97;
+  OptimOptions sgd;
+  sgd.name = "sgd";
+  sgd.decay = 0.3;
+  sgd.momentum = 0;
+  OptimOptions momentum = sgd;
+  momentum.momentum = 0.8;
+  OptimOptions nesterov = momentum;
+  nesterov.nesterov = true;
+  return {{"adamw", adamw}, {"sgd", sgd}, {"momentum", momentum}, {"nesterov", nesterov}};
+}
+
+// Twenty steps of both; the gradients' norm passes the clip bound on some steps and stays below on
+// others.
+void expect_like_torch(const char* rule, OptimOptions options, double clip, at::ScalarType type,
+                       double tolerance) {
+  const auto wide = type == at::kDouble ? at::kDouble : at::kFloat;
+  options.clip = clip;
+  Stack stack = odd_stack(type);
+  MasterUpdate update(stack, options);
+  update.load(random_values(1));
+
+  std::map<std::string, at::Tensor> twins;
+  std::vector<at::Tensor> decay, no_decay, all;
+  const at::Tensor master = update.state().front().flat;
+  const auto master_of = [&](const std::string& name) {
+    for (const auto& unit : stack.units()) {
+      for (const auto& segment : unit.segments) {
+        if (segment.name == name)
+          return master.narrow(0, unit.begin + segment.offset, segment.numel).view(segment.shape);
+      }
+    }
+    return at::Tensor();
+  };
+  for (const auto& p : stack.parameters()) {
+    if (!p.trainable) continue;
+    at::Tensor twin = at::empty(p.shape, wide);
+    random_values(1)(p, twin);
+    EXPECT_TRUE(at::equal(master_of(p.name), twin))
+        << "masters begin in full precision: " << p.name;
+    all.push_back(twins[p.name] = twin.set_requires_grad(true));
+    (p.decay ? decay : no_decay).push_back(twin);
+  }
+  const at::Tensor fixed = stack.find("a.fixed")->value.clone();
+  const auto optimizer = torch_optimizer(options, decay, no_decay);
+
+  for (int step = 0; step < 20; ++step) {
+    set_gradients(stack, step, step % 3 == 2 ? 0.01 : 0.5);
+    for (auto& [name, twin] : twins)
+      twin.mutable_grad() = stack.find(name)->grad.to(wide).clone();
+    const double norm = torch::nn::utils::clip_grad_norm_(
+        all, clip > 0 ? clip : std::numeric_limits<double>::infinity());
+    for (auto& group : optimizer->param_groups())
+      group.options().set_lr(rate_of(step));
+    optimizer->step();
+
+    apply(update, step);
+    EXPECT_NEAR(update.norm().item<double>(), norm, tolerance * norm) << rule << ", step " << step;
+    for (const auto& [name, twin] : twins) {
+      ASSERT_TRUE(close(master_of(name), twin, tolerance))
+          << rule << ", clip " << clip << ", step " << step << ", " << name;
+      ASSERT_TRUE(at::equal(stack.find(name)->value, master_of(name).to(type)))
+          << name << " is its master in the compute type";
+    }
+  }
+  EXPECT_EQ(update.updates(), 20);
+  EXPECT_EQ(update.halted().item<double>(), 0);
+  EXPECT_TRUE(at::equal(stack.find("a.fixed")->value, fixed))
+      << "what does not train does not move";
+}
+
+TEST(MasterUpdate, IsTorchsInDoublePrecision) {
+  for (const auto& [rule, options] : rules()) {
+    for (const double clip : {0.0, 1.0})
+      expect_like_torch(rule, options, clip, at::kDouble, 1e-12);
+  }
+}
+
+TEST(MasterUpdate, IsTorchsInSinglePrecision) {
+  for (const auto& [rule, options] : rules()) {
+    for (const double clip : {0.0, 1.0})
+      expect_like_torch(rule, options, clip, at::kFloat, 2e-6);
+  }
+}
+
+TEST(MasterUpdate, KeepsSinglePrecisionMastersOfNarrowParameters) {
+  for (const auto& [rule, options] : rules()) {
+    for (const double clip : {0.0, 1.0})
+      expect_like_torch(rule, options, clip, at::kBFloat16, 2e-6);
+  }
+}
+
+TEST(MasterUpdate, KeepsThePaddingZero) {
+  for (const auto type : {at::kDouble, at::kFloat, at::kBFloat16}) {
+    for (const auto& [rule, options] : rules()) {
+      Stack stack = odd_stack(type);
+      MasterUpdate update(stack, options);
+      update.load(random_values(1));
+      for (int step = 0; step < 3; ++step) {
+        set_gradients(stack, step, 1);
+        apply(update, step);
+      }
+      auto buffers = update.state();
+      buffers.push_back({"values", stack.values()});
+      buffers.push_back({"gradients", stack.grads()});
+      for (const auto& [name, flat] : buffers) {
+        at::Tensor padding = flat.clone();
+        for (const auto& unit : stack.units()) {
+          if (!unit.trainable) continue;
+          for (const auto& s : unit.segments)
+            padding.narrow(0, unit.begin + s.offset, s.numel).zero_();
+        }
+        EXPECT_EQ(padding.ne(0).sum().item<double>(), 0) << name << " of " << rule;
+      }
+    }
+  }
+}
+
+TEST(MasterUpdate, UpdatesNarrowParametersSliceBySlice) {
+  // A slice is 16 Mi elements; here are two of the one decay group and one of the other.
+  constexpr std::int64_t slice = std::int64_t{16} << 20;
+  Stack stack =
+      stack_of({{{"w", {slice + 100}, Init::zeros()}, {"b", {100}, Init::zeros(), false}}});
+  stack.allocate(at::kCPU, at::kBFloat16, Gradients::yes);
+  OptimOptions options;
+  options.name = "sgd";
+  options.momentum = 0;
+  options.clip = 0;
+  MasterUpdate update(stack, options);
+  at::Tensor grads = stack.grads();
+  grads.narrow(0, 0, slice).fill_(1);
+  grads.narrow(0, slice, 100).fill_(2);
+  stack.find("b")->grad.fill_(3);
+  update.rate().fill_(0.5);
+  update.apply(at::zeros({}, at::kDouble));
+  const auto expect = [&](std::int64_t begin, std::int64_t size, double value) {
+    EXPECT_TRUE(close(stack.values().narrow(0, begin, size), at::full({size}, value), 0)) << begin;
+  };
+  expect(0, 10, -0.5);
+  expect(slice - 10, 10, -0.5);
+  expect(slice, 100, -1);
+  expect(slice + 128, 100, -1.5);
+}
+
+struct Snapshot {
+  explicit Snapshot(const Stack& stack, const MasterUpdate& update) : updates(update.updates()) {
+    tensors.emplace_back("values", stack.values().clone());
+    for (const auto& [name, flat] : update.state())
+      tensors.emplace_back(name, flat.clone());
+  }
+  double updates;
+  std::vector<std::pair<std::string, at::Tensor>> tensors;
+};
+
+void expect_same(const Snapshot& now, const Snapshot& before, const std::string& when) {
+  EXPECT_EQ(now.updates, before.updates) << when;
+  for (std::size_t i = 0; i < now.tensors.size(); ++i) {
+    EXPECT_TRUE(at::equal(now.tensors[i].second, before.tensors[i].second))
+        << now.tensors[i].first << ", " << when;
+  }
+}
+
+TEST(MasterUpdate, LeavesEverythingAsItWasFromTheFirstNumberThatIsNotFinite) {
+  const double nan = std::nan(""), infinity = std::numeric_limits<double>::infinity();
+  for (const auto type : {at::kDouble, at::kFloat, at::kBFloat16}) {
+    for (const auto& [rule, base] : rules()) {
+      for (const double clip : {0.0, 1.0}) {
+        struct Poison {
+          const char* name;
+          double loss, gradient;
+        };
+        for (const auto& poison : {Poison{"loss NaN", nan, 1},
+                                   {"loss infinite", infinity, 1},
+                                   {"gradient NaN", 1, nan},
+                                   {"gradient infinite", 1, infinity},
+                                   {"gradient minus infinite", 1, -infinity}}) {
+          OptimOptions options = base;
+          options.clip = clip;
+          Stack stack = odd_stack(type);
+          MasterUpdate update(stack, options);
+          update.load(random_values(1));
+          for (int step = 0; step < 2; ++step) {
+            set_gradients(stack, step, 0.1);
+            apply(update, step);
+          }
+          const Snapshot before(stack, update);
+          const std::string when =
+              std::string(rule) + ", " + poison.name + ", clip " + std::to_string(clip);
+          set_gradients(stack, 2, 0.1);
+          stack.find("b.weight")->grad.view({-1})[5] = poison.gradient;
+          apply(update, 2, poison.loss);
+          EXPECT_EQ(update.halted().item<double>(), 1) << when;
+          expect_same(Snapshot(stack, update), before, when);
+          for (int step = 3; step < 5; ++step) {
+            set_gradients(stack, step, 0.1);
+            apply(update, step);
+          }
+          EXPECT_EQ(update.halted().item<double>(), 1) << when;
+          expect_same(Snapshot(stack, update), before, when + ", later steps");
+        }
+      }
+    }
+  }
+}
+
+TEST(MasterUpdate, GoesOnFromItsStateBitForBit) {
+  for (const auto type : {at::kFloat, at::kBFloat16}) {
+    for (const auto& [rule, options] : rules()) {
+      Stack first = odd_stack(type), second = odd_stack(type);
+      MasterUpdate one(first, options), other(second, options);
+      one.load(random_values(1));
+      other.load(random_values(2));
+      for (int step = 0; step < 6; ++step) {
+        if (step == 3) {
+          const auto from = one.state(), to = other.state();
+          ASSERT_EQ(from.size(), to.size());
+          for (std::size_t i = 0; i < from.size(); ++i)
+            at::Tensor(to[i].flat).copy_(from[i].flat);
+          other.set_updates(one.updates());
+          other.publish();
+        }
+        for (auto* stack : {&first, &second})
+          set_gradients(*stack, step, 0.1);
+        apply(one, step);
+        if (step >= 3) apply(other, step);
+      }
+      expect_same(Snapshot(second, other), Snapshot(first, one), rule);
+    }
+  }
+}
+
+TEST(MasterUpdate, NamesItsStates) {
+  Stack stack = odd_stack(at::kFloat);
+  const auto names = [&](const OptimOptions& options) {
+    std::string text;
+    for (const auto& state : MasterUpdate(stack, options).state())
+      text += state.name + " ";
+    return text;
+  };
+  EXPECT_EQ(names(rules()[0].second), "master exp_avg exp_avg_sq ");
+  EXPECT_EQ(names(rules()[1].second), "master ");
+  EXPECT_EQ(names(rules()[2].second), "master momentum ");
+}
+
+TEST(MakeOptimizer, RefusesWhatItCannotMake) {
+  OptimOptions options;
+  options.name = "lion";
+  EXPECT_EQ(thrown<InvalidArgument>([&] { make_optimizer(options); }),
+            "optim.name is \"lion\"; allowed: adamw, sgd");
+  options.name = "sgd";
+  options.nesterov = true;
+  options.momentum = 0;
+  EXPECT_EQ(thrown<InvalidArgument>([&] { make_optimizer(options); }),
+            "optim.nesterov needs momentum, but optim.momentum is 0; give it a value such as 0.9");
+}
+
+}  // namespace
+}  // namespace echelon

@@ -1,0 +1,80 @@
+#include "echelon/optim/schedule.h"
+
+#include <cmath>
+
+#include <gtest/gtest.h>
+
+namespace echelon {
+namespace {
+
+OptimOptions options(const char* schedule, std::int64_t warmup) {
+  OptimOptions o;
+  o.rate = 0.5;
+  o.schedule = schedule;
+  o.warmup = warmup;
+  o.final_rate = 0.1;
+  return o;
+}
+
+TEST(RateAt, RisesLinearlyOverTheWarmUp) {
+  for (const auto* schedule : {"cosine", "linear", "constant"}) {
+    const auto o = options(schedule, 10);
+    EXPECT_DOUBLE_EQ(rate_at(o, 0, 100), 0.05) << schedule << ": the first step moves";
+    EXPECT_DOUBLE_EQ(rate_at(o, 4, 100), 0.25) << schedule;
+    EXPECT_DOUBLE_EQ(rate_at(o, 9, 100), 0.5) << schedule;
+    EXPECT_DOUBLE_EQ(rate_at(o, 10, 100), 0.5) << schedule << ": the fall begins at the peak";
+  }
+}
+
+TEST(RateAt, NeedsNoWarmUp) {
+  for (const auto* schedule : {"cosine", "linear", "constant"}) {
+    EXPECT_DOUBLE_EQ(rate_at(options(schedule, 0), 0, 100), 0.5) << schedule;
+  }
+}
+
+TEST(RateAt, FallsAlongACosineToItsShareOfThePeak) {
+  const auto o = options("cosine", 20);
+  EXPECT_DOUBLE_EQ(rate_at(o, 60, 100), 0.5 * (0.1 + 0.9 / 2)) << "half way";
+  EXPECT_DOUBLE_EQ(rate_at(o, 40, 100), 0.5 * (0.1 + 0.9 * (1 + std::sqrt(0.5)) / 2))
+      << "a quarter";
+  EXPECT_NEAR(rate_at(o, 99, 100), 0.05, 2e-4) << "the last step";
+  EXPECT_DOUBLE_EQ(rate_at(o, 100, 100), 0.05);
+}
+
+TEST(RateAt, FallsAlongALineToItsShareOfThePeak) {
+  const auto o = options("linear", 20);
+  EXPECT_DOUBLE_EQ(rate_at(o, 40, 100), 0.5 * (0.1 + 0.9 * 0.75));
+  EXPECT_DOUBLE_EQ(rate_at(o, 60, 100), 0.5 * (0.1 + 0.9 * 0.5));
+  EXPECT_DOUBLE_EQ(rate_at(o, 100, 100), 0.05);
+}
+
+TEST(RateAt, StaysWhereItIsConstant) {
+  for (const std::int64_t step : {10, 50, 99, 1000})
+    EXPECT_DOUBLE_EQ(rate_at(options("constant", 10), step, 100), 0.5);
+}
+
+TEST(RateAt, NeverRisesAfterTheWarmUpNorLeavesItsBounds) {
+  for (const auto* schedule : {"cosine", "linear", "constant"}) {
+    for (const std::int64_t warmup : {0, 1, 7, 30, 50}) {  // also longer than the run
+      const auto o = options(schedule, warmup);
+      for (std::int64_t step = 0; step < 40; ++step) {
+        const double rate = rate_at(o, step, 30);
+        EXPECT_GT(rate, 0);
+        EXPECT_LE(rate, 0.5 + 1e-15);
+        if (step <= warmup) continue;
+        EXPECT_LE(rate, rate_at(o, step - 1, 30))
+            << schedule << " step " << step << " warm-up " << warmup;
+        EXPECT_GE(rate, 0.05 - 1e-15);
+      }
+    }
+  }
+}
+
+TEST(RateAt, EndsAtZeroWhereAskedTo) {
+  auto o = options("linear", 0);
+  o.final_rate = 0;
+  EXPECT_DOUBLE_EQ(rate_at(o, 100, 100), 0);
+}
+
+}  // namespace
+}  // namespace echelon
