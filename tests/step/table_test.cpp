@@ -1,0 +1,234 @@
+#include "echelon/step/table.h"
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <tuple>
+
+#include <gtest/gtest.h>
+
+#include "echelon/base/error.h"
+#include "echelon/base/random.h"
+#include "tests/base/thrown.h"
+
+namespace echelon {
+namespace {
+
+using Kind = Action::Kind;
+
+Action forward(int layer, int micro_batch) { return {Kind::forward, layer, micro_batch}; }
+Action backward(int layer, int micro_batch) { return {Kind::backward, layer, micro_batch}; }
+Action update() { return {Kind::update}; }
+
+std::string refusal(const Table& table, int layers, int micro_batches) {
+  return thrown<InvalidArgument>([&] { validate(table, layers, micro_batches); });
+}
+bool accepted(const Table& table, int layers, int micro_batches) {
+  return refusal(table, layers, micro_batches) == "(nothing was thrown)";
+}
+
+// An independent judge: a store of tensors. Every action takes its tensors out of the store and
+// puts its results in; one that misses a tensor cannot run.
+bool runs(const Table& table, int layers, int micro_batches) {
+  enum What { input, kept, gradient };
+  std::set<std::tuple<What, int, int>> store;
+  int finished = 0;
+  for (int m = 0; m < micro_batches; ++m) store.insert({input, 0, m});
+  for (std::size_t i = 0; i < table.size(); ++i) {
+    const auto& [kind, layer, m] = table[i];
+    switch (kind) {
+      case Kind::forward:
+        if (store.erase({input, layer, m}) == 0) return false;
+        store.insert({kept, layer, m});
+        if (layer + 1 < layers) {
+          store.insert({input, layer + 1, m});
+        } else {
+          store.insert({gradient, layer, m});  // the loss begins the way back
+        }
+        break;
+      case Kind::backward:
+        if (store.erase({kept, layer, m}) == 0 || store.erase({gradient, layer, m}) == 0)
+          return false;
+        if (layer > 0) store.insert({gradient, layer - 1, m});
+        ++finished;
+        break;
+      case Kind::update:
+        return finished == layers * micro_batches && i + 1 == table.size();
+    }
+  }
+  return false;
+}
+
+// Draws that a test can repeat.
+class Draw {
+ public:
+  explicit Draw(std::uint64_t key) : key_(key) {}
+  std::size_t below(std::size_t n) {
+    return static_cast<std::size_t>(uniform_at(key_, counter_++) * static_cast<double>(n));
+  }
+
+ private:
+  Key key_;
+  std::uint64_t counter_ = 0;
+};
+
+void shuffle(Table& table, std::size_t begin, std::size_t end, Draw& draw) {
+  for (std::size_t i = end; i > begin + 1; --i)
+    std::swap(table[i - 1], table[begin + draw.below(i - begin)]);
+}
+
+// Any order that keeps each micro-batch's own: what pipelines are made of.
+Table interleaved(int layers, int micro_batches, Draw& draw) {
+  std::vector<int> done(static_cast<std::size_t>(micro_batches));
+  Table table;
+  while (table.size() < static_cast<std::size_t>(2 * layers * micro_batches)) {
+    const auto m = draw.below(done.size());
+    if (done[m] == 2 * layers) continue;
+    const int at = done[m]++;
+    table.push_back(at < layers ? forward(at, static_cast<int>(m))
+                                : backward(2 * layers - 1 - at, static_cast<int>(m)));
+  }
+  table.push_back(update());
+  return table;
+}
+
+TEST(OneProcess, IsValidForAnyNumberOfLayersAndMicroBatches) {
+  for (int layers = 1; layers <= 7; ++layers) {
+    for (int micro_batches = 1; micro_batches <= 5; ++micro_batches) {
+      const Table table = one_process(layers, micro_batches);
+      EXPECT_EQ(table.size(), static_cast<std::size_t>(2 * layers * micro_batches + 1));
+      EXPECT_EQ(refusal(table, layers, micro_batches), "(nothing was thrown)");
+      EXPECT_TRUE(runs(table, layers, micro_batches));
+      EXPECT_EQ(peak_activations(table), layers) << "one micro-batch is alive at a time";
+    }
+  }
+}
+
+TEST(Validate, AcceptsEveryOrderThatKeepsTheDependencies) {
+  for (std::uint64_t key = 0; key < 300; ++key) {
+    Draw draw(key);
+    const int layers = 1 + static_cast<int>(draw.below(4)),
+              micro_batches = 1 + static_cast<int>(draw.below(4));
+    const Table table = interleaved(layers, micro_batches, draw);
+    ASSERT_TRUE(runs(table, layers, micro_batches));
+    EXPECT_EQ(refusal(table, layers, micro_batches), "(nothing was thrown)");
+  }
+}
+
+// Shuffles, swaps, losses, doubles and changes of a valid table: some stay valid, most do not, and
+// the validator must know which.
+TEST(Validate, AcceptsExactlyWhatCanRun) {
+  int valid = 0, invalid = 0;
+  for (std::uint64_t key = 0; key < 6000; ++key) {
+    Draw draw(key);
+    const int layers = 1 + static_cast<int>(draw.below(3)),
+              micro_batches = 1 + static_cast<int>(draw.below(3));
+    Table table = interleaved(layers, micro_batches, draw);
+    for (auto times = 1 + draw.below(2); times > 0; --times) {
+      const auto at = draw.below(table.size());
+      switch (draw.below(6)) {
+        case 0:
+          shuffle(table, 0, table.size(), draw);
+          break;
+        case 1:
+          shuffle(table, at, std::min(table.size(), at + 3), draw);
+          break;
+        case 2:
+          std::swap(table[at], table[draw.below(table.size())]);
+          break;
+        case 3:
+          table.erase(table.begin() + static_cast<std::ptrdiff_t>(at));
+          break;
+        case 4:
+          table.insert(table.begin() + static_cast<std::ptrdiff_t>(at),
+                       Action(table[draw.below(table.size())]));
+          break;
+        case 5:
+          table[at].kind = static_cast<Kind>(draw.below(3));
+          break;
+      }
+      if (table.empty()) table.push_back(update());
+    }
+    const bool can_run = runs(table, layers, micro_batches);
+    (can_run ? valid : invalid)++;
+    std::string shown;
+    for (const auto& action : table) shown += to_string(action) + "; ";
+    ASSERT_EQ(accepted(table, layers, micro_batches), can_run)
+        << shown << refusal(table, layers, micro_batches);
+  }
+  EXPECT_GT(valid, 300);
+  EXPECT_GT(invalid, 3000);
+}
+
+TEST(Validate, NamesTheActionAndTheReason) {
+  struct Mistake {
+    Table table;
+    std::string sentence;
+  };
+  const Table good = {forward(0, 0), forward(1, 0), backward(1, 0), backward(0, 0), update()};
+  ASSERT_TRUE(accepted(good, 2, 1));
+  const std::vector<Mistake> mistakes = {
+      {{forward(1, 0)},
+       "action 0 of the step, forward(layer 1, micro-batch 0), cannot run: the layer below has given it no input"},
+      {{forward(0, 0), forward(0, 0)},
+       "action 1 of the step, forward(layer 0, micro-batch 0), cannot run: it ran before"},
+      {{backward(1, 0)},
+       "action 0 of the step, backward(layer 1, micro-batch 0), cannot run: its forward has not run"},
+      {{forward(0, 0), forward(1, 0), backward(0, 0)},
+       "action 2 of the step, backward(layer 0, micro-batch 0), cannot run: the layer above has given it no gradient"},
+      {{forward(0, 0), forward(1, 0), backward(1, 0), backward(1, 0)},
+       "action 3 of the step, backward(layer 1, micro-batch 0), cannot run: it ran before"},
+      {{forward(0, 0), forward(1, 0), backward(1, 0), update()},
+       "action 3 of the step, update, cannot run: backward(layer 0, micro-batch 0) is missing"},
+      {{update()},
+       "action 0 of the step, update, cannot run: backward(layer 0, micro-batch 0) is missing"},
+      {{forward(0, 0), forward(1, 0), backward(1, 0), backward(0, 0), update(), update()},
+       "action 5 of the step, update, cannot run: the update has ended the step"},
+      {{forward(0, 0), forward(1, 0), backward(1, 0), backward(0, 0), update(), forward(0, 0)},
+       "action 5 of the step, forward(layer 0, micro-batch 0), cannot run: the update has ended the step"},
+      {{forward(0, 0), forward(1, 0), backward(1, 0), backward(0, 0)},
+       "the step's table has no update at its end"},
+      {{}, "the step's table has no update at its end"},
+      {{forward(2, 0)},
+       "action 0 of the step, forward(layer 2, micro-batch 0), cannot run: there are 2 layers"},
+      {{forward(-1, 0)},
+       "action 0 of the step, forward(layer -1, micro-batch 0), cannot run: there are 2 layers"},
+      {{forward(0, 1)},
+       "action 0 of the step, forward(layer 0, micro-batch 1), cannot run: there are 1 micro-batches"},
+      {{forward(0, -1)},
+       "action 0 of the step, forward(layer 0, micro-batch -1), cannot run: there are 1 micro-batches"},
+  };
+  for (const auto& [table, sentence] : mistakes) EXPECT_EQ(refusal(table, 2, 1), sentence);
+}
+
+TEST(Validate, NamesTheMicroBatchThatAnUpdateMisses) {
+  Table table = one_process(3, 4);
+  const auto missing = std::find_if(table.begin(), table.end(), [](const Action& a) {
+    return a.kind == Kind::backward && a.layer == 0 && a.micro_batch == 2;
+  });
+  table.erase(missing);
+  EXPECT_EQ(
+      refusal(table, 3, 4),
+      "action 23 of the step, update, cannot run: backward(layer 0, micro-batch 2) is missing");
+}
+
+TEST(PeakActivations, AreThoseOfTheOrder) {
+  constexpr int layers = 3, micro_batches = 4;
+  Table all_forward_first;
+  for (int m = 0; m < micro_batches; ++m) {
+    for (int l = 0; l < layers; ++l) all_forward_first.push_back(forward(l, m));
+  }
+  for (int m = 0; m < micro_batches; ++m) {
+    for (int l = layers; l-- > 0;) all_forward_first.push_back(backward(l, m));
+  }
+  all_forward_first.push_back(update());
+  ASSERT_TRUE(accepted(all_forward_first, layers, micro_batches));
+  EXPECT_EQ(peak_activations(all_forward_first), layers * micro_batches);
+  EXPECT_EQ(peak_activations({update()}), 0);
+  EXPECT_EQ(peak_activations({forward(0, 0), forward(0, 1), backward(0, 0), forward(0, 2),
+                              backward(0, 1), backward(0, 2)}),
+            2);
+}
+
+}  // namespace
+}  // namespace echelon
