@@ -59,6 +59,7 @@ PEERS = {
         "PyTorch eager, autocast, fp32 parameters, fused AdamW": {"fused": True, "autocast": True},
     },
 }
+ONLY_WITH_ALL = "autocast"  # in a variant's name: measured with --all only
 
 
 # ---- The peer ------------------------------------------------------------------------------------------
@@ -187,11 +188,11 @@ def measure_echelon(job, device, threads, settings):
     return result
 
 
-def measure(job, device, threads, rounds, only, tell):
-    """Every variant's results by name, one a round."""
+def measure(job, device, threads, rounds, wanted, tell):
+    """The results of every variant that is wanted, by name, one a round."""
     variants = {name: (measure_peer, settings) for name, settings in PEERS[device].items()}
     variants |= {name: (measure_echelon, settings) for name, settings in ECHELON[device].items()}
-    variants = {name: v for name, v in variants.items() if not only or any(word in name for word in only)}
+    variants = {name: variant for name, variant in variants.items() if wanted(name)}
     results = {name: [] for name in variants}
     for number in range(rounds):
         for name in list(variants) if number % 2 == 0 else reversed(variants):
@@ -290,6 +291,7 @@ def main():
     parser.add_argument("--steps", type=int, help="steps of one process, in place of each job's own number")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="CPU threads of both sides")
     parser.add_argument("--only", action="append", metavar="WORD", help="only variants whose name has this word")
+    parser.add_argument("--all", action="store_true", help="on a GPU, also PyTorch with autocast and fp32 parameters")
     parser.add_argument("--job", type=int, choices=[0, 1], help="only the first or the second job")
     parser.add_argument("--save", action="store_true", help="write a dated page in docs/benchmarks/")
     parser.add_argument("--peer", help=argparse.SUPPRESS)  # one measurement of the peer, in a process of its own
@@ -304,11 +306,17 @@ def main():
     jobs = JOBS[device] if arguments.job is None else [JOBS[device][arguments.job]]
     if arguments.steps:
         jobs = [Job(**(vars(job) | {"steps": arguments.steps})) for job in jobs]
+
+    def wanted(name):
+        if arguments.only:
+            return any(word in name for word in arguments.only)
+        return arguments.all or ONLY_WITH_ALL not in name
+
     facts = machine(device, arguments.threads)
     print("\n".join(f"{name:12} {value}" for name, value in facts), flush=True)
     tables = []
     for job in jobs:
-        results = measure(job, device, arguments.threads, rounds, arguments.only,
+        results = measure(job, device, arguments.threads, rounds, wanted,
                           lambda line: print(line, file=sys.stderr, flush=True))
         counts = {r["params"] for rs in results.values() for r in rs if "failed" not in r}
         if len(counts) > 1:
