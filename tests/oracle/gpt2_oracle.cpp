@@ -1,13 +1,16 @@
-// What Echelon computes from given GPT-2 weights and a given batch, for comparison with what others compute.
+// What Echelon computes from given GPT-2 weights and a given batch, for comparison with what others
+// compute.
 //
 //   gpt2_oracle FOLDER BATCH PRECISION STEPS OUTPUT [KEY=VALUE…]
 //
-// FOLDER holds config.json and model.safetensors. BATCH is a safetensors file with "input_ids" and "labels"
-// ([batch, tokens], int64; labels are the next tokens). PRECISION is fp64, fp32 or bf16. KEY is micro_batches or
-// one of optim's (optim.rate=1e-3); the rate is the same in every step.
+// FOLDER holds config.json and model.safetensors. BATCH is a safetensors file with "input_ids" and
+// "labels"
+// ([batch, tokens], int64; labels are the next tokens). PRECISION is fp64, fp32 or bf16. KEY is
+// micro_batches or one of optim's (optim.rate=1e-3); the rate is the same in every step.
 //
-// OUTPUT then holds "logits" and "loss" of the given weights, "grad/NAME" for every parameter before any clipping,
-// and, from the same weights, "losses" of STEPS steps on this one batch and "value/NAME" after them.
+// OUTPUT then holds "logits" and "loss" of the given weights, "grad/NAME" for every parameter
+// before any clipping, and, from the same weights, "losses" of STEPS steps on this one batch and
+// "value/NAME" after them.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/stack.h>
 #include <fmt/format.h>
@@ -49,8 +52,8 @@ struct Outcome {
   std::vector<std::pair<std::string, at::Tensor>> grads, values;
 };
 
-Outcome run_steps(const std::filesystem::path& folder, at::ScalarType type, const Batch& batch, std::int64_t steps,
-                  std::int64_t micro_batches, const OptimOptions& optim) {
+Outcome run_steps(const std::filesystem::path& folder, at::ScalarType type, const Batch& batch,
+                  std::int64_t steps, std::int64_t micro_batches, const OptimOptions& optim) {
   Stack stack = gpt(read_gpt2_options(folder));
   stack.allocate(at::kCPU, type, Gradients::yes);
   MasterUpdate update(stack, optim);
@@ -76,7 +79,8 @@ void run(const std::vector<std::string>& arguments) {
   }
   const std::filesystem::path folder = arguments[0];
   const safetensors::Reader reader(arguments[1]);
-  const Batch batch{tensor_of(reader, *reader.find("input_ids")), tensor_of(reader, *reader.find("labels"))};
+  const Batch batch{tensor_of(reader, *reader.find("input_ids")),
+                    tensor_of(reader, *reader.find("labels"))};
   const at::ScalarType type = compute_type({.precision = arguments[2]});
   const std::int64_t steps = std::stoll(arguments[3]);
   OracleOptions options;
@@ -85,7 +89,8 @@ void run(const std::vector<std::string>& arguments) {
 
   std::vector<NamedTensor> out;
   const auto keep = [&](std::string name, const at::Tensor& tensor) {
-    out.push_back({std::move(name), tensor.sizes().vec(), tensor.scalar_type(), [tensor] { return tensor; }});
+    out.push_back(
+        {std::move(name), tensor.sizes().vec(), tensor.scalar_type(), [tensor] { return tensor; }});
   };
   {
     Stack stack = gpt(read_gpt2_options(folder));
@@ -100,7 +105,8 @@ void run(const std::vector<std::string>& arguments) {
   keep("loss", first.losses.front());
   for (const auto& [name, grad] : first.grads) keep("grad/" + name, grad);
   if (steps > 0) {
-    const Outcome last = run_steps(folder, type, batch, steps, options.micro_batches, options.optim);
+    const Outcome last =
+        run_steps(folder, type, batch, steps, options.micro_batches, options.optim);
     keep("losses", at::stack(last.losses));
     for (const auto& [name, value] : last.values) keep("value/" + name, value);
   }
