@@ -25,7 +25,7 @@ struct Slice {
 // What changes from step to step, as scalars on the device, so that a recorded graph reads the present ones and
 // no step waits for the host.
 struct StepScalars {
-  at::Tensor rate;     // learning rate, float (double in fp64)
+  at::Tensor rate;     // learning rate, float (double in fp64 on a CPU)
   at::Tensor updates;  // how many updates there were, this one included, float
   std::optional<at::Tensor> grad_scale;  // gradients are divided by this, float
   at::Tensor skip;     // 1: leave values and state as they are, float
