@@ -39,8 +39,8 @@ MasterUpdate::MasterUpdate(Stack& stack, const OptimOptions& options)
     wide_grad_ = at::empty({longest}, wide);
   }
   const auto scalar = wide.dtype(at::kFloat);
-  // fp64 models run on the CPU, whose kernels take the rate in double precision; a GPU's take a float.
-  scalars_.rate = at::zeros({}, stack.type() == at::kDouble ? wide : scalar);
+  // A CPU's kernels take the rate in double precision, which fp64 models need; a GPU's take a float.
+  scalars_.rate = at::zeros({}, stack.type() == at::kDouble && stack.device().is_cpu() ? wide : scalar);
   scalars_.updates = at::zeros({}, scalar);
   scalars_.skip = at::zeros({}, scalar);
   norm_ = at::zeros({}, wide);
@@ -109,7 +109,10 @@ std::vector<MasterUpdate::State> MasterUpdate::state() const {
 }
 
 double MasterUpdate::updates() const { return scalars_.updates.item<double>(); }
-void MasterUpdate::set_updates(double updates) { scalars_.updates.fill_(updates); }
+void MasterUpdate::restart(double updates) {
+  scalars_.updates.fill_(updates);
+  scalars_.skip.zero_();
+}
 
 void MasterUpdate::publish() {
   at::NoGradGuard no_grad;

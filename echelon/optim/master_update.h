@@ -45,8 +45,8 @@ class MasterUpdate {
   };
   std::vector<State> state() const;
   double updates() const;
-  void set_updates(double updates);
-  void publish();  // masters -> parameters, after they were changed from outside
+  void publish();                // masters -> parameters, after they were changed from outside
+  void restart(double updates);  // goes on after so many updates; forgets that anything was not finite
 
  private:
   Stack& stack_;

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <charconv>
 
 #include "echelon/base/error.h"
@@ -71,8 +72,12 @@ void Trainer::restore(const std::filesystem::path& path) {
                                                          : fmt::format("{} [{}]", entry->dtype, fmt::join(entry->shape, ", "))));
     }
   }
+  for (const auto& entry : reader.header().entries) {
+    const bool known = std::any_of(wanted.begin(), wanted.end(), [&](const auto& item) { return item.first == entry.name; });
+    if (!known) throw InvalidArgument(fmt::format("{} does not fit this job: it has {}, which this job has not", path.string(), entry.name));
+  }
   for (const auto& [name, view] : wanted) at::Tensor(view).copy_(tensor_of(reader, *reader.find(name)));
-  update_->set_updates(static_cast<double>(updates));
+  update_->restart(static_cast<double>(updates));
   update_->publish();
   step_ = step;
 }

@@ -305,7 +305,7 @@ TEST(MasterUpdate, GoesOnFromItsStateBitForBit) {
           ASSERT_EQ(from.size(), to.size());
           for (std::size_t i = 0; i < from.size(); ++i)
             at::Tensor(to[i].flat).copy_(from[i].flat);
-          other.set_updates(one.updates());
+          other.restart(one.updates());
           other.publish();
         }
         for (auto* stack : {&first, &second})
