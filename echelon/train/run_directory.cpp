@@ -57,7 +57,8 @@ void RunDirectory::rewind_metrics(std::int64_t step) {
   for (std::size_t at = 0, end; (end = old.find('\n', at)) != std::string::npos; at = end + 1) {
     const std::string line = old.substr(at, end - at);
     const auto parsed = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (parsed.is_object() && parsed.value("step", std::int64_t{-1}) <= step) kept += line + "\n";
+    const auto number = parsed.is_object() ? parsed.find("step") : parsed.end();
+    if (number != parsed.end() && number->is_number_integer() && *number <= step) kept += line + "\n";
   }
   write_file(path, kept);
 }
