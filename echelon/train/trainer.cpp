@@ -186,7 +186,7 @@ void Trainer::collect(std::size_t leave) {
       step_ = slot.step - 1;
       throw Error(fmt::format(
           "the {} became {} at step {}; the weights are those after step {}. A lower optim.rate or optim.clip may help",
-          std::isfinite(loss) ? "gradient" : "loss", std::isnan(loss) || std::isnan(norm) ? "NaN" : "infinite", slot.step,
+          std::isfinite(loss) ? "gradient" : "loss", std::isnan(std::isfinite(loss) ? norm : loss) ? "NaN" : "infinite", slot.step,
           slot.step - 1));
     }
     const double seconds = std::chrono::duration<double>(now - flight.last).count();
