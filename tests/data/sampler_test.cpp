@@ -50,8 +50,7 @@ TEST(Sampler, GivesEveryEpochAnOrderOfItsOwn) {
 TEST(Sampler, IsAPureFunctionOfSeedStepAndPlace) {
   const Sampler one(9, 100, 8), other(9, 100, 8);
   const auto late = one.index(77, 3);
-  for (std::int64_t step = 0; step < 30; ++step)
-    one.indices(step, 0, 8);
+  for (std::int64_t step = 0; step < 30; ++step) one.indices(step, 0, 8);
   EXPECT_EQ(one.index(77, 3), late) << "what was drawn before must not matter";
   EXPECT_EQ(other.index(77, 3), late);
 }
@@ -79,8 +78,7 @@ TEST(Sampler, DrawsAnotherOrderForAnotherSeed) {
   const auto one = drawn(Sampler(1, 1000, 10), 100, 10),
              other = drawn(Sampler(2, 1000, 10), 100, 10);
   int same = 0;
-  for (std::size_t i = 0; i < 1000; ++i)
-    same += one[i] == other[i];
+  for (std::size_t i = 0; i < 1000; ++i) same += one[i] == other[i];
   EXPECT_LE(same, 8);
 }
 

@@ -32,14 +32,11 @@ std::string read(const Text& text, std::int64_t offset, std::int64_t size) {
   return {bytes.begin(), bytes.end()};
 }
 
-std::string all(const Text& text) {
-  return read(text, 0, text.size());
-}
+std::string all(const Text& text) { return read(text, 0, text.size()); }
 
 std::string letters(std::int64_t size) {
   std::string text;
-  for (std::int64_t i = 0; i < size; ++i)
-    text.push_back(static_cast<char>('a' + i % 26));
+  for (std::int64_t i = 0; i < size; ++i) text.push_back(static_cast<char>('a' + i % 26));
   return text;
 }
 
@@ -50,8 +47,7 @@ std::vector<std::int64_t> row(const at::Tensor& rows, std::int64_t i) {
 
 std::vector<std::int64_t> tokens(const std::string& text) {
   std::vector<std::int64_t> values;
-  for (const char c : text)
-    values.push_back(static_cast<unsigned char>(c));
+  for (const char c : text) values.push_back(static_cast<unsigned char>(c));
   return values;
 }
 

@@ -57,8 +57,7 @@ TEST(XzSize, IsThatOfTheProgram) {
 TEST(XzSize, IsSmallForWhatRepeatsAndLargeForWhatDoesNot) {
   if (!xz_size({})) GTEST_SKIP() << "liblzma is not built in";
   std::string noise;
-  for (std::uint64_t i = 0; i < 100'000; ++i)
-    noise.push_back(static_cast<char>(philox(1, i)[0]));
+  for (std::uint64_t i = 0; i < 100'000; ++i) noise.push_back(static_cast<char>(philox(1, i)[0]));
   EXPECT_LT(ours(std::string(100'000, 'x')), 300U);
   EXPECT_GT(ours(noise), 100'000U);
 }

@@ -19,8 +19,7 @@ inline testing::AssertionResult close(const at::Tensor& actual, const at::Tensor
   }
   const auto shape = [](const at::Tensor& t) {
     std::string text = "[";
-    for (const auto size : t.sizes())
-      text += (text.size() > 1 ? ", " : "") + std::to_string(size);
+    for (const auto size : t.sizes()) text += (text.size() > 1 ? ", " : "") + std::to_string(size);
     return text + "]";
   };
   if (actual.sizes() != expected.sizes()) {
@@ -33,8 +32,7 @@ inline testing::AssertionResult close(const at::Tensor& actual, const at::Tensor
   const at::Tensor a = doubles(actual), b = doubles(expected);
   const double *x = a.const_data_ptr<double>(), *y = b.const_data_ptr<double>();
   double largest = 1;
-  for (std::int64_t i = 0; i < b.numel(); ++i)
-    largest = std::max(largest, std::abs(y[i]));
+  for (std::int64_t i = 0; i < b.numel(); ++i) largest = std::max(largest, std::abs(y[i]));
   std::int64_t wrong = 0, worst = 0;
   double off = 0;
   for (std::int64_t i = 0; i < a.numel(); ++i) {

@@ -26,8 +26,7 @@ Parameter parameter(std::string name, std::vector<std::int64_t> shape, bool deca
 
 std::vector<FlatUnit> lay_out_all(const std::vector<Parameter>& parameters) {
   std::vector<const Parameter*> pointers;
-  for (const auto& p : parameters)
-    pointers.push_back(&p);
+  for (const auto& p : parameters) pointers.push_back(&p);
   return lay_out(pointers);
 }
 
@@ -64,9 +63,7 @@ TEST(LayOut, PutsTheSegmentsOfALayerWhereThePageSays) {
   EXPECT_EQ(units[2].numel, 64);
 }
 
-TEST(LayOut, OfNothingIsNothing) {
-  EXPECT_TRUE(lay_out({}).empty());
-}
+TEST(LayOut, OfNothingIsNothing) { EXPECT_TRUE(lay_out({}).empty()); }
 
 // Models drawn at random: any number of layers, sizes from 0 up, every mixture of decay and
 // trainability.
@@ -79,8 +76,7 @@ std::vector<Parameter> random_model(std::uint64_t key) {
   for (std::int64_t layer = 0; layer < layers; ++layer) {
     for (auto left = draw(7); left > 0; --left) {
       std::vector<std::int64_t> shape;
-      for (auto dims = draw(3); dims > 0; --dims)
-        shape.push_back(draw(40));
+      for (auto dims = draw(3); dims > 0; --dims) shape.push_back(draw(40));
       const bool decay = draw(2) == 0, trainable = draw(4) != 0;
       parameters.push_back(parameter("p" + std::to_string(parameters.size()), shape, decay,
                                      trainable, static_cast<int>(layer)));
@@ -95,8 +91,7 @@ TEST(LayOut, HoldsEveryParameterOnceAlignedAndApart) {
   for (std::uint64_t model = 0; model < models; ++model) {
     const auto parameters = random_model(model);
     std::map<std::string, const Parameter*> missing;
-    for (const auto& p : parameters)
-      missing[p.name] = &p;
+    for (const auto& p : parameters) missing[p.name] = &p;
 
     std::map<bool, std::int64_t> end;  // of the buffers, by trainability
     for (const auto& unit : lay_out_all(parameters)) {
@@ -133,8 +128,7 @@ TEST(DecayRanges, CoverTheTrainableBufferExactlyWhateverTheLongest) {
   for (std::uint64_t model = 0; model < models; ++model) {
     const auto units = lay_out_all(random_model(model));
     std::int64_t total = 0;
-    for (const auto& unit : units)
-      total += unit.trainable ? unit.numel : 0;
+    for (const auto& unit : units) total += unit.trainable ? unit.numel : 0;
     for (const std::int64_t longest :
          {std::int64_t{1}, std::int64_t{31}, std::int64_t{32}, std::int64_t{100}, total,
           std::numeric_limits<std::int64_t>::max() / 2, std::numeric_limits<std::int64_t>::max()}) {

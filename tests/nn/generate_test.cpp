@@ -44,8 +44,7 @@ char likeliest(Stack& stack, const std::string& text) {
 TEST(Generate, TakesTheLikeliestByteAtTemperatureZero) {
   Stack stack = model();
   std::string text = "ab";
-  for (int i = 0; i < 20; ++i)
-    text.push_back(likeliest(stack, text));  // past the context
+  for (int i = 0; i < 20; ++i) text.push_back(likeliest(stack, text));  // past the context
   EXPECT_EQ(generate(stack, sizes.context, "ab", {.tokens = 20, .temperature = 0}), text.substr(2));
   EXPECT_EQ(generate(stack, sizes.context, "ab", {.tokens = 20, .temperature = 1, .top = 1}),
             text.substr(2));
@@ -96,8 +95,7 @@ TEST(Generate, DrawsInProportionToTheSoftmaxAtItsTemperature) {
   const std::vector<double> logits = {0, 1, -2, 0.5};
   for (const double temperature : {0.5, 1.0, 2.0}) {
     double sum = 0;
-    for (const double z : logits)
-      sum += std::exp(z / temperature);
+    for (const double z : logits) sum += std::exp(z / temperature);
     const auto share = frequencies(logits, temperature, 0);
     for (std::size_t i = 0; i < 4; ++i) {
       EXPECT_NEAR(share[i], std::exp(logits[i] / temperature) / sum, 0.015)

@@ -59,8 +59,7 @@ void fill(Stack& stack) {
 
 Leaves leaves_of(const Stack& stack) {
   Leaves leaves;
-  for (const auto& p : stack.parameters())
-    leaves[p.name] = p.value.clone().set_requires_grad(true);
+  for (const auto& p : stack.parameters()) leaves[p.name] = p.value.clone().set_requires_grad(true);
   return leaves;
 }
 
@@ -386,8 +385,7 @@ TEST(Gpt, HasTheGradientsOfItsFormula) {
       EXPECT_FALSE(grad.defined()) << "tokens have no gradient";
 
       at::Tensor y = plain_embedding(input, leaves);
-      for (int i = 0; i < options.layers; ++i)
-        y = plain_block(y, leaves, i, heads);
+      for (int i = 0; i < options.layers; ++i) y = plain_block(y, leaves, i, heads);
       const at::Tensor loss = plain_loss(
           plain_logits(y, leaves, tied ? "transformer.wte.weight" : "lm_head.weight"), target);
       loss.backward();
@@ -398,8 +396,7 @@ TEST(Gpt, HasTheGradientsOfItsFormula) {
     double in_padding = stack.grads().isnan().sum().item<double>(), padding = 0;
     for (const auto& unit : stack.units()) {
       padding += static_cast<double>(unit.numel);
-      for (const auto& segment : unit.segments)
-        padding -= static_cast<double>(segment.numel);
+      for (const auto& segment : unit.segments) padding -= static_cast<double>(segment.numel);
     }
     EXPECT_EQ(in_padding, padding) << "every gradient is written, and nothing between them";
   }

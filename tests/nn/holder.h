@@ -37,8 +37,7 @@ class Holder : public Layer {
 
 inline Stack stack_of(std::vector<std::vector<Holder::Described>> layers) {
   Stack stack;
-  for (auto& layer : layers)
-    stack.add(std::make_unique<Holder>(std::move(layer)));
+  for (auto& layer : layers) stack.add(std::make_unique<Holder>(std::move(layer)));
   return stack;
 }
 

@@ -12,9 +12,7 @@
 namespace echelon {
 namespace {
 
-at::Tensor bytes(std::int64_t size) {
-  return at::empty({size}, at::kByte);
-}
+at::Tensor bytes(std::int64_t size) { return at::empty({size}, at::kByte); }
 
 TEST(MemoryAccount, CountsByTheInnermostScope) {
   MemoryAccount account;

@@ -45,8 +45,7 @@ Net twin_of(Net net) {
   at::NoGradGuard no_grad;
   Net twin;
   const auto from = net->named_parameters();
-  for (auto& item : twin->named_parameters())
-    item.value().copy_(from[item.key()]);
+  for (auto& item : twin->named_parameters()) item.value().copy_(from[item.key()]);
   return twin;
 }
 

@@ -44,8 +44,7 @@ TEST(Stack, CostsNothingUntilItIsAllocated) {
   EXPECT_EQ(stack.size(), 3);
   EXPECT_EQ(stack.parameter_count(), 21 + 7 + 5 + 41 + 1);
   EXPECT_FALSE(stack.values().defined());
-  for (const auto& p : stack.parameters())
-    EXPECT_FALSE(p.value.defined()) << p.name;
+  for (const auto& p : stack.parameters()) EXPECT_FALSE(p.value.defined()) << p.name;
 }
 
 TEST(Stack, LaysValuesAndGradientsIntoTheFlatBuffers) {
@@ -99,8 +98,7 @@ TEST(Stack, HasNoGradientsWhereNoneAreWanted) {
   Stack stack = odd_stack();
   stack.allocate(at::kCPU, at::kFloat, Gradients::no);
   EXPECT_FALSE(stack.grads().defined());
-  for (const auto& p : stack.parameters())
-    EXPECT_FALSE(p.grad.defined()) << p.name;
+  for (const auto& p : stack.parameters()) EXPECT_FALSE(p.grad.defined()) << p.name;
 }
 
 TEST(Stack, KeepsItsParametersInPlaceWhenItIsMoved) {

@@ -53,9 +53,7 @@ void set_gradients(Stack& stack, int step, double size) {
   }
 }
 
-double rate_of(int step) {
-  return 0.01 / (1 + step);
-}  // no power of two: its rounding shows
+double rate_of(int step) { return 0.01 / (1 + step); }  // no power of two: its rounding shows
 
 void apply(MasterUpdate& update, int step, double loss = 1) {
   update.rate().fill_(rate_of(step));
@@ -135,12 +133,10 @@ void expect_like_torch(const char* rule, OptimOptions options, double clip, at::
 
   for (int step = 0; step < 20; ++step) {
     set_gradients(stack, step, step % 3 == 2 ? 0.01 : 0.5);
-    for (auto& [name, twin] : twins)
-      twin.mutable_grad() = stack.find(name)->grad.to(wide).clone();
+    for (auto& [name, twin] : twins) twin.mutable_grad() = stack.find(name)->grad.to(wide).clone();
     const double norm = torch::nn::utils::clip_grad_norm_(
         all, clip > 0 ? clip : std::numeric_limits<double>::infinity());
-    for (auto& group : optimizer->param_groups())
-      group.options().set_lr(rate_of(step));
+    for (auto& group : optimizer->param_groups()) group.options().set_lr(rate_of(step));
     optimizer->step();
 
     apply(update, step);
@@ -160,15 +156,13 @@ void expect_like_torch(const char* rule, OptimOptions options, double clip, at::
 
 TEST(MasterUpdate, IsTorchsInDoublePrecision) {
   for (const auto& [rule, options] : rules()) {
-    for (const double clip : {0.0, 1.0})
-      expect_like_torch(rule, options, clip, at::kDouble, 1e-12);
+    for (const double clip : {0.0, 1.0}) expect_like_torch(rule, options, clip, at::kDouble, 1e-12);
   }
 }
 
 TEST(MasterUpdate, IsTorchsInSinglePrecision) {
   for (const auto& [rule, options] : rules()) {
-    for (const double clip : {0.0, 1.0})
-      expect_like_torch(rule, options, clip, at::kFloat, 2e-6);
+    for (const double clip : {0.0, 1.0}) expect_like_torch(rule, options, clip, at::kFloat, 2e-6);
   }
 }
 
@@ -234,8 +228,7 @@ TEST(MasterUpdate, UpdatesNarrowParametersSliceBySlice) {
 struct Snapshot {
   explicit Snapshot(const Stack& stack, const MasterUpdate& update) : updates(update.updates()) {
     tensors.emplace_back("values", stack.values().clone());
-    for (const auto& [name, flat] : update.state())
-      tensors.emplace_back(name, flat.clone());
+    for (const auto& [name, flat] : update.state()) tensors.emplace_back(name, flat.clone());
   }
   double updates;
   std::vector<std::pair<std::string, at::Tensor>> tensors;
@@ -303,13 +296,11 @@ TEST(MasterUpdate, GoesOnFromItsStateBitForBit) {
         if (step == 3) {
           const auto from = one.state(), to = other.state();
           ASSERT_EQ(from.size(), to.size());
-          for (std::size_t i = 0; i < from.size(); ++i)
-            at::Tensor(to[i].flat).copy_(from[i].flat);
+          for (std::size_t i = 0; i < from.size(); ++i) at::Tensor(to[i].flat).copy_(from[i].flat);
           other.restart(one.updates());
           other.publish();
         }
-        for (auto* stack : {&first, &second})
-          set_gradients(*stack, step, 0.1);
+        for (auto* stack : {&first, &second}) set_gradients(*stack, step, 0.1);
         apply(one, step);
         if (step >= 3) apply(other, step);
       }
@@ -322,8 +313,7 @@ TEST(MasterUpdate, NamesItsStates) {
   Stack stack = odd_stack(at::kFloat);
   const auto names = [&](const OptimOptions& options) {
     std::string text;
-    for (const auto& state : MasterUpdate(stack, options).state())
-      text += state.name + " ";
+    for (const auto& state : MasterUpdate(stack, options).state()) text += state.name + " ";
     return text;
   };
   EXPECT_EQ(names(rules()[0].second), "master exp_avg exp_avg_sq ");
