@@ -1,4 +1,5 @@
-// The subcommands, one file each. Each adds itself to the program and says what to run when it was chosen.
+// The subcommands, one file each. Each adds itself to the program and says what to run when it was
+// chosen.
 #pragma once
 
 #include <CLI/CLI.hpp>

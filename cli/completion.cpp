@@ -1,5 +1,5 @@
-// Shell completion, made from the program's own description: subcommands, their options, and after --set every
-// configuration key.
+// Shell completion, made from the program's own description: subcommands, their options, and after
+// --set every configuration key.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -24,7 +24,8 @@ std::string bash(const CLI::App& app) {
   std::string cases;
   for (const auto* command : app.get_subcommands({})) {
     commands.push_back(command->get_name());
-    cases += fmt::format("    {}) words=\"{}\" ;;\n", command->get_name(), fmt::join(option_names(*command), " "));
+    cases += fmt::format("    {}) words=\"{}\" ;;\n", command->get_name(),
+                         fmt::join(option_names(*command), " "));
   }
   JobOptions options;
   const Fields fields = fields_of(options);
@@ -57,9 +58,13 @@ complete -F _echelon echelon
 void add_completion(CLI::App& app, int& /*exit_code*/) {
   auto* command = app.add_subcommand("completion", "Print a completion script for a shell");
   auto shell = std::make_shared<std::string>();
-  command->add_option("shell", *shell, "Which shell")->required()->check(CLI::IsMember({"bash", "zsh"}))->type_name("bash|zsh");
-  command->footer("Install:\n  bash:  eval \"$(echelon completion bash)\"   in ~/.bashrc\n"
-                  "  zsh:   eval \"$(echelon completion zsh)\"    in ~/.zshrc");
+  command->add_option("shell", *shell, "Which shell")
+      ->required()
+      ->check(CLI::IsMember({"bash", "zsh"}))
+      ->type_name("bash|zsh");
+  command->footer(
+      "Install:\n  bash:  eval \"$(echelon completion bash)\"   in ~/.bashrc\n"
+      "  zsh:   eval \"$(echelon completion zsh)\"    in ~/.zshrc");
   command->callback([&app, shell] {
     // zsh runs the bash function through its own adapter.
     if (*shell == "zsh") fmt::print("autoload -Uz compinit bashcompinit\ncompinit\nbashcompinit\n");

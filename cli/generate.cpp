@@ -38,14 +38,34 @@ void run(const Arguments& arguments) {
 void add_generate(CLI::App& app, int& exit_code) {
   auto* command = app.add_subcommand("generate", "Write text with trained weights");
   auto arguments = std::make_shared<Arguments>();
-  command->add_option("weights", arguments->weights, "Folder with config.json and model.safetensors")->required()->type_name("DIR");
-  command->add_option("--prompt", arguments->prompt, "What the text begins with")->capture_default_str()->type_name("TEXT");
-  command->add_option("--tokens", arguments->options.tokens, "Bytes to write")->capture_default_str()->check(CLI::NonNegativeNumber)->type_name("N");
-  command->add_option("--temperature", arguments->options.temperature, "0: always the likeliest byte; 1: as the model sees it")
-      ->capture_default_str()->check(CLI::NonNegativeNumber)->type_name("X");
-  command->add_option("--top", arguments->options.top, "Choose among the likeliest N bytes only; 0: all")->capture_default_str()->check(CLI::NonNegativeNumber)->type_name("N");
-  command->add_option("--seed", arguments->options.seed, "Same seed, same text")->capture_default_str()->type_name("N");
-  command->footer("Example:\n  echelon generate runs/2026-01-31-120000/weights --prompt 'class Node' --tokens 500");
+  command
+      ->add_option("weights", arguments->weights, "Folder with config.json and model.safetensors")
+      ->required()
+      ->type_name("DIR");
+  command->add_option("--prompt", arguments->prompt, "What the text begins with")
+      ->capture_default_str()
+      ->type_name("TEXT");
+  command->add_option("--tokens", arguments->options.tokens, "Bytes to write")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber)
+      ->type_name("N");
+  command
+      ->add_option("--temperature", arguments->options.temperature,
+                   "0: always the likeliest byte; 1: as the model sees it")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber)
+      ->type_name("X");
+  command
+      ->add_option("--top", arguments->options.top,
+                   "Choose among the likeliest N bytes only; 0: all")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber)
+      ->type_name("N");
+  command->add_option("--seed", arguments->options.seed, "Same seed, same text")
+      ->capture_default_str()
+      ->type_name("N");
+  command->footer(
+      "Example:\n  echelon generate runs/2026-01-31-120000/weights --prompt 'class Node' --tokens 500");
   command->callback([arguments, &exit_code] {
     run(*arguments);
     exit_code = interrupted().load() ? 130 : 0;

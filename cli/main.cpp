@@ -34,8 +34,9 @@ void require_known_command(const CLI::App& app, int argc, char** argv) {
   for (const auto* command : app.get_subcommands({})) names.push_back(command->get_name());
   if (std::find(names.begin(), names.end(), argv[1]) != names.end()) return;
   const std::string near = nearest(argv[1], names);
-  throw InvalidArgument(fmt::format("there is no command {}; {}", argv[1],
-                                    near.empty() ? "see echelon --help" : fmt::format("did you mean {}?", near)));
+  throw InvalidArgument(
+      fmt::format("there is no command {}; {}", argv[1],
+                  near.empty() ? "see echelon --help" : fmt::format("did you mean {}?", near)));
 }
 
 int run(int argc, char** argv) {

@@ -4,6 +4,7 @@
 
 #include "cli/commands.h"
 #include "echelon/base/error.h"
+#include "echelon/base/process_memory.h"
 #include "echelon/train/job.h"
 #include "echelon/train/run_directory.h"
 
@@ -31,12 +32,15 @@ JobRequest request_of(const Arguments& arguments) {
   request.name = arguments.name;
   request.summary = arguments.summary;
   if (!arguments.resume.empty()) {
-    if (!arguments.config.empty()) throw InvalidArgument("--resume takes the run's own configuration; change single values with --set");
+    if (!arguments.config.empty())
+      throw InvalidArgument(
+          "--resume takes the run's own configuration; change single values with --set");
     read_toml_file(fields, RunDirectory::open(arguments.resume).config());
   } else if (!arguments.config.empty()) {
     request.given = read_toml_file(fields, arguments.config);
   }
-  for (const auto& assignment : arguments.set) request.given.push_back(set_option(fields, assignment));
+  for (const auto& assignment : arguments.set)
+    request.given.push_back(set_option(fields, assignment));
   if (!arguments.data.empty()) request.options.data.source = arguments.data;
   return request;
 }
@@ -47,12 +51,19 @@ void add_train(CLI::App& app, int& exit_code) {
   auto* command = app.add_subcommand("train", "Train a GPT on text");
   auto arguments = std::make_shared<Arguments>();
   command->add_option("config", arguments->config, "Options as a TOML file")->type_name("JOB.toml");
-  command->add_option("--set", arguments->set, "Set one option; may be given several times")->type_name("KEY=VALUE")->allow_extra_args(false);
-  command->add_option("--data", arguments->data, "Text to train on, in place of Python's sources")->type_name("FILE-OR-DIR");
-  command->add_option("--name", arguments->name, "Name of the run; its directory is runs/NAME")->type_name("NAME");
-  command->add_option("--resume", arguments->resume, "Go on with an interrupted run")->type_name("RUN");
-  command->add_option("--json", arguments->summary, "Write a summary of the run")->type_name("FILE");
-  command->add_flag("--print-config", arguments->print_config, "Print every option with its value and meaning, and stop");
+  command->add_option("--set", arguments->set, "Set one option; may be given several times")
+      ->type_name("KEY=VALUE")
+      ->allow_extra_args(false);
+  command->add_option("--data", arguments->data, "Text to train on, in place of Python's sources")
+      ->type_name("FILE-OR-DIR");
+  command->add_option("--name", arguments->name, "Name of the run; its directory is runs/NAME")
+      ->type_name("NAME");
+  command->add_option("--resume", arguments->resume, "Go on with an interrupted run")
+      ->type_name("RUN");
+  command->add_option("--json", arguments->summary, "Write a summary of the run")
+      ->type_name("FILE");
+  command->add_flag("--print-config", arguments->print_config,
+                    "Print every option with its value and meaning, and stop");
   command->footer(examples);
   command->callback([arguments, &exit_code] {
     JobRequest request = request_of(*arguments);
@@ -60,6 +71,7 @@ void add_train(CLI::App& app, int& exit_code) {
       fmt::print("{}", to_toml(fields_of(request.options), Comments::yes));
       return;
     }
+    keep_freed_memory();
     exit_code = run_job(std::move(request), interrupted()) == JobEnd::interrupted ? 130 : 0;
   });
 }

@@ -30,8 +30,7 @@ constexpr std::size_t buffer_bytes = 1 << 20;
 template <class Call>
 auto uninterrupted(Call call) {
   auto result = call();
-  while (result == -1 && errno == EINTR)
-    result = call();
+  while (result == -1 && errno == EINTR) result = call();
   return result;
 }
 
@@ -59,8 +58,7 @@ std::filesystem::path name_aside(const std::filesystem::path& path, std::random_
       "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
   constexpr std::size_t added = 8;  // two dots and six characters
   std::string name = "." + path.filename().string().substr(0, NAME_MAX - added) + ".";
-  for (int i = 0; i < 6; ++i)
-    name += letters[random() % letters.size()];
+  for (int i = 0; i < 6; ++i) name += letters[random() % letters.size()];
   return path.parent_path() / name;
 }
 

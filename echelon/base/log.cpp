@@ -31,9 +31,7 @@ State& state() {
   return state;
 }
 
-std::string pattern(int rank) {
-  return fmt::format("%Y-%m-%d %H:%M:%S.%e [{}] %-5l %v", rank);
-}
+std::string pattern(int rank) { return fmt::format("%Y-%m-%d %H:%M:%S.%e [{}] %-5l %v", rank); }
 
 void to_file(spdlog::level::level_enum level, std::string_view message) {
   std::shared_ptr<spdlog::logger> file;
@@ -74,13 +72,9 @@ void open(const std::filesystem::path& file) {
   state().file = std::move(logger);
 }
 
-void debug(std::string_view message) {
-  to_file(spdlog::level::debug, message);
-}
+void debug(std::string_view message) { to_file(spdlog::level::debug, message); }
 
-void info(std::string_view message) {
-  to_file(spdlog::level::info, message);
-}
+void info(std::string_view message) { to_file(spdlog::level::info, message); }
 
 void warn(std::string_view message) {
   to_file(spdlog::level::warn, message);

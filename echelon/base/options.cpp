@@ -35,17 +35,13 @@ std::string clipped(std::string_view text) {
   return fmt::format("{}{}", text.substr(0, longest), text.size() > longest ? "..." : "");
 }
 
-std::string in_quotes(std::string_view text) {
-  return fmt::format("\"{}\"", clipped(text));
-}
+std::string in_quotes(std::string_view text) { return fmt::format("\"{}\"", clipped(text)); }
 
 std::string did_you_mean(const std::string& name) {
   return name.empty() ? "" : fmt::format("; did you mean {}?", name);
 }
 
-std::string_view last_part(std::string_view key) {
-  return key.substr(key.rfind('.') + 1);
-}
+std::string_view last_part(std::string_view key) { return key.substr(key.rfind('.') + 1); }
 
 // ---- keys
 
@@ -140,8 +136,7 @@ void check(const Assignment& assignment) {
     }
     void operator()(const std::string& value) const { check_choice(assignment, value); }
     void operator()(const std::vector<std::string>& values) const {
-      for (const auto& value : values)
-        check_choice(assignment, value);
+      for (const auto& value : values) check_choice(assignment, value);
     }
   };
   std::visit(Visitor{assignment}, assignment.value);
@@ -262,9 +257,7 @@ std::string_view trimmed(std::string_view text) {
   return text.substr(first, text.find_last_not_of(white) - first + 1);
 }
 
-bool is_digit(char c) {
-  return c >= '0' && c <= '9';
-}
+bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
 // The number without what from_chars does not take though TOML does: a plus sign, 1_000.
 std::string plain_number(std::string_view text) {
@@ -302,8 +295,7 @@ std::optional<std::int64_t> parse_integer(std::string_view text) {
     exponent -= static_cast<std::int64_t>(digits.size() - point - 1);
     digits.erase(point, 1);
   }
-  for (; exponent < 0 && digits.ends_with('0'); ++exponent)
-    digits.pop_back();
+  for (; exponent < 0 && digits.ends_with('0'); ++exponent) digits.pop_back();
   if (digits.find_first_of("123456789") == std::string::npos) return 0;
   if (exponent < 0 || exponent > 18) return std::nullopt;
   digits.append(static_cast<std::size_t>(exponent), '0');
@@ -408,8 +400,7 @@ std::vector<std::string> read_toml(const Fields& fields, std::string_view text,
     check(assignment);
     keys.push_back(assignment.field->key);
   }
-  for (auto& [position, assignment] : given)
-    store(assignment);
+  for (auto& [position, assignment] : given) store(assignment);
   return keys;
 }
 

@@ -22,8 +22,7 @@ std::string toml_value(const Fields::Value& value) {
     std::string operator()(const std::string* value) const { return toml_string(*value); }
     std::string operator()(const std::vector<std::string>* values) const {
       std::vector<std::string> items;
-      for (const auto& value : *values)
-        items.push_back(toml_string(value));
+      for (const auto& value : *values) items.push_back(toml_string(value));
       return fmt::format("[{}]", fmt::join(items, ", "));
     }
   };
@@ -35,9 +34,7 @@ std::string section_of(const std::string& key) {
   return dot == std::string::npos ? "" : key.substr(0, dot);
 }
 
-std::string name_of(const std::string& key) {
-  return key.substr(key.rfind('.') + 1);
-}
+std::string name_of(const std::string& key) { return key.substr(key.rfind('.') + 1); }
 
 std::string allowed_text(const Allowed& allowed) {
   return allowed.choices.empty() ? bounds_text(allowed)

@@ -1,6 +1,7 @@
 #include "echelon/base/process_memory.h"
 
 #include <fcntl.h>
+#include <malloc.h>
 #include <unistd.h>
 
 #include <array>
@@ -49,6 +50,14 @@ std::uint64_t anonymous_bytes() {
   std::uint64_t kibibytes = 0;
   std::from_chars(status.data() + digits, status.data() + status.size(), kibibytes);
   return kibibytes * 1024;
+}
+
+void keep_freed_memory() {
+#if defined(__GLIBC__)
+  mallopt(M_MMAP_MAX, 0);         // large blocks come from the heap too,
+  mallopt(M_TRIM_THRESHOLD, -1);  // which never shrinks
+  mallopt(M_TOP_PAD, 64 << 20);
+#endif
 }
 
 PeakMemory::PeakMemory() : peak_(anonymous_bytes()) {

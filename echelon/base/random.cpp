@@ -138,8 +138,7 @@ std::array<std::uint32_t, 4> philox(Key key, std::uint64_t counter, std::uint64_
 // FNV-1a makes a number of the text, Philox makes a key of it and the seed.
 Key derive_key(std::uint64_t seed, std::string_view purpose) {
   std::uint64_t hash = 0xCBF29CE484222325;
-  for (const char c : purpose)
-    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3;
+  for (const char c : purpose) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3;
   const auto word = philox_block(seed, hash, derive_stream);
   return join(word[0], word[1]);
 }

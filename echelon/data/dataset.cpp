@@ -12,9 +12,11 @@ namespace echelon {
 
 TensorDataset::TensorDataset(at::Tensor inputs, at::Tensor targets)
     : inputs_(std::move(inputs)), targets_(std::move(targets)) {
-  if (inputs_.dim() == 0 || targets_.dim() == 0 || inputs_.size(0) != targets_.size(0) || inputs_.size(0) == 0) {
-    throw InvalidArgument(fmt::format("inputs {} and targets {} must have the same first dimension, one row a sample",
-                                      fmt::join(inputs_.sizes(), "x"), fmt::join(targets_.sizes(), "x")));
+  if (inputs_.dim() == 0 || targets_.dim() == 0 || inputs_.size(0) != targets_.size(0) ||
+      inputs_.size(0) == 0) {
+    throw InvalidArgument(
+        fmt::format("inputs {} and targets {} must have the same first dimension, one row a sample",
+                    fmt::join(inputs_.sizes(), "x"), fmt::join(targets_.sizes(), "x")));
   }
 }
 
@@ -29,8 +31,10 @@ Batch RandomTokens::get(std::span<const std::int64_t> indices) const {
   Batch batch{at::empty({samples, length_}, at::kLong), at::empty({samples, length_}, at::kLong)};
   const Key key = derive_key(seed_, "random tokens");
   const auto token = [&](std::int64_t sample, std::int64_t i) {
-    const auto word = philox(key, static_cast<std::uint64_t>(i), static_cast<std::uint64_t>(sample))[0];
-    return static_cast<std::int64_t>((std::uint64_t{word} * static_cast<std::uint64_t>(vocab_)) >> 32);
+    const auto word =
+        philox(key, static_cast<std::uint64_t>(i), static_cast<std::uint64_t>(sample))[0];
+    return static_cast<std::int64_t>((std::uint64_t{word} * static_cast<std::uint64_t>(vocab_)) >>
+                                     32);
   };
   for (std::int64_t s = 0; s < samples; ++s) {
     auto* const input = batch.input.data_ptr<std::int64_t>() + s * length_;

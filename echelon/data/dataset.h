@@ -1,5 +1,5 @@
-// What a model is trained on: samples by index. A batch is any list of indices, so who draws which sample is
-// decided elsewhere (sampler.h).
+// What a model is trained on: samples by index. A batch is any list of indices, so who draws which
+// sample is decided elsewhere (sampler.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,7 +10,7 @@
 namespace echelon {
 
 struct Batch {
-  at::Tensor input;   // first dimension: samples
+  at::Tensor input;  // first dimension: samples
   at::Tensor target;
 };
 
@@ -24,7 +24,8 @@ class Dataset {
 // The user's own tensors: sample i is (inputs[i], targets[i]).
 class TensorDataset : public Dataset {
  public:
-  TensorDataset(at::Tensor inputs, at::Tensor targets);  // equal first dimensions, or InvalidArgument
+  TensorDataset(at::Tensor inputs,
+                at::Tensor targets);  // equal first dimensions, or InvalidArgument
   std::int64_t size() const override { return inputs_.size(0); }
   Batch get(std::span<const std::int64_t> indices) const override;
 

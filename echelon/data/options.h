@@ -12,9 +12,11 @@ struct DataOptions {
   double validation = 0.05;
 
   void fields(Fields& f) {
-    f.add("source", source,
-          "stdlib: the Python standard library's sources; random: random tokens; else a text file or a folder of them");
-    f.add("validation", validation, "share of the text kept for validation", {.minimum = 0, .maximum = 0.5});
+    f.add(
+        "source", source,
+        "stdlib: the Python standard library's sources; random: random tokens; else a text file or a folder of them");
+    f.add("validation", validation, "share of the text kept for validation",
+          {.minimum = 0, .maximum = 0.5});
   }
 };
 

@@ -22,18 +22,22 @@ struct Found {
   std::vector<std::string> names;  // relative, what the order and the split go by
 };
 
-// A folder is read whole but for hidden entries; of the standard library only what is its own source.
+// A folder is read whole but for hidden entries; of the standard library only what is its own
+// source.
 Found find_files(const fs::path& root, bool stdlib) {
   Found found;
   std::error_code error, ignored;
   fs::recursive_directory_iterator it(root, error), end;
-  if (error) throw InvalidArgument(fmt::format("cannot read the folder {}: {}", root.string(), error.message()));
+  if (error)
+    throw InvalidArgument(
+        fmt::format("cannot read the folder {}: {}", root.string(), error.message()));
   std::vector<std::string> names;
   for (; it != end; it.increment(error)) {
     const std::string name = it->path().filename().string();
     if (it->is_directory(ignored)) {
-      const bool foreign = name == "site-packages" || name == "dist-packages" || name == "__pycache__" || name == "test" ||
-                           name == "tests" || name == "idle_test" || name == "lib2to3";
+      const bool foreign = name == "site-packages" || name == "dist-packages" ||
+                           name == "__pycache__" || name == "test" || name == "tests" ||
+                           name == "idle_test" || name == "lib2to3";
       if (name.starts_with('.') || (stdlib && foreign)) it.disable_recursion_pending();
       continue;
     }
@@ -41,11 +45,15 @@ Found find_files(const fs::path& root, bool stdlib) {
     if (stdlib && !name.ends_with(".py")) continue;
     names.push_back(it->path().lexically_relative(root).generic_string());
     if (names.size() > most_files) {
-      throw InvalidArgument(fmt::format("{} has more than {} files; join them into fewer and larger ones", root.string(), most_files));
+      throw InvalidArgument(
+          fmt::format("{} has more than {} files; join them into fewer and larger ones",
+                      root.string(), most_files));
     }
   }
   // An iterator that cannot go on becomes the end.
-  if (error) throw InvalidArgument(fmt::format("cannot read a folder below {}: {}", root.string(), error.message()));
+  if (error)
+    throw InvalidArgument(
+        fmt::format("cannot read a folder below {}: {}", root.string(), error.message()));
   std::sort(names.begin(), names.end());
   for (auto& name : names) {
     found.files.push_back(root / name);
@@ -54,11 +62,12 @@ Found find_files(const fs::path& root, bool stdlib) {
   return found;
 }
 
-void require_window(const Text& text, const char* part, const std::string& source, std::int64_t length) {
+void require_window(const Text& text, const char* part, const std::string& source,
+                    std::int64_t length) {
   if (text.size() > length) return;
   throw InvalidArgument(fmt::format(
-      "the {} text of {} has {} bytes, and one sequence needs {}; give more text or a smaller model.context", part, source,
-      text.size(), length + 1));
+      "the {} text of {} has {} bytes, and one sequence needs {}; give more text or a smaller model.context",
+      part, source, text.size(), length + 1));
 }
 
 void split_by_file(TextSplit& split, const Found& found, double validation) {
@@ -73,21 +82,26 @@ void split_by_file(TextSplit& split, const Found& found, double validation) {
 
 void split_at_end(TextSplit& split, const Found& found, double validation) {
   const auto whole = std::make_shared<const Text>(found.files);
-  const auto cut = whole->size() - static_cast<std::int64_t>(static_cast<double>(whole->size()) * validation);
+  const auto cut =
+      whole->size() - static_cast<std::int64_t>(static_cast<double>(whole->size()) * validation);
   split.training = std::make_shared<const Text>(whole, 0, cut);
-  split.validation = validation > 0 ? std::make_shared<const Text>(whole, cut, whole->size()) : nullptr;
+  split.validation =
+      validation > 0 ? std::make_shared<const Text>(whole, cut, whole->size()) : nullptr;
 }
 
 Found find_source(const std::string& source) {
   if (source == "stdlib") {
     if (!fs::is_directory(ECHELON_STDLIB_DIR)) {
-      throw InvalidArgument(fmt::format("the Python standard library is not at {} any more; give text with --data", ECHELON_STDLIB_DIR));
+      throw InvalidArgument(
+          fmt::format("the Python standard library is not at {} any more; give text with --data",
+                      ECHELON_STDLIB_DIR));
     }
     return find_files(ECHELON_STDLIB_DIR, /*stdlib=*/true);
   }
   std::error_code error;
   const auto status = fs::status(source, error);
-  if (!fs::exists(status)) throw InvalidArgument(fmt::format("there is no file or folder {} to read text from", source));
+  if (!fs::exists(status))
+    throw InvalidArgument(fmt::format("there is no file or folder {} to read text from", source));
   if (fs::is_directory(status)) return find_files(source, /*stdlib=*/false);
   return {{source}, {source}};
 }
@@ -108,10 +122,12 @@ Text::Text(std::shared_ptr<const Text> whole, std::int64_t begin, std::int64_t e
 void Text::read(std::int64_t offset, std::span<std::uint8_t> out) const {
   const auto end = offset + static_cast<std::int64_t>(out.size());
   if (offset < 0 || end > size_) {
-    throw InvalidArgument(fmt::format("bytes {} to {} were asked for of a text of {}", offset, end, size_));
+    throw InvalidArgument(
+        fmt::format("bytes {} to {} were asked for of a text of {}", offset, end, size_));
   }
   if (whole_ != nullptr) return whole_->read(begin_ + offset, out);
-  auto file = static_cast<std::size_t>(std::upper_bound(ends_.begin(), ends_.end(), offset) - ends_.begin());
+  auto file = static_cast<std::size_t>(std::upper_bound(ends_.begin(), ends_.end(), offset) -
+                                       ends_.begin());
   while (!out.empty()) {
     const auto bytes = files_[file].bytes();
     const auto begin = ends_[file] - static_cast<std::int64_t>(bytes.size());
@@ -124,7 +140,8 @@ void Text::read(std::int64_t offset, std::span<std::uint8_t> out) const {
   }
 }
 
-TextWindows::TextWindows(std::shared_ptr<const Text> text, std::int64_t length) : text_(std::move(text)), length_(length) {}
+TextWindows::TextWindows(std::shared_ptr<const Text> text, std::int64_t length)
+    : text_(std::move(text)), length_(length) {}
 
 Batch TextWindows::get(std::span<const std::int64_t> indices) const {
   const auto samples = static_cast<std::int64_t>(indices.size());
@@ -133,7 +150,8 @@ Batch TextWindows::get(std::span<const std::int64_t> indices) const {
   for (std::int64_t s = 0; s < samples; ++s) {
     text_->read(indices[static_cast<std::size_t>(s)] * length_, window);
     std::copy(window.begin(), window.end() - 1, batch.input.data_ptr<std::int64_t>() + s * length_);
-    std::copy(window.begin() + 1, window.end(), batch.target.data_ptr<std::int64_t>() + s * length_);
+    std::copy(window.begin() + 1, window.end(),
+              batch.target.data_ptr<std::int64_t>() + s * length_);
   }
   return batch;
 }
@@ -142,14 +160,18 @@ TextSplit open_text(const std::string& source, double validation, std::int64_t l
   const Found found = find_source(source);
   TextSplit split;
   split.files = found.files.size();
-  split.description = source == "stdlib" ? fmt::format("{} files of the Python standard library", split.files)
-                                         : fmt::format("{} ({} file{})", source, split.files, split.files == 1 ? "" : "s");
-  if (found.files.empty()) throw InvalidArgument(fmt::format("there is no file to read in {}", source));
+  split.description =
+      source == "stdlib"
+          ? fmt::format("{} files of the Python standard library", split.files)
+          : fmt::format("{} ({} file{})", source, split.files, split.files == 1 ? "" : "s");
+  if (found.files.empty())
+    throw InvalidArgument(fmt::format("there is no file to read in {}", source));
   try {
     if (validation > 0 && split.files > 1) split_by_file(split, found, validation);
     // One file, or too few for their names to give both parts something.
     const auto enough = [&](const auto& text) { return text != nullptr && text->size() > length; };
-    if (!enough(split.training) || !enough(split.validation)) split_at_end(split, found, validation);
+    if (!enough(split.training) || !enough(split.validation))
+      split_at_end(split, found, validation);
   } catch (const InvalidArgument&) {
     throw;
   } catch (const Error& error) {

@@ -17,10 +17,12 @@ namespace echelon {
 class Text {
  public:
   explicit Text(const std::vector<std::filesystem::path>& files);  // mapped, in this order
-  Text(std::shared_ptr<const Text> whole, std::int64_t begin, std::int64_t end);  // a part of another
+  Text(std::shared_ptr<const Text> whole, std::int64_t begin,
+       std::int64_t end);  // a part of another
 
   std::int64_t size() const { return size_; }
-  void read(std::int64_t offset, std::span<std::uint8_t> out) const;  // InvalidArgument past the end
+  void read(std::int64_t offset,
+            std::span<std::uint8_t> out) const;  // InvalidArgument past the end
 
  private:
   std::shared_ptr<const Text> whole_;
@@ -49,10 +51,10 @@ struct TextSplit {
   std::string description;  // "624 files of the Python 3.11 standard library"
 };
 
-// `source` is "stdlib", a file or a folder (every regular file below it, in the order of their names). Several
-// files are split by file, chosen by a hash of the file's relative name; one file, or too few for that, give the end
-// of their text to validation. Throws InvalidArgument where there is nothing to read, or less than one window of
-// `length` in either part.
+// `source` is "stdlib", a file or a folder (every regular file below it, in the order of their
+// names). Several files are split by file, chosen by a hash of the file's relative name; one file,
+// or too few for that, give the end of their text to validation. Throws InvalidArgument where there
+// is nothing to read, or less than one window of `length` in either part.
 TextSplit open_text(const std::string& source, double validation, std::int64_t length);
 
 }  // namespace echelon

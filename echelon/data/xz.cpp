@@ -15,8 +15,8 @@ namespace echelon {
 std::optional<std::uint64_t> xz_size(std::span<const std::uint8_t> bytes) {
   lzma_options_lzma options;
   lzma_lzma_preset(&options, 9);
-  // Preset 9 takes 64 MiB of window and ten times that of tables; a window as large as the input finds the same
-  // matches.
+  // Preset 9 takes 64 MiB of window and ten times that of tables; a window as large as the input
+  // finds the same matches.
   options.dict_size = static_cast<std::uint32_t>(
       std::clamp<std::size_t>(bytes.size(), LZMA_DICT_SIZE_MIN, options.dict_size));
   lzma_filter filters[] = {{LZMA_FILTER_LZMA2, &options}, {LZMA_VLI_UNKNOWN, nullptr}};
@@ -33,7 +33,8 @@ std::optional<std::uint64_t> xz_size(std::span<const std::uint8_t> bytes) {
   }
   const std::uint64_t size = stream.total_out;
   lzma_end(&stream);
-  if (status != LZMA_STREAM_END) throw Error("liblzma could not compress the validation text; is memory short?");
+  if (status != LZMA_STREAM_END)
+    throw Error("liblzma could not compress the validation text; is memory short?");
   return size;
 }
 

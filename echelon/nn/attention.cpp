@@ -16,7 +16,6 @@
 
 #include <cmath>
 
-
 namespace echelon {
 namespace {
 
@@ -44,7 +43,8 @@ Heads split(const at::Tensor& qkv, std::int64_t heads) {
   return {parts.select(0, 0), parts.select(0, 1), parts.select(0, 2)};
 }
 
-// [batch, heads, tokens, head width] -> [batch, tokens, width]; free where a kernel lays its output out by token.
+// [batch, heads, tokens, head width] -> [batch, tokens, width]; free where a kernel lays its output
+// out by token.
 at::Tensor merge(const at::Tensor& x) { return x.transpose(1, 2).flatten(2); }
 
 double scale_of(const Heads& heads) { return 1 / std::sqrt(static_cast<double>(heads.q.size(3))); }
@@ -60,7 +60,8 @@ at::Tensor plain_weights(const Heads& heads) {
 Heads plain_backward(const at::Tensor& grad, const Heads& heads, const at::Tensor& weights) {
   const at::Tensor grad_weights = at::matmul(grad, heads.v.transpose(2, 3));
   const at::Tensor grad_scores =
-      at::_softmax_backward_data(grad_weights, weights, -1, weights.scalar_type()).mul_(scale_of(heads));
+      at::_softmax_backward_data(grad_weights, weights, -1, weights.scalar_type())
+          .mul_(scale_of(heads));
   return {at::matmul(grad_scores, heads.k), at::matmul(grad_scores.transpose(2, 3), heads.q),
           at::matmul(weights.transpose(2, 3), grad)};
 }
@@ -78,7 +79,8 @@ at::Tensor attention(const at::Tensor& qkv, std::int64_t heads, std::vector<at::
     }
     case Kernel::cudnn: {
       auto [out, lse, cum_q, cum_k, max_q, max_k, seed, offset, debug] =
-          at::_scaled_dot_product_cudnn_attention(q, k, v, {}, /*compute_log_sumexp=*/true, 0.0, causal);
+          at::_scaled_dot_product_cudnn_attention(q, k, v, {}, /*compute_log_sumexp=*/true, 0.0,
+                                                  causal);
       saved.insert(saved.end(), {lse, seed, offset, cum_q, cum_k});
       return merge(out);
     }
@@ -89,8 +91,8 @@ at::Tensor attention(const at::Tensor& qkv, std::int64_t heads, std::vector<at::
       return merge(out);
     }
     case Kernel::efficient: {
-      auto [out, lse, seed, offset] =
-          at::_scaled_dot_product_efficient_attention(q, k, v, {}, /*compute_log_sumexp=*/true, 0.0, causal);
+      auto [out, lse, seed, offset] = at::_scaled_dot_product_efficient_attention(
+          q, k, v, {}, /*compute_log_sumexp=*/true, 0.0, causal);
       saved.insert(saved.end(), {lse, seed, offset, {}, {}});
       return merge(out);
     }
@@ -103,21 +105,22 @@ at::Tensor attention(const at::Tensor& qkv, std::int64_t heads, std::vector<at::
   return {};
 }
 
-at::Tensor attention_backward(const at::Tensor& grad_out, const at::Tensor& qkv, const at::Tensor& out,
-                              std::int64_t heads, const at::Tensor* saved) {
+at::Tensor attention_backward(const at::Tensor& grad_out, const at::Tensor& qkv,
+                              const at::Tensor& out, std::int64_t heads, const at::Tensor* saved) {
   const auto [q, k, v] = split(qkv, heads);
   const auto by_head = [&](const at::Tensor& x) {
     return x.view({x.size(0), x.size(1), heads, x.size(2) / heads}).transpose(1, 2);
   };
   const at::Tensor o = by_head(out), grad = by_head(grad_out);
-  const at::Tensor &lse = saved[0], &seed = saved[1], &offset = saved[2], &cum_q = saved[3], &cum_k = saved[4];
+  const at::Tensor &lse = saved[0], &seed = saved[1], &offset = saved[2], &cum_q = saved[3],
+                   &cum_k = saved[4];
   const auto tokens = qkv.size(1);
   constexpr bool causal = true;
   at::Tensor grad_q, grad_k, grad_v;
   switch (kernel_for(qkv, heads)) {
     case Kernel::cpu_flash:
-      std::tie(grad_q, grad_k, grad_v) =
-          at::_scaled_dot_product_flash_attention_for_cpu_backward(grad, q, k, v, o, lse, 0.0, causal);
+      std::tie(grad_q, grad_k, grad_v) = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+          grad, q, k, v, o, lse, 0.0, causal);
       break;
     case Kernel::cudnn:
       std::tie(grad_q, grad_k, grad_v) = at::_scaled_dot_product_cudnn_attention_backward(
@@ -129,8 +132,9 @@ at::Tensor attention_backward(const at::Tensor& grad_out, const at::Tensor& qkv,
       break;
     case Kernel::efficient: {
       at::Tensor grad_bias;
-      std::tie(grad_q, grad_k, grad_v, grad_bias) = at::_scaled_dot_product_efficient_attention_backward(
-          grad, q, k, v, {}, o, lse, seed, offset, 0.0, {true, true, true, false}, causal);
+      std::tie(grad_q, grad_k, grad_v, grad_bias) =
+          at::_scaled_dot_product_efficient_attention_backward(
+              grad, q, k, v, {}, o, lse, seed, offset, 0.0, {true, true, true, false}, causal);
       break;
     }
     case Kernel::plain: {
@@ -144,11 +148,16 @@ at::Tensor attention_backward(const at::Tensor& grad_out, const at::Tensor& qkv,
 
 std::string attention_kernel(at::Device device, at::ScalarType type, std::int64_t head_width) {
   switch (kernel_for(device, type, head_width)) {
-    case Kernel::cpu_flash: return "flash (CPU)";
-    case Kernel::cudnn: return "cuDNN";
-    case Kernel::flash: return "flash";
-    case Kernel::efficient: return "memory-efficient";
-    case Kernel::plain: return "plain";
+    case Kernel::cpu_flash:
+      return "flash (CPU)";
+    case Kernel::cudnn:
+      return "cuDNN";
+    case Kernel::flash:
+      return "flash";
+    case Kernel::efficient:
+      return "memory-efficient";
+    case Kernel::plain:
+      return "plain";
   }
   return {};
 }

@@ -1,6 +1,7 @@
-// Causal self-attention through the fastest kernel that LibTorch has for the device, type and head width: flash
-// on the CPU; on a GPU cuDNN's or flash in bf16 and fp16, memory-efficient in fp32. None of them materialises the
-// scores. Only what those GPU kernels do not take (fp64, odd head widths) runs as plain products and a softmax.
+// Causal self-attention through the fastest kernel that LibTorch has for the device, type and head
+// width: flash on the CPU; on a GPU cuDNN's or flash in bf16 and fp16, memory-efficient in fp32.
+// None of them materialises the scores. Only what those GPU kernels do not take (fp64, odd head
+// widths) runs as plain products and a softmax.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,14 +11,15 @@
 
 namespace echelon {
 
-// `qkv` is [batch, tokens, 3 * width] as one projection gives it; the result is [batch, tokens, width]. What the
-// backward needs beside qkv and the result is appended to `saved` (always the same number of tensors).
+// `qkv` is [batch, tokens, 3 * width] as one projection gives it; the result is [batch, tokens,
+// width]. What the backward needs beside qkv and the result is appended to `saved` (always the same
+// number of tensors).
 at::Tensor attention(const at::Tensor& qkv, std::int64_t heads, std::vector<at::Tensor>& saved);
 inline constexpr std::size_t attention_saves = 5;
 
 // The gradient for qkv; `saved` points at what attention() appended.
-at::Tensor attention_backward(const at::Tensor& grad_out, const at::Tensor& qkv, const at::Tensor& out,
-                              std::int64_t heads, const at::Tensor* saved);
+at::Tensor attention_backward(const at::Tensor& grad_out, const at::Tensor& qkv,
+                              const at::Tensor& out, std::int64_t heads, const at::Tensor* saved);
 
 // Which kernel a device and type get, for the plan: "flash (CPU)", "cuDNN", "flash",
 // "memory-efficient", "plain".

@@ -7,7 +7,9 @@
 namespace echelon {
 namespace {
 
-std::int64_t aligned(std::int64_t n) { return (n + segment_alignment - 1) / segment_alignment * segment_alignment; }
+std::int64_t aligned(std::int64_t n) {
+  return (n + segment_alignment - 1) / segment_alignment * segment_alignment;
+}
 
 }  // namespace
 
@@ -19,7 +21,11 @@ std::vector<FlatUnit> lay_out(const std::vector<const Parameter*>& parameters) {
   std::int64_t end[2] = {0, 0};  // of the frozen and of the trainable buffer
   for (int layer = 0; layer < layers; ++layer) {
     for (const bool trainable : {true, false}) {
-      FlatUnit unit{.layer = layer, .trainable = trainable, .begin = end[trainable], .numel = 0, .segments = {}};
+      FlatUnit unit{.layer = layer,
+                    .trainable = trainable,
+                    .begin = end[trainable],
+                    .numel = 0,
+                    .segments = {}};
       for (const bool decay : {true, false}) {
         for (const auto* p : parameters) {
           if (p->layer != layer || p->trainable != trainable || p->decay != decay) continue;
@@ -39,7 +45,8 @@ std::vector<DecayRange> decay_ranges(const std::vector<FlatUnit>& units, std::in
   std::vector<DecayRange> ranges;
   for (const auto& unit : units) {
     if (!unit.trainable) continue;
-    const auto without = std::find_if(unit.segments.begin(), unit.segments.end(), [](const Segment& s) { return !s.decay; });
+    const auto without = std::find_if(unit.segments.begin(), unit.segments.end(),
+                                      [](const Segment& s) { return !s.decay; });
     const std::int64_t split = without == unit.segments.end() ? unit.numel : without->offset;
     for (const bool decay : {true, false}) {
       const std::int64_t end = decay ? split : unit.numel;

@@ -1,11 +1,11 @@
-// Flat units: the parameters of a layer that share one trainability lie in one contiguous range, as segments.
-// A unit is described without memory; values, gradients, master copies and optimiser state are buffers of
-// `numel` elements with the same segments.
+// Flat units: the parameters of a layer that share one trainability lie in one contiguous range, as
+// segments. A unit is described without memory; values, gradients, master copies and optimiser
+// state are buffers of `numel` elements with the same segments.
 //
-// Segments that decay come first, so that each decay group of a unit is one contiguous range and an optimiser
-// needs one operation a group, not one a parameter. Every segment begins at a multiple of 32 elements (64 bytes
-// in the smallest type, so the offsets hold for every type), and the unit is padded to that multiple; padding is
-// zero and stays zero.
+// Segments that decay come first, so that each decay group of a unit is one contiguous range and an
+// optimiser needs one operation a group, not one a parameter. Every segment begins at a multiple of
+// 32 elements (64 bytes in the smallest type, so the offsets hold for every type), and the unit is
+// padded to that multiple; padding is zero and stays zero.
 #pragma once
 
 #include <cstdint>

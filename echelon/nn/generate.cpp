@@ -14,7 +14,9 @@ namespace echelon {
 namespace {
 
 std::int64_t draw(const at::Tensor& logits, const GenerateOptions& options, double uniform) {
-  const at::Tensor scores = logits.narrow(0, 0, std::min<std::int64_t>(256, logits.size(0))).to(at::kCPU, at::kDouble).contiguous();
+  const at::Tensor scores = logits.narrow(0, 0, std::min<std::int64_t>(256, logits.size(0)))
+                                .to(at::kCPU, at::kDouble)
+                                .contiguous();
   const double* score = scores.const_data_ptr<double>();
   std::vector<std::int64_t> order(static_cast<std::size_t>(scores.numel()));
   std::iota(order.begin(), order.end(), 0);
@@ -23,7 +25,8 @@ std::int64_t draw(const at::Tensor& logits, const GenerateOptions& options, doub
   if (options.top > 0) order.resize(std::min(order.size(), static_cast<std::size_t>(options.top)));
 
   std::vector<double> weights;
-  for (const auto i : order) weights.push_back(std::exp((score[i] - score[order.front()]) / options.temperature));
+  for (const auto i : order)
+    weights.push_back(std::exp((score[i] - score[order.front()]) / options.temperature));
   double left = uniform * std::accumulate(weights.begin(), weights.end(), 0.0);
   for (std::size_t i = 0; i < order.size(); ++i) {
     left -= weights[i];
@@ -34,9 +37,10 @@ std::int64_t draw(const at::Tensor& logits, const GenerateOptions& options, doub
 
 }  // namespace
 
-std::string generate(Stack& stack, std::int64_t context, std::string_view prompt, const GenerateOptions& options,
-                     const std::function<bool(char)>& show) {
-  if (prompt.empty()) throw InvalidArgument("the prompt is empty; give at least one byte to go on from");
+std::string generate(Stack& stack, std::int64_t context, std::string_view prompt,
+                     const GenerateOptions& options, const std::function<bool(char)>& show) {
+  if (prompt.empty())
+    throw InvalidArgument("the prompt is empty; give at least one byte to go on from");
   std::string text(prompt);
   const Key key = derive_key(options.seed, "generate");
   for (std::int64_t i = 0; i < options.tokens; ++i) {
@@ -45,7 +49,8 @@ std::string generate(Stack& stack, std::int64_t context, std::string_view prompt
     std::transform(text.end() - length, text.end(), tokens.data_ptr<std::int64_t>(),
                    [](char c) { return static_cast<std::int64_t>(static_cast<unsigned char>(c)); });
     const at::Tensor logits = stack.infer(tokens.to(stack.device()));
-    const char next = static_cast<char>(draw(logits.select(0, 0).select(0, length - 1), options, uniform_at(key, static_cast<std::uint64_t>(i))));
+    const char next = static_cast<char>(draw(logits.select(0, 0).select(0, length - 1), options,
+                                             uniform_at(key, static_cast<std::uint64_t>(i))));
     text.push_back(next);
     if (show && !show(next)) break;
   }

@@ -17,9 +17,9 @@ struct GenerateOptions {
   std::uint64_t seed = 1;
 };
 
-// Continues `prompt` (which must not be empty); the model sees the last `context` bytes. Each new byte is also
-// handed to `show` as it comes; false from it ends the text. Same seed, same text.
-std::string generate(Stack& stack, std::int64_t context, std::string_view prompt, const GenerateOptions& options,
-                     const std::function<bool(char)>& show = {});
+// Continues `prompt` (which must not be empty); the model sees the last `context` bytes. Each new
+// byte is also handed to `show` as it comes; false from it ends the text. Same seed, same text.
+std::string generate(Stack& stack, std::int64_t context, std::string_view prompt,
+                     const GenerateOptions& options, const std::function<bool(char)>& show = {});
 
 }  // namespace echelon

@@ -15,16 +15,19 @@ void check(const ModelOptions& options) {
   if (options.width % options.heads != 0) {
     std::int64_t fewer = options.heads;
     while (options.width % fewer != 0) --fewer;
-    throw InvalidArgument(fmt::format("model.heads = {} does not divide model.width = {}; {} heads would", options.heads,
-                                      options.width, fewer));
+    throw InvalidArgument(
+        fmt::format("model.heads = {} does not divide model.width = {}; {} heads would",
+                    options.heads, options.width, fewer));
   }
   // Far beyond any machine, and far below where counts of bytes overflow.
   const double width = static_cast<double>(options.width);
   const double parameters = 12.0 * static_cast<double>(options.layers) * width * width +
                             static_cast<double>(2 * options.vocab + options.context) * width;
   if (parameters > 1e15) {
-    throw InvalidArgument(fmt::format("a model of {:.0e} parameters fits no machine; give smaller model.width, model.layers, "
-                                      "model.vocab or model.context", parameters));
+    throw InvalidArgument(fmt::format(
+        "a model of {:.0e} parameters fits no machine; give smaller model.width, model.layers, "
+        "model.vocab or model.context",
+        parameters));
   }
 }
 

@@ -1,5 +1,5 @@
-// GPT with the GPT-2 architecture as a Stack: embedding, blocks, head. Parameters carry Hugging Face's names and
-// layouts, so weights pass both ways without translation.
+// GPT with the GPT-2 architecture as a Stack: embedding, blocks, head. Parameters carry Hugging
+// Face's names and layouts, so weights pass both ways without translation.
 #pragma once
 
 #include "echelon/nn/options.h"

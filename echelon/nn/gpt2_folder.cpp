@@ -20,21 +20,26 @@ constexpr std::string_view prefix = "transformer.";
 
 json read_config(const fs::path& folder) {
   const fs::path path = folder / "config.json";
-  if (!fs::is_directory(folder)) throw InvalidArgument(fmt::format("model.init: there is no folder {}", folder.string()));
-  if (!fs::exists(path)) throw InvalidArgument(fmt::format("model.init: {} has no config.json", folder.string()));
+  if (!fs::is_directory(folder))
+    throw InvalidArgument(fmt::format("model.init: there is no folder {}", folder.string()));
+  if (!fs::exists(path))
+    throw InvalidArgument(fmt::format("model.init: {} has no config.json", folder.string()));
   json config = json::parse(read_file(path), nullptr, /*allow_exceptions=*/false);
   if (!config.is_object()) throw Corrupt(fmt::format("{} is not a JSON object", path.string()));
   return config;
 }
 
-// The value of `key`, which must be a positive integer where it is there; `fallback` below zero: it must be there.
-std::int64_t integer(const json& config, const char* key, std::int64_t fallback, const fs::path& folder) {
+// The value of `key`, which must be a positive integer where it is there; `fallback` below zero: it
+// must be there.
+std::int64_t integer(const json& config, const char* key, std::int64_t fallback,
+                     const fs::path& folder) {
   const auto it = config.find(key);
   if (it == config.end() || it->is_null()) {
     if (fallback >= 0) return fallback;
     throw Corrupt(fmt::format("{} has no {}", (folder / "config.json").string(), key));
   }
-  if (!it->is_number_unsigned() || it->get<std::uint64_t>() == 0 || it->get<std::uint64_t>() > (1u << 30)) {
+  if (!it->is_number_unsigned() || it->get<std::uint64_t>() == 0 ||
+      it->get<std::uint64_t>() > (1u << 30)) {
     throw Corrupt(fmt::format("{}: {} is {}, not a positive number of reasonable size",
                               (folder / "config.json").string(), key, it->dump()));
   }
@@ -43,7 +48,8 @@ std::int64_t integer(const json& config, const char* key, std::int64_t fallback,
 
 const safetensors::Entry* entry_of(const safetensors::Reader& reader, const std::string& name) {
   if (const auto* entry = reader.find(name)) return entry;
-  return name.starts_with(prefix) ? reader.find(std::string_view(name).substr(prefix.size())) : nullptr;
+  return name.starts_with(prefix) ? reader.find(std::string_view(name).substr(prefix.size()))
+                                  : nullptr;
 }
 
 }  // namespace
@@ -53,8 +59,8 @@ ModelOptions read_gpt2_options(const fs::path& folder) {
   const auto require = [&](const char* key, const json& wanted) {
     const auto it = config.find(key);
     if (it != config.end() && !it->is_null() && *it != wanted) {
-      throw InvalidArgument(fmt::format("model.init: {} has {} = {}; Echelon's GPT is built for {}", folder.string(), key,
-                                        it->dump(), wanted.dump()));
+      throw InvalidArgument(fmt::format("model.init: {} has {} = {}; Echelon's GPT is built for {}",
+                                        folder.string(), key, it->dump(), wanted.dump()));
     }
   };
   require("model_type", "gpt2");
@@ -78,21 +84,25 @@ ModelOptions read_gpt2_options(const fs::path& folder) {
 ValueSource gpt2_values(const fs::path& folder, const Stack& stack) {
   const fs::path path = folder / "model.safetensors";
   if (!fs::exists(path)) {
-    throw InvalidArgument(fmt::format("model.init: {} has no model.safetensors{}", folder.string(),
-                                      fs::exists(folder / "model.safetensors.index.json")
-                                          ? "; weights in several files are not read, save them as one"
-                                          : ""));
+    throw InvalidArgument(
+        fmt::format("model.init: {} has no model.safetensors{}", folder.string(),
+                    fs::exists(folder / "model.safetensors.index.json")
+                        ? "; weights in several files are not read, save them as one"
+                        : ""));
   }
   auto reader = std::make_shared<const safetensors::Reader>(path);
   for (const auto& parameter : stack.parameters()) {
     const auto* entry = entry_of(*reader, parameter.name);
-    if (entry == nullptr) throw InvalidArgument(fmt::format("{} has no tensor {}", path.string(), parameter.name));
+    if (entry == nullptr)
+      throw InvalidArgument(fmt::format("{} has no tensor {}", path.string(), parameter.name));
     if (entry->shape != parameter.shape) {
-      throw InvalidArgument(fmt::format("{} in {} has shape [{}]; the model needs [{}]", entry->name, path.string(),
-                                        fmt::join(entry->shape, ", "), fmt::join(parameter.shape, ", ")));
+      throw InvalidArgument(fmt::format("{} in {} has shape [{}]; the model needs [{}]",
+                                        entry->name, path.string(), fmt::join(entry->shape, ", "),
+                                        fmt::join(parameter.shape, ", ")));
     }
     if (!tensor_of(*reader, *entry).is_floating_point()) {
-      throw InvalidArgument(fmt::format("{} in {} has type {}, not a floating-point one", entry->name, path.string(), entry->dtype));
+      throw InvalidArgument(fmt::format("{} in {} has type {}, not a floating-point one",
+                                        entry->name, path.string(), entry->dtype));
     }
   }
   return [reader](const Parameter& parameter, at::Tensor out) {
@@ -106,7 +116,8 @@ void write_gpt2_folder(const fs::path& folder, const ModelOptions& options, cons
   std::vector<NamedTensor> tensors;
   for (const auto& parameter : stack.parameters()) {
     const at::Tensor first = value(parameter);
-    tensors.push_back({parameter.name, parameter.shape, first.scalar_type(), [&value, &parameter] { return value(parameter); }});
+    tensors.push_back({parameter.name, parameter.shape, first.scalar_type(),
+                       [&value, &parameter] { return value(parameter); }});
   }
   write_tensors(folder / "model.safetensors", tensors, {{"format", "pt"}});
   const json config = {

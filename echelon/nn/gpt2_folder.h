@@ -1,5 +1,6 @@
-// GPT-2 weights as Hugging Face writes them: a folder with config.json and model.safetensors. Read with the names
-// of a saved GPT2LMHeadModel ("transformer.h.0...") or of the bare GPT2Model ("h.0..."), written with the former.
+// GPT-2 weights as Hugging Face writes them: a folder with config.json and model.safetensors. Read
+// with the names of a saved GPT2LMHeadModel ("transformer.h.0...") or of the bare GPT2Model
+// ("h.0..."), written with the former.
 #pragma once
 
 #include <filesystem>
@@ -11,15 +12,19 @@
 
 namespace echelon {
 
-// The architecture that the folder's config.json describes. InvalidArgument where it is none that we build.
+// The architecture that the folder's config.json describes. InvalidArgument where it is none that
+// we build.
 ModelOptions read_gpt2_options(const std::filesystem::path& folder);
 
-// The folder's weights for a stack of that architecture. Names, shapes and types are all checked here, before any
-// value is read: Corrupt where the file is broken, InvalidArgument where it does not fit.
+// The folder's weights for a stack of that architecture. Names, shapes and types are all checked
+// here, before any value is read: Corrupt where the file is broken, InvalidArgument where it does
+// not fit.
 ValueSource gpt2_values(const std::filesystem::path& folder, const Stack& stack);
 
-// Writes such a folder. `value` gives a parameter's values in any type and on any device, one at a time.
-void write_gpt2_folder(const std::filesystem::path& folder, const ModelOptions& options, const Stack& stack,
+// Writes such a folder. `value` gives a parameter's values in any type and on any device, one at a
+// time.
+void write_gpt2_folder(const std::filesystem::path& folder, const ModelOptions& options,
+                       const Stack& stack,
                        const std::function<at::Tensor(const Parameter&)>& value);
 
 }  // namespace echelon

@@ -12,7 +12,21 @@ namespace echelon {
 namespace {
 
 // What forward keeps, by place in pass.saved; attention appends its own after `count`.
-enum Saved : std::size_t { input, mean1, rstd1, normed1, qkv, attended, middle, mean2, rstd2, normed2, expanded, activated, count };
+enum Saved : std::size_t {
+  input,
+  mean1,
+  rstd1,
+  normed1,
+  qkv,
+  attended,
+  middle,
+  mean2,
+  rstd2,
+  normed2,
+  expanded,
+  activated,
+  count
+};
 
 at::Tensor rows(const at::Tensor& x) { return x.view({-1, x.size(-1)}); }
 
@@ -46,7 +60,8 @@ at::Tensor GptBlock::forward(const at::Tensor& x, Pass& pass) {
   at::Tensor out = contract_.forward(active).add_(mid).view({batch, tokens, d});
 
   if (pass.training) {
-    pass.saved = {x_rows, n1.mean, n1.rstd, n1.y, qkv3, heads_out, mid, n2.mean, n2.rstd, n2.y, hidden, active};
+    pass.saved = {x_rows, n1.mean, n1.rstd, n1.y, qkv3,   heads_out,
+                  mid,    n2.mean, n2.rstd, n2.y, hidden, active};
     pass.saved.insert(pass.saved.end(), attention_saved.begin(), attention_saved.end());
   }
   return out;
@@ -59,13 +74,16 @@ at::Tensor GptBlock::backward(const at::Tensor& grad_output, Pass& pass) {
   s[activated].reset();
   at::gelu_backward_out(grad_hidden, grad_hidden, s[expanded], "tanh");
   s[expanded].reset();
-  at::Tensor grad_mid = norm2_.backward(expand_.backward(grad_hidden, s[normed2]), s[middle], s[mean2], s[rstd2]);
+  at::Tensor grad_mid =
+      norm2_.backward(expand_.backward(grad_hidden, s[normed2]), s[middle], s[mean2], s[rstd2]);
   grad_hidden.reset();
   grad_mid.add_(grad_out);
 
   const at::Tensor grad_heads = project_.backward(grad_mid, rows(s[attended])).view_as(s[attended]);
-  const at::Tensor grad_qkv = attention_backward(grad_heads, s[qkv], s[attended], options_.heads, &s[count]);
-  at::Tensor grad_x = norm1_.backward(attend_.backward(rows(grad_qkv), s[normed1]), s[input], s[mean1], s[rstd1]);
+  const at::Tensor grad_qkv =
+      attention_backward(grad_heads, s[qkv], s[attended], options_.heads, &s[count]);
+  at::Tensor grad_x =
+      norm1_.backward(attend_.backward(rows(grad_qkv), s[normed1]), s[input], s[mean1], s[rstd1]);
   return grad_x.add_(grad_mid).view_as(grad_output);
 }
 

@@ -1,4 +1,5 @@
-// GPT-2's transformer block, pre-norm: x + attention(norm(x)), then x + mlp(norm(x)) with tanh-GELU.
+// GPT-2's transformer block, pre-norm: x + attention(norm(x)), then x + mlp(norm(x)) with
+// tanh-GELU.
 #pragma once
 
 #include <string>

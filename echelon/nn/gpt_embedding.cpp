@@ -8,7 +8,8 @@
 namespace echelon {
 namespace {
 
-// table[tokens[i]] += rows[i] in the order of i, so the same bits every time; threads split the columns.
+// table[tokens[i]] += rows[i] in the order of i, so the same bits every time; threads split the
+// columns.
 template <class T>
 void scatter_rows(const at::Tensor& table, const at::Tensor& tokens, const at::Tensor& rows) {
   const auto width = table.size(1), n = tokens.numel();
@@ -27,7 +28,8 @@ void scatter_rows(const at::Tensor& table, const at::Tensor& tokens, const at::T
 }  // namespace
 
 void GptEmbedding::declare(Declaration& declaration) {
-  tokens_ = declaration.parameter("transformer.wte.weight", {options_.vocab, options_.width}, Init::normal(0.02),
+  tokens_ = declaration.parameter("transformer.wte.weight", {options_.vocab, options_.width},
+                                  Init::normal(0.02),
                                   /*decay=*/true);
   positions_ = declaration.parameter("transformer.wpe.weight", {options_.context, options_.width},
                                      Init::normal(0.02), /*decay=*/true);
@@ -48,17 +50,20 @@ at::Tensor GptEmbedding::backward(const at::Tensor& grad_output, Pass& pass) {
     positions.add_(at::sum(grad_output, {0}));
   } else {
     at::sum_out(positions, grad_output, {0});
-    if (length < options_.context) positions_->grad.narrow(0, length, options_.context - length).zero_();
+    if (length < options_.context)
+      positions_->grad.narrow(0, length, options_.context - length).zero_();
   }
 
-  if (grad_output.is_cpu() && (grad_output.scalar_type() == at::kFloat || grad_output.scalar_type() == at::kDouble)) {
+  if (grad_output.is_cpu() &&
+      (grad_output.scalar_type() == at::kFloat || grad_output.scalar_type() == at::kDouble)) {
     if (tokens_->grad_beta() == 0) tokens_->grad.zero_();
     const at::Tensor rows = grad_output.contiguous(), ids = tokens.contiguous();
     grad_output.scalar_type() == at::kFloat ? scatter_rows<float>(tokens_->grad, ids, rows)
                                             : scatter_rows<double>(tokens_->grad, ids, rows);
   } else {
     // Sums in fp32 in a fixed order, which an atomic scatter into a bf16 buffer would not.
-    tokens_->add_grad(at::embedding_dense_backward(grad_output, tokens, options_.vocab, /*padding_idx=*/-1,
+    tokens_->add_grad(at::embedding_dense_backward(grad_output, tokens, options_.vocab,
+                                                   /*padding_idx=*/-1,
                                                    /*scale_grad_by_freq=*/false));
   }
   return {};

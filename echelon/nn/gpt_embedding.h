@@ -1,4 +1,5 @@
-// GPT-2's first layer: token embedding plus learned positions, [batch, tokens] -> [batch, tokens, width].
+// GPT-2's first layer: token embedding plus learned positions, [batch, tokens] -> [batch, tokens,
+// width].
 #pragma once
 
 #include "echelon/nn/layer.h"

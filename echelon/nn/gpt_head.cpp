@@ -1,7 +1,7 @@
-// The loss of a row with logits z and target t is log sum exp(z) - z[t], and its gradient softmax(z) - onehot(t).
-// Forward makes both in one pass over blocks of rows: the logits of a block are turned into its gradient in
-// place, so a training step holds one [rows, vocab] tensor (the gradient) and no second one, and evaluation
-// holds one block.
+// The loss of a row with logits z and target t is log sum exp(z) - z[t], and its gradient
+// softmax(z) - onehot(t). Forward makes both in one pass over blocks of rows: the logits of a block
+// are turned into its gradient in place, so a training step holds one [rows, vocab] tensor (the
+// gradient) and no second one, and evaluation holds one block.
 #include "echelon/nn/gpt_head.h"
 
 #include <ATen/ops/_log_softmax.h>
@@ -17,7 +17,8 @@
 namespace echelon {
 namespace {
 
-// Large enough that the products run at full speed, small enough that a block's temporaries stay few.
+// Large enough that the products run at full speed, small enough that a block's temporaries stay
+// few.
 std::int64_t rows_a_block(const at::Tensor& x, std::int64_t vocab) {
   const std::int64_t bytes = x.is_cpu() ? std::int64_t{4} << 20 : std::int64_t{512} << 20;
   return std::max<std::int64_t>(1, bytes / (vocab * x.element_size()));
@@ -27,16 +28,18 @@ std::int64_t rows_a_block(const at::Tensor& x, std::int64_t vocab) {
 
 void GptHead::declare(Declaration& declaration) {
   norm_.declare(declaration, "transformer.ln_f", options_.width);
-  weight_ = options_.tied ? declaration.tied("transformer.wte.weight")
-                          : declaration.parameter("lm_head.weight", {options_.vocab, options_.width},
-                                                  Init::normal(0.02), /*decay=*/true);
+  weight_ = options_.tied
+                ? declaration.tied("transformer.wte.weight")
+                : declaration.parameter("lm_head.weight", {options_.vocab, options_.width},
+                                        Init::normal(0.02), /*decay=*/true);
 }
 
 at::Tensor GptHead::forward(const at::Tensor& x, Pass& pass) {
   const at::Tensor rows = x.view({-1, options_.width});
   auto normed = norm_.forward(rows);
   const at::Tensor weight = weight_->value.t();
-  if (!pass.target.defined()) return at::mm(normed.y, weight).view({x.size(0), x.size(1), options_.vocab});
+  if (!pass.target.defined())
+    return at::mm(normed.y, weight).view({x.size(0), x.size(1), options_.vocab});
 
   const at::Tensor target = pass.target.reshape({-1, 1});
   const auto n = rows.size(0), block = std::min(n, rows_a_block(rows, options_.vocab));
@@ -59,7 +62,8 @@ at::Tensor GptHead::forward(const at::Tensor& x, Pass& pass) {
 }
 
 at::Tensor GptHead::backward(const at::Tensor& /*grad_output*/, Pass& pass) {
-  const at::Tensor &rows = pass.saved[0], &mean = pass.saved[1], &rstd = pass.saved[2], &normed = pass.saved[3];
+  const at::Tensor &rows = pass.saved[0], &mean = pass.saved[1], &rstd = pass.saved[2],
+                   &normed = pass.saved[3];
   at::Tensor grad_logits = std::move(pass.saved[4]);
   const double scale = pass.weight / static_cast<double>(rows.size(0));
   weight_->grad.addmm_(grad_logits.t(), normed, weight_->grad_beta(), scale);

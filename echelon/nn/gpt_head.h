@@ -1,5 +1,5 @@
-// GPT-2's last layer: final norm, logits over the vocabulary, mean cross-entropy against the next tokens.
-// Without a target it gives the logits.
+// GPT-2's last layer: final norm, logits over the vocabulary, mean cross-entropy against the next
+// tokens. Without a target it gives the logits.
 #pragma once
 
 #include "echelon/nn/layer.h"

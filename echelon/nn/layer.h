@@ -1,11 +1,12 @@
-// A layer: a piece of a model with a forward and a backward of its own, cut from its neighbours at the
-// boundaries. The executor hands it an input and keeps the Pass until it asks for the backward.
+// A layer: a piece of a model with a forward and a backward of its own, cut from its neighbours at
+// the boundaries. The executor hands it an input and keeps the Pass until it asks for the backward.
 //
 // Two ways to have one:
 //   - wrap any torch::nn::Module (module_layer.h): autograd does the backward;
-//   - derive from Layer and write both: gradients of matrices then go straight into the gradient buffer
-//     (GEMM with beta), nothing is kept but what `forward` puts into `pass.saved`, and the layer can be part
-//     of a captured GPU graph.
+//   - derive from Layer and write both: gradients of matrices then go straight into the gradient
+//   buffer
+//     (GEMM with beta), nothing is kept but what `forward` puts into `pass.saved`, and the layer
+//     can be part of a captured GPU graph.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,20 +22,22 @@ namespace echelon {
 // One micro-batch on its way through one layer.
 struct Pass {
   std::vector<at::Tensor> saved;  // what forward keeps for backward
-  at::Tensor target;              // last layer only: what the loss compares with; undefined: give the output instead
-  double weight = 1;              // this micro-batch's share of the global mean; scales the gradients
-  bool training = true;           // false: no backward will follow, keep nothing
+  at::Tensor
+      target;  // last layer only: what the loss compares with; undefined: give the output instead
+  double weight = 1;     // this micro-batch's share of the global mean; scales the gradients
+  bool training = true;  // false: no backward will follow, keep nothing
 };
 
 // Where a layer says which parameters it has.
 class Declaration {
  public:
-  virtual Parameter* parameter(std::string name, std::vector<std::int64_t> shape, Init init, bool decay,
-                               bool trainable = true) = 0;
+  virtual Parameter* parameter(std::string name, std::vector<std::int64_t> shape, Init init,
+                               bool decay, bool trainable = true) = 0;
 
-  // A second use of a parameter that an earlier layer declared (tied embeddings). In one process both uses
-  // share one value and one gradient buffer. The Stack keeps the list of ties, so that a pipeline which puts
-  // the two layers on different stages can give each a copy and sum the two gradients.
+  // A second use of a parameter that an earlier layer declared (tied embeddings). In one process
+  // both uses share one value and one gradient buffer. The Stack keeps the list of ties, so that a
+  // pipeline which puts the two layers on different stages can give each a copy and sum the two
+  // gradients.
   virtual Parameter* tied(const std::string& name) = 0;
 
  protected:
@@ -50,18 +53,20 @@ class Layer {
   // Called once the parameters have memory, before the first forward.
   virtual void bind(at::Device /*device*/, at::ScalarType /*type*/) {}
 
-  // The last layer of a Stack is the loss: it compares its input with pass.target and gives the mean over the
-  // samples as a scalar; without a target it gives the model's output.
+  // The last layer of a Stack is the loss: it compares its input with pass.target and gives the
+  // mean over the samples as a scalar; without a target it gives the model's output.
   virtual at::Tensor forward(const at::Tensor& input, Pass& pass) = 0;
 
-  // The gradient for the input, given that for the output (undefined for the loss, whose gradient is
-  // pass.weight). Gradients of parameters are added to their buffers. Undefined where the input has none.
+  // The gradient for the input, given that for the output (undefined for the loss, whose gradient
+  // is pass.weight). Gradients of parameters are added to their buffers. Undefined where the input
+  // has none.
   virtual at::Tensor backward(const at::Tensor& grad_output, Pass& pass) = 0;
 
   // Whether a GPU graph may record it: no host synchronisation, no shapes that depend on values.
   virtual bool capturable() const { return false; }
 
-  // State that is no parameter but belongs to the model (running statistics): saved and restored by name.
+  // State that is no parameter but belongs to the model (running statistics): saved and restored by
+  // name.
   virtual std::vector<std::pair<std::string, at::Tensor>> buffers() const { return {}; }
 };
 

@@ -16,12 +16,13 @@ void LayerNorm::declare(Declaration& declaration, const std::string& name, std::
 }
 
 LayerNorm::Output LayerNorm::forward(const at::Tensor& x) const {
-  auto [y, mean, rstd] = at::native_layer_norm(x, weight_->shape, weight_->value, bias_->value, epsilon);
+  auto [y, mean, rstd] =
+      at::native_layer_norm(x, weight_->shape, weight_->value, bias_->value, epsilon);
   return {std::move(y), std::move(mean), std::move(rstd)};
 }
 
-at::Tensor LayerNorm::backward(const at::Tensor& grad_y, const at::Tensor& x, const at::Tensor& mean,
-                               const at::Tensor& rstd) const {
+at::Tensor LayerNorm::backward(const at::Tensor& grad_y, const at::Tensor& x,
+                               const at::Tensor& mean, const at::Tensor& rstd) const {
   auto [grad_x, grad_weight, grad_bias] = at::native_layer_norm_backward(
       grad_y, x, weight_->shape, mean, rstd, weight_->value, bias_->value, {true, true, true});
   weight_->add_grad(grad_weight);

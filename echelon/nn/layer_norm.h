@@ -1,4 +1,5 @@
-// Layer normalisation over the last dimension, with weight and bias. A piece that layers are made of.
+// Layer normalisation over the last dimension, with weight and bias. A piece that layers are made
+// of.
 #pragma once
 
 #include <string>

@@ -1,4 +1,5 @@
-// y = x W + b with W as GPT-2 stores it, [in, out]. Not a Layer by itself: a piece that layers are made of.
+// y = x W + b with W as GPT-2 stores it, [in, out]. Not a Layer by itself: a piece that layers are
+// made of.
 #pragma once
 
 #include <string>
@@ -9,11 +10,13 @@ namespace echelon {
 
 class Linear {
  public:
-  void declare(Declaration& declaration, const std::string& name, std::int64_t in, std::int64_t out, double stddev);
+  void declare(Declaration& declaration, const std::string& name, std::int64_t in, std::int64_t out,
+               double stddev);
 
   at::Tensor forward(const at::Tensor& x) const;  // [n, in] -> [n, out]
 
-  // The gradient for x. Those of W and b are written to (or added into) their buffers by the product itself.
+  // The gradient for x. Those of W and b are written to (or added into) their buffers by the
+  // product itself.
   at::Tensor backward(const at::Tensor& grad_y, const at::Tensor& x) const;
 
  private:

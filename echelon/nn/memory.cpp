@@ -18,12 +18,15 @@ thread_local MemoryKind current_kind = MemoryKind::workspace;
 MemoryScope::MemoryScope(MemoryKind kind) : outer_(current_kind) { current_kind = kind; }
 MemoryScope::~MemoryScope() { current_kind = outer_; }
 
-std::uint64_t MemoryUse::total() const { return std::accumulate(bytes.begin(), bytes.end(), std::uint64_t{0}); }
+std::uint64_t MemoryUse::total() const {
+  return std::accumulate(bytes.begin(), bytes.end(), std::uint64_t{0});
+}
 
 // torch tells the profiler of its allocators' every block; we listen in its place.
 class MemoryAccount::Reporter : public c10::MemoryReportingInfoBase {
  public:
-  void reportMemoryUsage(void* block, std::int64_t size, std::size_t, std::size_t, c10::Device) override {
+  void reportMemoryUsage(void* block, std::int64_t size, std::size_t, std::size_t,
+                         c10::Device) override {
     std::lock_guard lock(mutex_);
     forget(block);  // also before it comes: another thread may have freed it unseen
     if (size > 0) {
@@ -72,11 +75,13 @@ MemoryAccount::MemoryAccount() : reporter_(std::make_shared<Reporter>()) {
   c10::ThreadLocalDebugInfo::_push(c10::DebugInfoKind::PROFILER_STATE, reporter_);
 }
 
-// Accounts may end in any order and on any thread: one that is not this thread's innermost stays there, deaf.
+// Accounts may end in any order and on any thread: one that is not this thread's innermost stays
+// there, deaf.
 MemoryAccount::~MemoryAccount() {
   reporter_->close();
   const auto kind = c10::DebugInfoKind::PROFILER_STATE;
-  if (c10::ThreadLocalDebugInfo::get(kind) == reporter_.get()) c10::ThreadLocalDebugInfo::_pop(kind);
+  if (c10::ThreadLocalDebugInfo::get(kind) == reporter_.get())
+    c10::ThreadLocalDebugInfo::_pop(kind);
 }
 
 MemoryUse MemoryAccount::now() const { return reporter_->now(); }

@@ -1,6 +1,6 @@
-// Which tensors the memory is for. While a MemoryAccount lives, every allocation of this thread through torch's
-// allocators (CPU and GPU) is counted under the kind of the innermost MemoryScope; the account keeps the peak
-// and how it was made up.
+// Which tensors the memory is for. While a MemoryAccount lives, every allocation of this thread
+// through torch's allocators (CPU and GPU) is counted under the kind of the innermost MemoryScope;
+// the account keeps the peak and how it was made up.
 #pragma once
 
 #include <array>
@@ -10,8 +10,8 @@
 namespace echelon {
 
 enum class MemoryKind { parameters, gradients, optimizer, activations, workspace };
-inline constexpr std::array<const char*, 5> memory_kind_names = {"parameters", "gradients", "optimizer",
-                                                                  "activations", "workspace"};
+inline constexpr std::array<const char*, 5> memory_kind_names = {
+    "parameters", "gradients", "optimizer", "activations", "workspace"};
 
 class MemoryScope {
  public:

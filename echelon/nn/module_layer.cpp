@@ -20,19 +20,22 @@ at::Tensor leaf(const at::Tensor& input) {
 
 }  // namespace
 
-ModuleLayer::ModuleLayer(std::string name, std::shared_ptr<torch::nn::Module> module, Forward forward)
+ModuleLayer::ModuleLayer(std::string name, std::shared_ptr<torch::nn::Module> module,
+                         Forward forward)
     : name_(std::move(name)), module_(std::move(module)), forward_(std::move(forward)) {}
 
 void ModuleLayer::declare(Declaration& declaration) {
   for (const auto& item : module_->named_parameters()) {
     const at::Tensor& value = item.value();
-    Parameter* p = declaration.parameter(name_ + "." + item.key(), value.sizes().vec(), Init::from(value.detach()),
+    Parameter* p = declaration.parameter(name_ + "." + item.key(), value.sizes().vec(),
+                                         Init::from(value.detach()),
                                          /*decay=*/value.dim() >= 2, value.requires_grad());
     bound_.push_back({value, p});
   }
 }
 
-// Not module_->to(), which in C++ casts integer buffers too and copies the parameters that are about to be replaced.
+// Not module_->to(), which in C++ casts integer buffers too and copies the parameters that are
+// about to be replaced.
 void ModuleLayer::bind(at::Device device, at::ScalarType type) {
   for (at::Tensor buffer : module_->buffers()) {
     buffer.set_data(buffer.to(device, buffer.is_floating_point() ? type : buffer.scalar_type()));
@@ -42,12 +45,13 @@ void ModuleLayer::bind(at::Device device, at::ScalarType type) {
 
 std::vector<std::pair<std::string, at::Tensor>> ModuleLayer::buffers() const {
   std::vector<std::pair<std::string, at::Tensor>> all;
-  for (const auto& item : module_->named_buffers()) all.emplace_back(name_ + "." + item.key(), item.value());
+  for (const auto& item : module_->named_buffers())
+    all.emplace_back(name_ + "." + item.key(), item.value());
   return all;
 }
 
-// Autograd adds in place into a gradient that is there; `zero_grad()` in a user's code drops it, so it is pointed
-// back to the buffer before every backward.
+// Autograd adds in place into a gradient that is there; `zero_grad()` in a user's code drops it, so
+// it is pointed back to the buffer before every backward.
 void ModuleLayer::point_gradients() {
   for (auto& [variable, parameter] : bound_) {
     if (!parameter->trainable) continue;
@@ -86,8 +90,9 @@ class LossLayer : public Layer {
     const at::Tensor x = leaf(input);
     const at::Tensor loss = loss_(x, pass.target);
     if (loss.numel() != 1) {
-      throw InvalidArgument(fmt::format("the loss function gave {} values; it must give one, the mean over the samples",
-                                        loss.numel()));
+      throw InvalidArgument(fmt::format(
+          "the loss function gave {} values; it must give one, the mean over the samples",
+          loss.numel()));
     }
     if (pass.training) pass.saved = {x, loss};
     return loss.detach().to(at::kDouble).reshape({});
@@ -105,6 +110,8 @@ class LossLayer : public Layer {
 
 }  // namespace
 
-std::unique_ptr<Layer> loss_layer(LossFunction loss) { return std::make_unique<LossLayer>(std::move(loss)); }
+std::unique_ptr<Layer> loss_layer(LossFunction loss) {
+  return std::make_unique<LossLayer>(std::move(loss));
+}
 
 }  // namespace echelon

@@ -1,8 +1,10 @@
-// A user's torch::nn::Module as a layer, and a user's function as the loss. Autograd runs inside the layer only:
-// the input is a fresh leaf, and the module's parameters and their gradients are views into flat units.
+// A user's torch::nn::Module as a layer, and a user's function as the loss. Autograd runs inside
+// the layer only: the input is a fresh leaf, and the module's parameters and their gradients are
+// views into flat units.
 //
 //   stack.add(module_layer("body", torch::nn::Sequential(...)));
-//   stack.add(loss_layer([](const at::Tensor& out, const at::Tensor& target) { return torch::mse_loss(out, target); }));
+//   stack.add(loss_layer([](const at::Tensor& out, const at::Tensor& target) { return
+//   torch::mse_loss(out, target); }));
 #pragma once
 
 #include <torch/csrc/api/include/torch/nn/module.h>
@@ -44,8 +46,9 @@ class ModuleLayer : public Layer {
 
 template <class M>
 std::unique_ptr<Layer> module_layer(std::string name, torch::nn::ModuleHolder<M> module) {
-  return std::make_unique<ModuleLayer>(std::move(name), module.ptr(),
-                                       [module](const at::Tensor& x) mutable { return module->forward(x); });
+  return std::make_unique<ModuleLayer>(
+      std::move(name), module.ptr(),
+      [module](const at::Tensor& x) mutable { return module->forward(x); });
 }
 
 // `loss(output, target)` must give the mean over the samples as a scalar.

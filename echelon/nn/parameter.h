@@ -1,5 +1,5 @@
-// A named parameter of a layer. It is described first (name, shape, how its first values are made) and costs
-// nothing; `value` and `grad` become views into a flat unit when the Stack allocates.
+// A named parameter of a layer. It is described first (name, shape, how its first values are made)
+// and costs nothing; `value` and `grad` become views into a flat unit when the Stack allocates.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,8 +10,8 @@
 
 namespace echelon {
 
-// How first values are made. Each element is a pure function of (seed, parameter name, element index), so every
-// layout over ranks starts from the same numbers.
+// How first values are made. Each element is a pure function of (seed, parameter name, element
+// index), so every layout over ranks starts from the same numbers.
 struct Init {
   enum class Kind { zeros, ones, normal, given };
   Kind kind = Kind::zeros;
@@ -41,8 +41,9 @@ struct Parameter {
     return n;
   }
 
-  // The first gradient of a step overwrites the buffer and later ones (micro-batches, a tied use) add to it,
-  // so the buffer is never cleared: `beta` is the factor for what is there, as in GEMM's beta*C + A*B.
+  // The first gradient of a step overwrites the buffer and later ones (micro-batches, a tied use)
+  // add to it, so the buffer is never cleared: `beta` is the factor for what is there, as in GEMM's
+  // beta*C + A*B.
   double grad_beta() { return std::exchange(grad_written, true) ? 1.0 : 0.0; }
   void add_grad(const at::Tensor& part);  // for gradients that an operator hands back as a tensor
   void zero_unwritten_grad();             // a parameter that a step did not use has gradient zero

@@ -29,21 +29,30 @@ void Parameter::zero_unwritten_grad() {
 ValueSource random_values(std::uint64_t seed) {
   return [seed](const Parameter& parameter, at::Tensor out) {
     switch (parameter.init.kind) {
-      case Init::Kind::zeros: out.zero_(); return;
-      case Init::Kind::ones: out.fill_(1); return;
-      case Init::Kind::given: out.copy_(parameter.init.given); return;
-      case Init::Kind::normal: break;
+      case Init::Kind::zeros:
+        out.zero_();
+        return;
+      case Init::Kind::ones:
+        out.fill_(1);
+        return;
+      case Init::Kind::given:
+        out.copy_(parameter.init.given);
+        return;
+      case Init::Kind::normal:
+        break;
     }
     const Key key = derive_key(seed, parameter.name);
     const auto fill = [&]<class T>(at::Tensor host, T*) {
       T* data = host.data_ptr<T>();
       at::parallel_for(0, host.numel(), 1 << 14, [&](std::int64_t begin, std::int64_t end) {
         fill_normal(key, static_cast<std::uint64_t>(begin),
-                    std::span(data + begin, static_cast<std::size_t>(end - begin)), 0, parameter.init.stddev);
+                    std::span(data + begin, static_cast<std::size_t>(end - begin)), 0,
+                    parameter.init.stddev);
       });
     };
     const bool wide = out.scalar_type() == at::kDouble;
-    const bool in_place = out.is_cpu() && out.is_contiguous() && (wide || out.scalar_type() == at::kFloat);
+    const bool in_place =
+        out.is_cpu() && out.is_contiguous() && (wide || out.scalar_type() == at::kFloat);
     at::Tensor host = in_place ? out : at::empty(out.sizes(), wide ? at::kDouble : at::kFloat);
     wide ? fill(host, static_cast<double*>(nullptr)) : fill(host, static_cast<float*>(nullptr));
     if (!in_place) out.copy_(host);
@@ -58,10 +67,11 @@ Stack& Stack::add(std::unique_ptr<Layer> layer) {
   return *this;
 }
 
-Parameter* Stack::parameter(std::string name, std::vector<std::int64_t> shape, Init init, bool decay,
-                            bool trainable) {
+Parameter* Stack::parameter(std::string name, std::vector<std::int64_t> shape, Init init,
+                            bool decay, bool trainable) {
   if (find(name) != nullptr) {
-    throw InvalidArgument(fmt::format("two parameters of the model are named {}; give the layers distinct names", name));
+    throw InvalidArgument(fmt::format(
+        "two parameters of the model are named {}; give the layers distinct names", name));
   }
   Parameter& p = parameters_.emplace_back();
   p.name = std::move(name);
@@ -76,7 +86,8 @@ Parameter* Stack::parameter(std::string name, std::vector<std::int64_t> shape, I
 Parameter* Stack::tied(const std::string& name) {
   Parameter* p = find(name);
   if (p == nullptr) {
-    throw InvalidArgument(fmt::format("a layer ties itself to {}, which no earlier layer declares", name));
+    throw InvalidArgument(
+        fmt::format("a layer ties itself to {}, which no earlier layer declares", name));
   }
   ties_.push_back({name, p->layer, size() - 1});
   return p;
@@ -117,8 +128,10 @@ void Stack::allocate(at::Device device, at::ScalarType type, Gradients gradients
     for (const auto& segment : unit.segments) {
       Parameter& p = *find(segment.name);
       const auto begin = unit.begin + segment.offset;
-      p.value = (unit.trainable ? values_ : frozen_).narrow(0, begin, segment.numel).view(segment.shape);
-      if (unit.trainable && grads_.defined()) p.grad = grads_.narrow(0, begin, segment.numel).view(segment.shape);
+      p.value =
+          (unit.trainable ? values_ : frozen_).narrow(0, begin, segment.numel).view(segment.shape);
+      if (unit.trainable && grads_.defined())
+        p.grad = grads_.narrow(0, begin, segment.numel).view(segment.shape);
     }
   }
   for (auto& layer : layers_) layer->bind(device, type);
@@ -146,7 +159,8 @@ std::vector<std::pair<std::string, at::Tensor>> Stack::buffers() const {
 }
 
 bool Stack::capturable() const {
-  return std::all_of(layers_.begin(), layers_.end(), [](const auto& layer) { return layer->capturable(); });
+  return std::all_of(layers_.begin(), layers_.end(),
+                     [](const auto& layer) { return layer->capturable(); });
 }
 
 at::Tensor Stack::infer(const at::Tensor& input, const at::Tensor& target) {

@@ -1,5 +1,6 @@
-// A Stack: an ordered list of layers, the last of which is the loss. Adding a layer only describes it;
-// `allocate` gives all parameters memory in flat units, and values come from a ValueSource, one segment at a time.
+// A Stack: an ordered list of layers, the last of which is the loss. Adding a layer only describes
+// it; `allocate` gives all parameters memory in flat units, and values come from a ValueSource, one
+// segment at a time.
 //
 //   Stack stack;
 //   stack.add(std::make_unique<MyLayer>());

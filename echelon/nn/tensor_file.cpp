@@ -35,7 +35,8 @@ at::Tensor tensor_of(const safetensors::Reader& reader, const safetensors::Entry
     const auto bytes = reader.bytes(entry);
     const auto size = safetensors::element_size(entry.dtype);
     if (reinterpret_cast<std::uintptr_t>(bytes.data()) % size == 0) {
-      return at::from_blob(const_cast<std::byte*>(bytes.data()), entry.shape, at::TensorOptions(type));
+      return at::from_blob(const_cast<std::byte*>(bytes.data()), entry.shape,
+                           at::TensorOptions(type));
     }
     at::Tensor copy = at::empty(entry.shape, type);
     std::memcpy(copy.data_ptr(), bytes.data(), bytes.size());

@@ -1,4 +1,5 @@
-// Tensors in safetensors files: the bridge between the container (base/safetensors.h) and torch's types.
+// Tensors in safetensors files: the bridge between the container (base/safetensors.h) and torch's
+// types.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,8 +13,8 @@
 
 namespace echelon {
 
-// A tensor over the file's own bytes where they are aligned for the type, else a copy. InvalidArgument for a type
-// that torch has no counterpart of. The reader must outlive it.
+// A tensor over the file's own bytes where they are aligned for the type, else a copy.
+// InvalidArgument for a type that torch has no counterpart of. The reader must outlive it.
 at::Tensor tensor_of(const safetensors::Reader& reader, const safetensors::Entry& entry);
 
 // What a file will hold; `make` is called once, when its turn to be written comes.

@@ -21,8 +21,9 @@ class AdamW : public Optimizer {
       SliceLists lists(slices, decay, 2);
       if (lists.values.empty()) continue;
       const std::vector<at::Tensor> updates(lists.values.size(), scalars.updates);
-      at::_fused_adamw_(lists.values, lists.grads, lists.state[0], lists.state[1], {}, updates, scalars.rate,
-                        options_.beta1, options_.beta2, decay ? options_.decay : 0, options_.epsilon,
+      at::_fused_adamw_(lists.values, lists.grads, lists.state[0], lists.state[1], {}, updates,
+                        scalars.rate, options_.beta1, options_.beta2, decay ? options_.decay : 0,
+                        options_.epsilon,
                         /*amsgrad=*/false, /*maximize=*/false, scalars.grad_scale, scalars.skip);
     }
   }
@@ -33,6 +34,8 @@ class AdamW : public Optimizer {
 
 }  // namespace
 
-std::unique_ptr<Optimizer> make_adamw(const OptimOptions& options) { return std::make_unique<AdamW>(options); }
+std::unique_ptr<Optimizer> make_adamw(const OptimOptions& options) {
+  return std::make_unique<AdamW>(options);
+}
 
 }  // namespace echelon

@@ -26,11 +26,13 @@ MasterUpdate::MasterUpdate(Stack& stack, const OptimOptions& options)
   const bool narrow = is_narrow(stack.type());
   const auto wide = stack.values().options().dtype(narrow ? at::kFloat : stack.type());
   const auto n = stack.values().numel();
-  ranges_ = decay_ranges(stack.units(), narrow ? longest_wide_slice : std::numeric_limits<std::int64_t>::max());
+  ranges_ = decay_ranges(stack.units(),
+                         narrow ? longest_wide_slice : std::numeric_limits<std::int64_t>::max());
   {
     MemoryScope scope(MemoryKind::optimizer);
     master_ = narrow ? at::zeros({n}, wide) : stack.values();
-    for (std::size_t i = 0; i < optimizer_->state_names().size(); ++i) moments_.push_back(at::zeros({n}, wide));
+    for (std::size_t i = 0; i < optimizer_->state_names().size(); ++i)
+      moments_.push_back(at::zeros({n}, wide));
   }
   if (narrow) {
     MemoryScope scope(MemoryKind::workspace);
@@ -39,8 +41,10 @@ MasterUpdate::MasterUpdate(Stack& stack, const OptimOptions& options)
     wide_grad_ = at::empty({longest}, wide);
   }
   const auto scalar = wide.dtype(at::kFloat);
-  // A CPU's kernels take the rate in double precision, which fp64 models need; a GPU's take a float.
-  scalars_.rate = at::zeros({}, stack.type() == at::kDouble && stack.device().is_cpu() ? wide : scalar);
+  // A CPU's kernels take the rate in double precision, which fp64 models need; a GPU's take a
+  // float.
+  scalars_.rate =
+      at::zeros({}, stack.type() == at::kDouble && stack.device().is_cpu() ? wide : scalar);
   scalars_.updates = at::zeros({}, scalar);
   scalars_.skip = at::zeros({}, scalar);
   norm_ = at::zeros({}, wide);
@@ -80,7 +84,8 @@ void MasterUpdate::apply(const at::Tensor& loss) {
 
   const auto slice_of = [&](const DecayRange& range, const at::Tensor& grad) {
     Slice slice{master_.narrow(0, range.begin, range.numel), grad, {}, range.decay};
-    for (const auto& moment : moments_) slice.state.push_back(moment.narrow(0, range.begin, range.numel));
+    for (const auto& moment : moments_)
+      slice.state.push_back(moment.narrow(0, range.begin, range.numel));
     return slice;
   };
   std::vector<Slice> slices;

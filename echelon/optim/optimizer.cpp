@@ -10,7 +10,8 @@ std::unique_ptr<Optimizer> make_optimizer(const OptimOptions& options) {
   throw InvalidArgument("optim.name is \"" + options.name + "\"; allowed: adamw, sgd");
 }
 
-SliceLists::SliceLists(const std::vector<Slice>& slices, bool decay, std::size_t states) : state(states) {
+SliceLists::SliceLists(const std::vector<Slice>& slices, bool decay, std::size_t states)
+    : state(states) {
   for (const auto& slice : slices) {
     if (slice.decay != decay) continue;
     values.push_back(slice.value);

@@ -1,5 +1,5 @@
-// An optimiser: one update rule over slices of flat units. One file each, all of one shape: the names of the
-// state it keeps per element, and `update`.
+// An optimiser: one update rule over slices of flat units. One file each, all of one shape: the
+// names of the state it keeps per element, and `update`.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,8 +13,8 @@
 
 namespace echelon {
 
-// A contiguous range of parameters of one decay group, with all that its update reads and writes: flat tensors
-// of one length and type.
+// A contiguous range of parameters of one decay group, with all that its update reads and writes:
+// flat tensors of one length and type.
 struct Slice {
   at::Tensor value;
   at::Tensor grad;                // may be overwritten by the update
@@ -22,13 +22,13 @@ struct Slice {
   bool decay = true;
 };
 
-// What changes from step to step, as scalars on the device, so that a recorded graph reads the present ones and
-// no step waits for the host.
+// What changes from step to step, as scalars on the device, so that a recorded graph reads the
+// present ones and no step waits for the host.
 struct StepScalars {
-  at::Tensor rate;     // learning rate, float (double in fp64 on a CPU)
-  at::Tensor updates;  // how many updates there were, this one included, float
+  at::Tensor rate;                       // learning rate, float (double in fp64 on a CPU)
+  at::Tensor updates;                    // how many updates there were, this one included, float
   std::optional<at::Tensor> grad_scale;  // gradients are divided by this, float
-  at::Tensor skip;     // 1: leave values and state as they are, float
+  at::Tensor skip;                       // 1: leave values and state as they are, float
 };
 
 class Optimizer {

@@ -24,15 +24,20 @@ struct OptimOptions {
   void fields(Fields& f) {
     f.add("name", name, "the optimiser", {.choices = {"adamw", "sgd"}});
     f.add("rate", rate, "peak learning rate", {.minimum = 0});
-    f.add("schedule", schedule, "how the rate goes on after the warm-up", {.choices = {"cosine", "linear", "constant"}});
-    f.add("warmup", warmup, "the rate rises linearly from zero over these first steps", {.minimum = 0, .unit = "steps"});
-    f.add("final_rate", final_rate, "where cosine and linear end, as a share of the peak", {.minimum = 0, .maximum = 1});
+    f.add("schedule", schedule, "how the rate goes on after the warm-up",
+          {.choices = {"cosine", "linear", "constant"}});
+    f.add("warmup", warmup, "the rate rises linearly from zero over these first steps",
+          {.minimum = 0, .unit = "steps"});
+    f.add("final_rate", final_rate, "where cosine and linear end, as a share of the peak",
+          {.minimum = 0, .maximum = 1});
     f.add("decay", decay, "weight decay of matrices; norms and biases have none", {.minimum = 0});
     f.add("clip", clip, "largest norm of all gradients together; 0: no limit", {.minimum = 0});
     f.add("beta1", beta1, "adamw: decay of the mean of gradients", {.minimum = 0, .maximum = 1});
-    f.add("beta2", beta2, "adamw: decay of the mean of their squares", {.minimum = 0, .maximum = 1});
+    f.add("beta2", beta2, "adamw: decay of the mean of their squares",
+          {.minimum = 0, .maximum = 1});
     f.add("epsilon", epsilon, "adamw: added to the root of the mean square", {.minimum = 0});
-    f.add("momentum", momentum, "sgd: decay of the velocity; 0: none", {.minimum = 0, .maximum = 1});
+    f.add("momentum", momentum, "sgd: decay of the velocity; 0: none",
+          {.minimum = 0, .maximum = 1});
     f.add("nesterov", nesterov, "sgd: look ahead along the velocity");
   }
 };

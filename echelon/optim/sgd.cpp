@@ -1,4 +1,5 @@
-// Stochastic gradient descent with momentum, as PyTorch defines it (decay is added to the gradient):
+// Stochastic gradient descent with momentum, as PyTorch defines it (decay is added to the
+// gradient):
 //   g += decay * w,  u = momentum u + g,  w -= rate * (nesterov ? g + momentum u : u)
 // The velocity starts at zero, so the first step needs no case of its own.
 #include <ATen/ops/_fused_sgd.h>
@@ -13,12 +14,14 @@ class Sgd : public Optimizer {
  public:
   explicit Sgd(const OptimOptions& options) : options_(options) {
     if (options.nesterov && options.momentum == 0) {
-      throw InvalidArgument("optim.nesterov needs momentum, but optim.momentum is 0; give it a value such as 0.9");
+      throw InvalidArgument(
+          "optim.nesterov needs momentum, but optim.momentum is 0; give it a value such as 0.9");
     }
   }
 
   std::vector<std::string> state_names() const override {
-    return options_.momentum == 0 ? std::vector<std::string>{} : std::vector<std::string>{"momentum"};
+    return options_.momentum == 0 ? std::vector<std::string>{}
+                                  : std::vector<std::string>{"momentum"};
   }
 
   void update(const std::vector<Slice>& slices, const StepScalars& scalars) const override {
@@ -26,9 +29,12 @@ class Sgd : public Optimizer {
     for (const bool decay : {true, false}) {
       SliceLists lists(slices, decay, states);
       if (lists.values.empty()) continue;
-      at::_fused_sgd_(lists.values, lists.grads, states == 0 ? at::TensorList() : at::TensorList(lists.state[0]),
-                      decay ? options_.decay : 0, options_.momentum, scalars.rate, /*dampening=*/0, options_.nesterov,
-                      /*maximize=*/false, /*is_first_step=*/false, scalars.grad_scale, scalars.skip);
+      at::_fused_sgd_(lists.values, lists.grads,
+                      states == 0 ? at::TensorList() : at::TensorList(lists.state[0]),
+                      decay ? options_.decay : 0, options_.momentum, scalars.rate, /*dampening=*/0,
+                      options_.nesterov,
+                      /*maximize=*/false, /*is_first_step=*/false, scalars.grad_scale,
+                      scalars.skip);
     }
   }
 
@@ -38,6 +44,8 @@ class Sgd : public Optimizer {
 
 }  // namespace
 
-std::unique_ptr<Optimizer> make_sgd(const OptimOptions& options) { return std::make_unique<Sgd>(options); }
+std::unique_ptr<Optimizer> make_sgd(const OptimOptions& options) {
+  return std::make_unique<Sgd>(options);
+}
 
 }  // namespace echelon

@@ -1,5 +1,5 @@
-// What a step needs of a GPU beside tensors: a stream of its own, graphs, and its memory figures. Without CUDA in
-// the build the functions say so.
+// What a step needs of a GPU beside tensors: a stream of its own, graphs, and its memory figures.
+// Without CUDA in the build the functions say so.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,8 @@ namespace echelon {
 bool cuda_built();
 int cuda_devices();  // 0 where there is none
 
-// Makes a stream beside the default one current until it is destroyed: graphs cannot be recorded on the default.
+// Makes a stream beside the default one current until it is destroyed: graphs cannot be recorded on
+// the default.
 class SideStream {
  public:
   SideStream();
@@ -22,8 +23,8 @@ class SideStream {
   std::unique_ptr<Guard> guard_;
 };
 
-// A recorded sequence of kernels. `record` runs `work` once without executing it; `replay` executes it with the
-// tensors' present contents.
+// A recorded sequence of kernels. `record` runs `work` once without executing it; `replay` executes
+// it with the tensors' present contents.
 class DeviceGraph {
  public:
   DeviceGraph();

@@ -24,7 +24,8 @@ DeviceGraph::DeviceGraph() : state_(std::make_unique<State>()) {}
 DeviceGraph::~DeviceGraph() = default;
 
 void DeviceGraph::record(const std::function<void()>& work) {
-  // The graph's tensors live in a pool of their own; what the steps before it left in the cache would stay unused.
+  // The graph's tensors live in a pool of their own; what the steps before it left in the cache
+  // would stay unused.
   c10::cuda::getCurrentCUDAStream().synchronize();
   c10::cuda::CUDACachingAllocator::emptyCache();
   state_->graph.capture_begin();

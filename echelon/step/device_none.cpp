@@ -5,7 +5,8 @@ namespace echelon {
 namespace {
 
 [[noreturn]] void not_built() {
-  throw InvalidArgument("this build has no CUDA: build against a CUDA build of torch, or use train.device=cpu");
+  throw InvalidArgument(
+      "this build has no CUDA: build against a CUDA build of torch, or use train.device=cpu");
 }
 
 }  // namespace

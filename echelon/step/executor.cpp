@@ -11,6 +11,8 @@ namespace echelon {
 
 Executor::Executor(Stack& stack, MasterUpdate& update, Table table, int micro_batches)
     : stack_(stack), update_(update), table_(std::move(table)), micro_batches_(micro_batches) {
+  if (stack.size() == 0)
+    throw InvalidArgument("the model has no layers; add them, and a loss as the last");
   validate(table_, stack.size(), micro_batches);
   places_.resize(static_cast<std::size_t>(stack.size()) * static_cast<std::size_t>(micro_batches));
 }
@@ -24,8 +26,9 @@ at::Tensor Executor::run(const at::Tensor& input, const at::Tensor& target) {
   at::NoGradGuard no_grad;  // a layer that wants autograd turns it on for itself
   const auto samples = input.size(0);
   if (samples % micro_batches_ != 0 || target.size(0) != samples) {
-    throw InvalidArgument(fmt::format("a batch of {} inputs and {} targets cannot be cut into {} equal micro-batches",
-                                      samples, target.size(0), micro_batches_));
+    throw InvalidArgument(
+        fmt::format("a batch of {} inputs and {} targets cannot be cut into {} equal micro-batches",
+                    samples, target.size(0), micro_batches_));
   }
   const auto share = samples / micro_batches_;
   for (int m = 0; m < micro_batches_; ++m) {
@@ -38,8 +41,12 @@ at::Tensor Executor::run(const at::Tensor& input, const at::Tensor& target) {
   stack_.begin_step();
   for (const Action& action : table_) {
     switch (action.kind) {
-      case Action::Kind::forward: forward(action); break;
-      case Action::Kind::backward: backward(action); break;
+      case Action::Kind::forward:
+        forward(action);
+        break;
+      case Action::Kind::backward:
+        backward(action);
+        break;
       case Action::Kind::update: {
         MemoryScope scope(MemoryKind::workspace);
         stack_.zero_unwritten_grads();
@@ -57,8 +64,12 @@ void Executor::forward(const Action& action) {
   at::Tensor output = stack_.layer(action.layer).forward(std::exchange(here.input, {}), here.pass);
   if (action.layer + 1 < stack_.size()) {
     place(action.layer + 1, action.micro_batch).input = std::move(output);
+  } else if (output.numel() != 1) {
+    throw InvalidArgument(
+        fmt::format("the model's last layer gave {} values; it must be a loss, which gives one",
+                    output.numel()));
   } else {
-    loss_.add_(output, here.pass.weight);
+    loss_.add_(output.reshape({}), here.pass.weight);
   }
 }
 

@@ -1,5 +1,5 @@
-// Runs a step's table over a Stack. Between layers it holds one tensor a boundary and micro-batch: a layer's
-// output, or the gradient for it, each freed as soon as its one reader has run.
+// Runs a step's table over a Stack. Between layers it holds one tensor a boundary and micro-batch:
+// a layer's output, or the gradient for it, each freed as soon as its one reader has run.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,8 +17,8 @@ class Executor {
   // Validates the table for the stack.
   Executor(Stack& stack, MasterUpdate& update, Table table, int micro_batches);
 
-  // One step on a batch whose first dimension divides by the number of micro-batches. Gives the mean loss, a
-  // scalar (double) on the device.
+  // One step on a batch whose first dimension divides by the number of micro-batches. Gives the
+  // mean loss, a scalar (double) on the device.
   at::Tensor run(const at::Tensor& input, const at::Tensor& target);
 
  private:
@@ -30,10 +30,10 @@ class Executor {
   Table table_;
   int micro_batches_;
 
-  struct Place {           // of one layer and micro-batch
+  struct Place {  // of one layer and micro-batch
     Pass pass;
-    at::Tensor input;      // until forward has run
-    at::Tensor grad;       // for the output, until backward has run
+    at::Tensor input;  // until forward has run
+    at::Tensor grad;   // for the output, until backward has run
   };
   Place& place(int layer, int micro_batch);
   std::vector<Place> places_;

@@ -1,5 +1,5 @@
-// A step as a table of actions: what one rank does, in order. A strategy is a pure function to such a table; one
-// executor runs any of them, and `validate` says beforehand whether it can.
+// A step as a table of actions: what one rank does, in order. A strategy is a pure function to such
+// a table; one executor runs any of them, and `validate` says beforehand whether it can.
 #pragma once
 
 #include <string>
@@ -22,13 +22,13 @@ using Table = std::vector<Action>;
 
 std::string to_string(const Action& action);  // "forward(layer 3, micro-batch 0)"
 
-// One process: each micro-batch forward through all layers and backward again, then the update. The activations
-// of one micro-batch are alive at a time.
+// One process: each micro-batch forward through all layers and backward again, then the update. The
+// activations of one micro-batch are alive at a time.
 Table one_process(int layers, int micro_batches);
 
-// Throws InvalidArgument naming the first action that cannot run: a layer before its input exists, a backward
-// before its forward or before the backward of the layer above, anything twice, an update before the last
-// backward or none at the end, a forward without its backward.
+// Throws InvalidArgument naming the first action that cannot run: a layer before its input exists,
+// a backward before its forward or before the backward of the layer above, anything twice, an
+// update before the last backward or none at the end, a forward without its backward.
 void validate(const Table& table, int layers, int micro_batches);
 
 // The most activations alive at once, in (layer, micro-batch) pairs.

@@ -22,6 +22,7 @@
 #include "echelon/nn/generate.h"
 #include "echelon/nn/gpt.h"
 #include "echelon/nn/gpt2_folder.h"
+#include "echelon/nn/product.h"
 #include "echelon/step/device.h"
 #include "echelon/train/progress.h"
 #include "echelon/train/run_directory.h"
@@ -46,22 +47,27 @@ Data open_data(const JobOptions& options) {
   Data data;
   const auto length = options.model.context;
   if (options.data.source == "random") {
-    data.training = std::make_unique<RandomTokens>(options.model.vocab, length, static_cast<std::uint64_t>(options.train.seed));
+    data.training = std::make_unique<RandomTokens>(options.model.vocab, length,
+                                                   static_cast<std::uint64_t>(options.train.seed));
     data.description = "random tokens";
     return data;
   }
   if (options.model.vocab < 256) {
-    throw InvalidArgument(fmt::format("model.vocab = {} is too small for text: its bytes need 256", options.model.vocab));
+    throw InvalidArgument(fmt::format("model.vocab = {} is too small for text: its bytes need 256",
+                                      options.model.vocab));
   }
   const bool validate = options.train.validate_every > 0;
-  const TextSplit split = open_text(options.data.source, validate ? options.data.validation : 0, length);
+  const TextSplit split =
+      open_text(options.data.source, validate ? options.data.validation : 0, length);
   data.bytes = true;
   data.training = std::make_unique<TextWindows>(split.training, length);
-  data.description = fmt::format("{}: {} to train on", split.description, human_bytes(static_cast<std::uint64_t>(split.training->size())));
+  data.description = fmt::format("{}: {} to train on", split.description,
+                                 human_bytes(static_cast<std::uint64_t>(split.training->size())));
   if (split.validation != nullptr) {
     data.validation = std::make_unique<TextWindows>(split.validation, length);
     data.validation_text = split.validation;
-    data.description += fmt::format(", {} to validate", human_bytes(static_cast<std::uint64_t>(split.validation->size())));
+    data.description += fmt::format(
+        ", {} to validate", human_bytes(static_cast<std::uint64_t>(split.validation->size())));
   }
   return data;
 }
@@ -86,10 +92,12 @@ struct Outcome {
   bool validated = false;
 };
 
-ordered_json summary_of(const JobOptions& options, const Outcome& outcome, std::int64_t parameters, bool bytes,
-                        std::uint64_t start, std::uint64_t peak, const RunDirectory& run) {
+ordered_json summary_of(const JobOptions& options, const Outcome& outcome, std::int64_t parameters,
+                        bool bytes, std::uint64_t start, std::uint64_t peak,
+                        const RunDirectory& run) {
   // The first steps warm up; with few steps they are all there is.
-  const auto skip = static_cast<std::ptrdiff_t>(std::min<std::size_t>(5, outcome.step_seconds.size() / 2));
+  const auto skip =
+      static_cast<std::ptrdiff_t>(std::min<std::size_t>(5, outcome.step_seconds.size() / 2));
   const double step = median({outcome.step_seconds.begin() + skip, outcome.step_seconds.end()});
   ordered_json summary = {
       {"params", parameters},
@@ -104,7 +112,8 @@ ordered_json summary_of(const JobOptions& options, const Outcome& outcome, std::
       {"precision", precision_name(compute_type(options.train))},
       {"run", run.path().string()},
   };
-  if (outcome.validated && bytes) summary["val_bits_per_byte"] = outcome.validation_loss / std::numbers::ln2;
+  if (outcome.validated && bytes)
+    summary["val_bits_per_byte"] = outcome.validation_loss / std::numbers::ln2;
   if (options.train.device == "cuda") {
     const auto memory = device_memory();
     summary["device_peak_mib"] = static_cast<double>(memory.peak_reserved) / mib;
@@ -114,21 +123,25 @@ ordered_json summary_of(const JobOptions& options, const Outcome& outcome, std::
 }
 
 std::string plan_of(const JobOptions& options, const Trainer& trainer) {
-  return ordered_json({{"world", 1},
-                       {"schedule", "one process"},
-                       {"micro_batches", options.train.micro_batches},
-                       {"threads", at::get_num_threads()},
-                       {"precision", precision_name(compute_type(options.train))},
-                       {"attention", attention_kernel(options.train.device == "cuda" ? at::kCUDA : at::kCPU,
-                                                      compute_type(options.train), options.model.width / options.model.heads)},
-                       {"graph", trainer.uses_graph()}})
+  return ordered_json(
+             {{"world", 1},
+              {"schedule", "one process"},
+              {"micro_batches", options.train.micro_batches},
+              {"threads", at::get_num_threads()},
+              {"precision", precision_name(compute_type(options.train))},
+              {"attention", attention_kernel(options.train.device == "cuda" ? at::kCUDA : at::kCPU,
+                                             compute_type(options.train),
+                                             options.model.width / options.model.heads)},
+              {"products", options.train.device == "cpu" ? product_library() : "cuBLAS"},
+              {"graph", trainer.uses_graph()}})
       .dump(2);
 }
 
 void show_memory(const MemoryUse& peak) {
   std::string parts;
   for (std::size_t i = 0; i < memory_kind_names.size(); ++i) {
-    parts += fmt::format("{}{} {}", i == 0 ? "" : ", ", memory_kind_names[i], human_bytes(peak.bytes[i]));
+    parts += fmt::format("{}{} {}", i == 0 ? "" : ", ", memory_kind_names[i],
+                         human_bytes(peak.bytes[i]));
   }
   fmt::print("memory      {} of tensors at the peak: {}\n", human_bytes(peak.total()), parts);
 }
@@ -140,9 +153,12 @@ void show_validation(const Outcome& outcome, const Data& data, std::int64_t cont
   std::vector<std::uint8_t> bytes(static_cast<std::size_t>(data.validation->size() * context) + 1);
   data.validation_text->read(0, bytes);
   const auto packed = xz_size(bytes);
-  const std::string yardstick = packed ? fmt::format("xz -9 needs {:.3f}", 8.0 * static_cast<double>(*packed) / static_cast<double>(bytes.size()))
-                                       : std::string("xz is not built in: liblzma was missing");
-  fmt::print("validation  {:.3f} bits/byte on {}; {}\n", bits, human_bytes(bytes.size()), yardstick);
+  const std::string yardstick =
+      packed ? fmt::format("xz -9 needs {:.3f}",
+                           8.0 * static_cast<double>(*packed) / static_cast<double>(bytes.size()))
+             : std::string("xz is not built in: liblzma was missing");
+  fmt::print("validation  {:.3f} bits/byte on {}; {}\n", bits, human_bytes(bytes.size()),
+             yardstick);
 }
 
 void show_sample(Stack& stack, std::int64_t context) {
@@ -155,7 +171,9 @@ void show_sample(Stack& stack, std::int64_t context) {
       fmt::print("{}\n", line);
       line = "  │ ";
     } else {
-      line += static_cast<unsigned char>(c) < 32 ? ' ' : static_cast<unsigned char>(c) < 127 ? c : '.';
+      line += static_cast<unsigned char>(c) < 32    ? ' '
+              : static_cast<unsigned char>(c) < 127 ? c
+                                                    : '.';
     }
   }
   fmt::print("{}\n", line);
@@ -168,7 +186,9 @@ void resolve_model(ModelOptions& model, const std::vector<std::string>& given) {
   ModelOptions found = read_gpt2_options(model.init);
   const auto agree = [&](const char* key, auto ours, auto theirs) {
     if (ours != theirs && std::find(given.begin(), given.end(), key) != given.end()) {
-      throw InvalidArgument(fmt::format("{} = {}, but the weights in {} are of a model with {}; leave it out", key, ours, model.init, theirs));
+      throw InvalidArgument(
+          fmt::format("{} = {}, but the weights in {} are of a model with {}; leave it out", key,
+                      ours, model.init, theirs));
     }
   };
   agree("model.layers", model.layers, found.layers);
@@ -184,7 +204,8 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   JobOptions& options = request.options;
   const bool resuming = !request.resume.empty();
   if (!resuming) resolve_model(options.model, request.given);
-  if (const auto folder = request.summary.parent_path(); !folder.empty() && !fs::is_directory(folder)) {
+  if (const auto folder = request.summary.parent_path();
+      !folder.empty() && !fs::is_directory(folder)) {
     throw InvalidArgument(fmt::format("--json: there is no folder {}", folder.string()));
   }
 
@@ -193,13 +214,17 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   PeakMemory peak;
   Stack stack = gpt(options.model);
   Trainer trainer(stack, *data.training, options.train, options.optim);
-  if (!resuming && !options.model.init.empty()) trainer.load(gpt2_values(options.model.init, stack));
+  if (!resuming && !options.model.init.empty())
+    trainer.load(gpt2_values(options.model.init, stack));
 
-  RunDirectory run = resuming ? RunDirectory::open(request.resume) : RunDirectory::create(request.runs, request.name);
+  RunDirectory run = resuming ? RunDirectory::open(request.resume)
+                              : RunDirectory::create(request.runs, request.name);
   if (resuming) {
     trainer.restore(run.state());
     if (trainer.step() >= options.train.steps) {
-      throw InvalidArgument(fmt::format("{} has done its {} steps; give more with --set train.steps=N", run.path().string(), trainer.step()));
+      throw InvalidArgument(
+          fmt::format("{} has done its {} steps; give more with --set train.steps=N",
+                      run.path().string(), trainer.step()));
     }
     run.rewind_metrics(trainer.step());
   }
@@ -207,13 +232,17 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   run.write_plan(plan_of(options, trainer));
   run.write_ledger();
   log::open(run.log());
-  log::info(fmt::format("echelon {} ({}), torch {}, {} parameters, step {} of {}", ECHELON_VERSION, ECHELON_COMMIT,
-                        ECHELON_TORCH_VERSION, stack.parameter_count(), trainer.step(), options.train.steps));
+  log::info(fmt::format("echelon {} ({}), torch {}, {} parameters, step {} of {}", ECHELON_VERSION,
+                        ECHELON_COMMIT, ECHELON_TORCH_VERSION, stack.parameter_count(),
+                        trainer.step(), options.train.steps));
 
-  fmt::print("model       GPT of {} parameters: {} layers, width {}, {} heads, context {}; {} on {}\n",
-             human_count(static_cast<double>(stack.parameter_count())), options.model.layers, options.model.width,
-             options.model.heads, options.model.context, precision_name(compute_type(options.train)),
-             options.train.device == "cuda" ? std::string("a GPU") : fmt::format("{} CPU threads", at::get_num_threads()));
+  fmt::print(
+      "model       GPT of {} parameters: {} layers, width {}, {} heads, context {}; {} on {}\n",
+      human_count(static_cast<double>(stack.parameter_count())), options.model.layers,
+      options.model.width, options.model.heads, options.model.context,
+      precision_name(compute_type(options.train)),
+      options.train.device == "cuda" ? std::string("a GPU")
+                                     : fmt::format("{} CPU threads", at::get_num_threads()));
   fmt::print("data        {}\n", data.description);
   fmt::print("run         {}\n", run.path().string());
   if (resuming) fmt::print("resumed     after step {}\n", trainer.step());
@@ -234,29 +263,37 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
     };
     try {
       while (trainer.step() < options.train.steps && !stop.load()) {
-        const auto until = std::min({next(options.train.validate_every), next(options.train.save_every), options.train.steps});
+        const auto until = std::min({next(options.train.validate_every),
+                                     next(options.train.save_every), options.train.steps});
         trainer.run_until(until, &stop);
         // Also when interrupted just here: a resumed run would not come back to it.
         const bool whole = trainer.step() == until;
-        if (whole && until < options.train.steps && data.validation != nullptr && until % options.train.validate_every == 0) {
+        if (whole && until < options.train.steps && data.validation != nullptr &&
+            until % options.train.validate_every == 0) {
           const double loss = trainer.evaluate(*data.validation, options.train.validate_samples);
           run.add_validation(until, loss, data.bytes);
-          progress.say(fmt::format("step {:>{}}  validation {:.3f} bits/byte", until, fmt::format("{}", options.train.steps).size(), loss / std::numbers::ln2));
+          progress.say(fmt::format("step {:>{}}  validation {:.3f} bits/byte", until,
+                                   fmt::format("{}", options.train.steps).size(),
+                                   loss / std::numbers::ln2));
         }
-        if (whole && options.train.save_every > 0 && until % options.train.save_every == 0) trainer.save(run.state());
+        if (whole && options.train.save_every > 0 && until % options.train.save_every == 0)
+          trainer.save(run.state());
       }
     } catch (const Timeout&) {
       throw;
     } catch (const Error& error) {
       log::info(error.what());
       trainer.save(run.state());
-      throw Error(fmt::format("{}. Go on from there with: echelon train --resume {} --set optim.rate=...", error.what(), run.path().string()));
+      throw Error(
+          fmt::format("{}. Go on from there with: echelon train --resume {} --set optim.rate=...",
+                      error.what(), run.path().string()));
     }
   }
   if (trainer.step() < options.train.steps) {
     trainer.save(run.state());
     log::info(fmt::format("interrupted after step {}", trainer.step()));
-    fmt::print("interrupted after step {}; go on with: echelon train --resume {}\n", trainer.step(), run.path().string());
+    fmt::print("interrupted after step {}; go on with: echelon train --resume {}\n", trainer.step(),
+               run.path().string());
     return JobEnd::interrupted;
   }
 
@@ -267,18 +304,22 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   }
   const std::uint64_t peak_process = peak.bytes();
   run.write_memory(trainer.memory().at_peak(), start, peak_process);
-  write_gpt2_folder(run.weights(), options.model, stack, [&](const Parameter& p) { return trainer.master(p); });
-  const ordered_json summary = summary_of(options, outcome, stack.parameter_count(), data.bytes, start, peak_process, run);
+  write_gpt2_folder(run.weights(), options.model, stack,
+                    [&](const Parameter& p) { return trainer.master(p); });
+  const ordered_json summary =
+      summary_of(options, outcome, stack.parameter_count(), data.bytes, start, peak_process, run);
   if (!request.summary.empty()) write_file(request.summary, summary.dump(2) + "\n");
   log::info(summary.dump());
 
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
   fmt::print("trained     {} steps in {:.0f} s, {} tokens/s\n", options.train.steps, seconds,
              human_count(summary["tokens_per_s"].get<double>()));
   show_validation(outcome, data, options.model.context);
   show_memory(trainer.memory().at_peak());
   if (data.bytes) show_sample(stack, options.model.context);
-  fmt::print("run         {}: weights/ opens in transformers, or try: echelon generate {}\n", run.path().string(), run.weights().string());
+  fmt::print("run         {}: weights/ opens in transformers, or try: echelon generate {}\n",
+             run.path().string(), run.weights().string());
   return JobEnd::finished;
 }
 

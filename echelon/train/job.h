@@ -12,21 +12,22 @@ namespace echelon {
 
 struct JobRequest {
   JobOptions options;
-  std::vector<std::string> given;      // keys that were set, as opposed to defaults
-  std::filesystem::path runs = "runs"; // where run directories are made
-  std::string name;                    // of the run; empty: the time
-  std::filesystem::path resume;        // a run directory to go on with; empty: a new run
-  std::filesystem::path summary;       // JSON file to write at the end; empty: none
+  std::vector<std::string> given;       // keys that were set, as opposed to defaults
+  std::filesystem::path runs = "runs";  // where run directories are made
+  std::string name;                     // of the run; empty: the time
+  std::filesystem::path resume;         // a run directory to go on with; empty: a new run
+  std::filesystem::path summary;        // JSON file to write at the end; empty: none
 };
 
 enum class JobEnd { finished, interrupted };
 
-// Shows progress on standard output. Everything is checked before anything is written: InvalidArgument and
-// Corrupt leave no trace. Once `stop` is set the run ends after the present step with its state saved.
+// Shows progress on standard output. Everything is checked before anything is written:
+// InvalidArgument and Corrupt leave no trace. Once `stop` is set the run ends after the present
+// step with its state saved.
 JobEnd run_job(JobRequest request, const std::atomic<bool>& stop);
 
-// Where options name a folder of weights (model.init), the folder decides the model's sizes; a size that was
-// given and differs is refused.
+// Where options name a folder of weights (model.init), the folder decides the model's sizes; a size
+// that was given and differs is refused.
 void resolve_model(ModelOptions& model, const std::vector<std::string>& given);
 
 }  // namespace echelon

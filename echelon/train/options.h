@@ -26,19 +26,25 @@ struct TrainOptions {
   void fields(Fields& f) {
     f.add("steps", steps, "optimiser steps", {.minimum = 1});
     f.add("batch", batch, "the global batch of a step", {.minimum = 1, .unit = "sequences"});
-    f.add("micro_batches", micro_batches, "pieces that a batch is cut into, one in memory at a time; must divide the batch",
+    f.add("micro_batches", micro_batches,
+          "pieces that a batch is cut into, one in memory at a time; must divide the batch",
           {.minimum = 1});
-    f.add("seed", seed, "first weights and the order of samples are functions of it", {.minimum = 0});
+    f.add("seed", seed, "first weights and the order of samples are functions of it",
+          {.minimum = 0});
     f.add("device", device, "where tensors live", {.choices = {"cpu", "cuda"}});
-    f.add("precision", precision,
-          "type of parameters, activations and gradients; bf16 keeps fp32 masters; auto: fp32 on a CPU, bf16 on a GPU",
-          {.choices = {"auto", "fp64", "fp32", "bf16"}});
+    f.add(
+        "precision", precision,
+        "type of parameters, activations and gradients; bf16 keeps fp32 masters; auto: fp32 on a CPU, bf16 on a GPU",
+        {.choices = {"auto", "fp64", "fp32", "bf16"}});
     f.add("threads", threads, "CPU threads; 0: one for each core", {.minimum = 0, .maximum = 4096});
     f.add("graph", graph, "a GPU's step as one recorded graph; auto: where every layer allows it",
           {.choices = {"auto", "on", "off"}});
-    f.add("validate_every", validate_every, "steps between validations; 0: never, not even at the end", {.minimum = 0});
-    f.add("validate_samples", validate_samples, "samples of a validation on the way; the last one takes all", {.minimum = 1});
-    f.add("save_every", save_every, "steps between states written for --resume; 0: only when interrupted", {.minimum = 0});
+    f.add("validate_every", validate_every,
+          "steps between validations; 0: never, not even at the end", {.minimum = 0});
+    f.add("validate_samples", validate_samples,
+          "samples of a validation on the way; the last one takes all", {.minimum = 1});
+    f.add("save_every", save_every,
+          "steps between states written for --resume; 0: only when interrupted", {.minimum = 0});
   }
 };
 

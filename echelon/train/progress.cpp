@@ -23,7 +23,8 @@ int terminal_width() {
 
 std::string clock_time(double seconds) {
   const auto s = static_cast<std::int64_t>(seconds + 0.5);
-  return s >= 3600 ? fmt::format("{}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60) : fmt::format("{}:{:02}", s / 60, s % 60);
+  return s >= 3600 ? fmt::format("{}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60)
+                   : fmt::format("{}:{:02}", s / 60, s % 60);
 }
 
 }  // namespace
@@ -39,8 +40,10 @@ Progress::~Progress() {
 std::string Progress::describe(const StepReport& report) const {
   std::string text = fmt::format("loss {:.3f}", report.loss);
   if (bytes_) text += fmt::format("  {:.3f} bits/byte", report.loss / std::numbers::ln2);
-  text += fmt::format("  {} tokens/s", human_count(static_cast<double>(report.targets) / smooth_seconds_));
-  return text + fmt::format("  {} left", clock_time(smooth_seconds_ * static_cast<double>(steps_ - report.step)));
+  text += fmt::format("  {} tokens/s",
+                      human_count(static_cast<double>(report.targets) / smooth_seconds_));
+  return text + fmt::format("  {} left", clock_time(smooth_seconds_ *
+                                                    static_cast<double>(steps_ - report.step)));
 }
 
 void Progress::step(const StepReport& report) {
@@ -49,7 +52,9 @@ void Progress::step(const StepReport& report) {
   smooth_seconds_ = settling ? report.seconds : 0.95 * smooth_seconds_ + 0.05 * report.seconds;
   const auto now = Clock::now();
   const bool last = report.step == steps_;
-  if (!last && now - shown_ < (terminal_ ? Clock::duration(redraw_every) : Clock::duration(line_every))) return;
+  if (!last &&
+      now - shown_ < (terminal_ ? Clock::duration(redraw_every) : Clock::duration(line_every)))
+    return;
   shown_ = now;
 
   const auto digits = fmt::format("{}", steps_).size();
@@ -72,7 +77,8 @@ void Progress::step(const StepReport& report) {
     bar += "\x1b[0m";
   }
   // A line that wraps could not be drawn over.
-  const auto left = static_cast<std::size_t>(std::max(0, room + 2 + static_cast<int>(numbers.size())));
+  const auto left =
+      static_cast<std::size_t>(std::max(0, room + 2 + static_cast<int>(numbers.size())));
   fmt::print("\r\x1b[2K{}{}  {}", count, bar, bar.empty() ? numbers.substr(0, left) : numbers);
   std::fflush(stdout);
   drawn_ = true;

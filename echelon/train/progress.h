@@ -1,4 +1,5 @@
-// What a person sees while a run goes on: a bar that redraws itself on a terminal, plain lines elsewhere.
+// What a person sees while a run goes on: a bar that redraws itself on a terminal, plain lines
+// elsewhere.
 #pragma once
 
 #include <chrono>

@@ -18,7 +18,8 @@ using nlohmann::ordered_json;
 
 RunDirectory RunDirectory::create(const fs::path& runs, std::string name) {
   if (name == "." || name == ".." || name.find('/') != std::string::npos) {
-    throw InvalidArgument(fmt::format("--name is {}; it must name one folder in {}/, without a slash", name, runs.string()));
+    throw InvalidArgument(fmt::format(
+        "--name is {}; it must name one folder in {}/, without a slash", name, runs.string()));
   }
   if (name.empty()) {
     const std::time_t now = std::time(nullptr);
@@ -31,20 +32,25 @@ RunDirectory RunDirectory::create(const fs::path& runs, std::string name) {
   const fs::path path = runs / name;
   std::error_code error;
   fs::create_directories(runs, error);
-  if (error) throw Error(fmt::format("cannot make the folder {}: {}", runs.string(), error.message()));
+  if (error)
+    throw Error(fmt::format("cannot make the folder {}: {}", runs.string(), error.message()));
   if (!fs::create_directory(path, error)) {
-    if (error) throw Error(fmt::format("cannot make the folder {}: {}", path.string(), error.message()));
-    throw InvalidArgument(fmt::format("{} exists; choose another --name, or go on with --resume {}", path.string(), path.string()));
+    if (error)
+      throw Error(fmt::format("cannot make the folder {}: {}", path.string(), error.message()));
+    throw InvalidArgument(fmt::format("{} exists; choose another --name, or go on with --resume {}",
+                                      path.string(), path.string()));
   }
   return RunDirectory(path);
 }
 
 RunDirectory RunDirectory::open(const fs::path& path) {
-  if (!fs::is_directory(path)) throw InvalidArgument(fmt::format("--resume: there is no run {}", path.string()));
+  if (!fs::is_directory(path))
+    throw InvalidArgument(fmt::format("--resume: there is no run {}", path.string()));
   RunDirectory run(path);
   if (!fs::exists(run.config()) || !fs::exists(run.state())) {
-    throw InvalidArgument(fmt::format("--resume: {} holds no state to go on from; a run writes one when it is interrupted, or with train.save_every",
-                                      path.string()));
+    throw InvalidArgument(fmt::format(
+        "--resume: {} holds no state to go on from; a run writes one when it is interrupted, or with train.save_every",
+        path.string()));
   }
   return run;
 }
@@ -58,7 +64,8 @@ void RunDirectory::rewind_metrics(std::int64_t step) {
     const std::string line = old.substr(at, end - at);
     const auto parsed = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
     const auto number = parsed.is_object() ? parsed.find("step") : parsed.end();
-    if (number != parsed.end() && number->is_number_integer() && *number <= step) kept += line + "\n";
+    if (number != parsed.end() && number->is_number_integer() && *number <= step)
+      kept += line + "\n";
   }
   write_file(path, kept);
 }
@@ -86,15 +93,22 @@ void RunDirectory::add_validation(std::int64_t step, double loss, bool bytes) {
   add_line(line.dump());
 }
 
-void RunDirectory::write_plan(const std::string& json) const { write_file(path_ / "plan.json", json + "\n"); }
-
-void RunDirectory::write_ledger() const {
-  write_file(path_ / "ledger.json", ordered_json({{"world", 1}, {"sent_bytes", 0}, {"operations", ordered_json::array()}}).dump(2) + "\n");
+void RunDirectory::write_plan(const std::string& json) const {
+  write_file(path_ / "plan.json", json + "\n");
 }
 
-void RunDirectory::write_memory(const MemoryUse& peak, std::uint64_t start, std::uint64_t peak_process) const {
+void RunDirectory::write_ledger() const {
+  write_file(path_ / "ledger.json",
+             ordered_json({{"world", 1}, {"sent_bytes", 0}, {"operations", ordered_json::array()}})
+                     .dump(2) +
+                 "\n");
+}
+
+void RunDirectory::write_memory(const MemoryUse& peak, std::uint64_t start,
+                                std::uint64_t peak_process) const {
   ordered_json tensors;
-  for (std::size_t i = 0; i < memory_kind_names.size(); ++i) tensors[memory_kind_names[i]] = peak.bytes[i];
+  for (std::size_t i = 0; i < memory_kind_names.size(); ++i)
+    tensors[memory_kind_names[i]] = peak.bytes[i];
   const ordered_json memory = {{"rank", 0},
                                {"tensors_at_peak_bytes", tensors},
                                {"tensors_peak_bytes", peak.total()},

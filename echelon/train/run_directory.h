@@ -1,5 +1,6 @@
-// A run's folder, runs/<name>/: config.toml (resolved), plan.json (what was chosen), metrics.jsonl (a line a step),
-// ledger.json (bytes sent), memory.json, rank0.log, weights/ (at the end) and state.safetensors (to go on from).
+// A run's folder, runs/<name>/: config.toml (resolved), plan.json (what was chosen), metrics.jsonl
+// (a line a step), ledger.json (bytes sent), memory.json, rank0.log, weights/ (at the end) and
+// state.safetensors (to go on from).
 #pragma once
 
 #include <cstdint>
@@ -13,7 +14,8 @@ namespace echelon {
 
 class RunDirectory {
  public:
-  // A new folder `runs`/`name`; an empty name takes the time. InvalidArgument where it exists already.
+  // A new folder `runs`/`name`; an empty name takes the time. InvalidArgument where it exists
+  // already.
   static RunDirectory create(const std::filesystem::path& runs, std::string name);
 
   // The folder of an earlier run that left a state. InvalidArgument where there is none.

@@ -27,16 +27,18 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::size_t steps_ahead = 4;             // that the host may be before the GPU
-constexpr int eager_steps = 3;                     // before a graph is recorded: libraries make their plans
+constexpr std::size_t steps_ahead = 4;  // that the host may be before the GPU
+constexpr int eager_steps = 3;          // before a graph is recorded: libraries make their plans
 constexpr auto gpu_patience = std::chrono::minutes(10);
 
 at::Device device_of(const TrainOptions& options) {
   if (options.device != "cuda") return at::kCPU;
   if (!cuda_built()) {
-    throw InvalidArgument("train.device=cuda, but this build has no CUDA: build against a CUDA build of torch, or use cpu");
+    throw InvalidArgument(
+        "train.device=cuda, but this build has no CUDA: build against a CUDA build of torch, or use cpu");
   }
-  if (cuda_devices() == 0) throw InvalidArgument("train.device=cuda, but there is no CUDA GPU here; use train.device=cpu");
+  if (cuda_devices() == 0)
+    throw InvalidArgument("train.device=cuda, but there is no CUDA GPU here; use train.device=cpu");
   return at::Device(at::kCUDA, 0);
 }
 
@@ -49,8 +51,9 @@ at::ScalarType compute_type(const TrainOptions& options) {
   return at::kFloat;
 }
 
-// Steps that were issued and not yet reported. On the CPU a step is done when it returns; on a GPU its inputs and
-// its report pass through pinned memory of its own, which is used again when its event has been seen.
+// Steps that were issued and not yet reported. On the CPU a step is done when it returns; on a GPU
+// its inputs and its report pass through pinned memory of its own, which is used again when its
+// event has been seen.
 struct Trainer::InFlight {
   struct Slot {
     std::int64_t step = 0;
@@ -67,7 +70,8 @@ struct Trainer::InFlight {
   int eager_steps_done = 0;
 };
 
-Trainer::Trainer(Stack& stack, const Dataset& data, const TrainOptions& train, const OptimOptions& optim)
+Trainer::Trainer(Stack& stack, const Dataset& data, const TrainOptions& train,
+                 const OptimOptions& optim)
     : stack_(stack),
       data_(data),
       train_(train),
@@ -77,12 +81,15 @@ Trainer::Trainer(Stack& stack, const Dataset& data, const TrainOptions& train, c
       memory_(std::make_unique<MemoryAccount>()),
       in_flight_(std::make_unique<InFlight>()) {
   if (train.batch % train.micro_batches != 0) {
-    throw InvalidArgument(fmt::format("train.micro_batches = {} does not divide train.batch = {}", train.micro_batches, train.batch));
+    throw InvalidArgument(fmt::format("train.micro_batches = {} does not divide train.batch = {}",
+                                      train.micro_batches, train.batch));
   }
   if (train.threads > 0) at::set_num_threads(static_cast<int>(train.threads));
-  if (train.graph == "on" && !device_.is_cuda()) throw InvalidArgument("train.graph=on needs train.device=cuda");
+  if (train.graph == "on" && !device_.is_cuda())
+    throw InvalidArgument("train.graph=on needs train.device=cuda");
   if (train.graph == "on" && !stack.capturable()) {
-    throw InvalidArgument("train.graph=on, but a layer of the model runs through autograd, which is not recorded; use auto or off");
+    throw InvalidArgument(
+        "train.graph=on, but a layer of the model runs through autograd, which is not recorded; use auto or off");
   }
   graph_wanted_ = device_.is_cuda() && train.graph != "off" && stack.capturable();
   if (device_.is_cuda()) in_flight_->stream.emplace();
@@ -90,7 +97,8 @@ Trainer::Trainer(Stack& stack, const Dataset& data, const TrainOptions& train, c
   update_ = std::make_unique<MasterUpdate>(stack, optim);
   update_->load(random_values(static_cast<std::uint64_t>(train.seed)));
   const int micro_batches = static_cast<int>(train.micro_batches);
-  executor_ = std::make_unique<Executor>(stack, *update_, one_process(stack.size(), micro_batches), micro_batches);
+  executor_ = std::make_unique<Executor>(stack, *update_, one_process(stack.size(), micro_batches),
+                                         micro_batches);
   report_ = at::zeros({3}, at::TensorOptions(device_).dtype(at::kDouble));
 }
 
@@ -109,10 +117,12 @@ void Trainer::run_until(std::int64_t until, const std::atomic<bool>* stop) {
   collect(0);
 }
 
-// What is the same in every step, so that a graph can record it: tensors of fixed places in, `report_` out.
+// What is the same in every step, so that a graph can record it: tensors of fixed places in,
+// `report_` out.
 void Trainer::compute() {
   const at::Tensor loss = executor_->run(input_, target_);
-  report_.copy_(at::stack({loss, update_->norm().to(at::kDouble), update_->halted().to(at::kDouble)}));
+  report_.copy_(
+      at::stack({loss, update_->norm().to(at::kDouble), update_->halted().to(at::kDouble)}));
 }
 
 void Trainer::issue(std::int64_t step) {
@@ -144,7 +154,8 @@ void Trainer::issue(std::int64_t step) {
     pinned(slot.input, batch.input);
     pinned(slot.target, batch.target);
     pinned(slot.rate_value, at::zeros({}, at::kFloat).fill_(rate));
-    if (!slot.report.defined()) slot.report = at::empty({3}, at::TensorOptions(at::kDouble).pinned_memory(true));
+    if (!slot.report.defined())
+      slot.report = at::empty({3}, at::TensorOptions(at::kDouble).pinned_memory(true));
     if (!input_.defined()) {
       input_ = at::empty_like(slot.input, at::TensorOptions(device_));
       target_ = at::empty_like(slot.target, at::TensorOptions(device_));
@@ -173,7 +184,9 @@ void Trainer::collect(std::size_t leave) {
     if (slot.done) {
       const auto deadline = Deadline::in(gpu_patience);
       while (!slot.done->query()) {
-        if (deadline.expired()) throw Timeout(fmt::format("the GPU has not finished step {} after 10 minutes", slot.step));
+        if (deadline.expired())
+          throw Timeout(
+              fmt::format("the GPU has not finished step {} after 10 minutes", slot.step));
         std::this_thread::sleep_for(std::chrono::microseconds(20));
       }
     }
@@ -186,7 +199,8 @@ void Trainer::collect(std::size_t leave) {
       step_ = slot.step - 1;
       throw Error(fmt::format(
           "the {} became {} at step {}; the weights are those after step {}. A lower optim.rate or optim.clip may help",
-          std::isfinite(loss) ? "gradient" : "loss", std::isnan(std::isfinite(loss) ? norm : loss) ? "NaN" : "infinite", slot.step,
+          std::isfinite(loss) ? "gradient" : "loss",
+          std::isnan(std::isfinite(loss) ? norm : loss) ? "NaN" : "infinite", slot.step,
           slot.step - 1));
     }
     const double seconds = std::chrono::duration<double>(now - flight.last).count();
@@ -208,7 +222,8 @@ double Trainer::evaluate(const Dataset& data, std::int64_t samples) {
     const auto there = [&](const at::Tensor& t) {
       return t.is_floating_point() ? t.to(device_, stack_.type()) : t.to(device_);
     };
-    total.add_(stack_.infer(there(batch.input), there(batch.target)), static_cast<double>(indices.size()));
+    total.add_(stack_.infer(there(batch.input), there(batch.target)),
+               static_cast<double>(indices.size()));
   }
   in_flight_->last = Clock::now();  // a validation is no part of the next step's time
   return total.item<double>() / static_cast<double>(samples);
@@ -219,7 +234,10 @@ at::Tensor Trainer::master(const Parameter& parameter) const {
   for (const auto& unit : stack_.units()) {
     for (const auto& segment : unit.segments) {
       if (segment.name != parameter.name) continue;
-      return update_->state().front().flat.narrow(0, unit.begin + segment.offset, segment.numel).view(segment.shape);
+      return update_->state()
+          .front()
+          .flat.narrow(0, unit.begin + segment.offset, segment.numel)
+          .view(segment.shape);
     }
   }
   throw InvalidArgument(fmt::format("the model has no parameter {}", parameter.name));

@@ -7,8 +7,9 @@
 //   trainer.on_step([](const StepReport& r) { std::printf("%ld %f\n", r.step, r.loss); });
 //   trainer.run();
 //
-// The model's parameters are then the trained ones. On a GPU no step waits for the host: numbers are reported
-// a few steps late. Same options, same data, same bits (on the CPU; with one number of threads).
+// The model's parameters are then the trained ones. On a GPU no step waits for the host: numbers
+// are reported a few steps late. Same options, same data, same bits (on the CPU; with one number of
+// threads).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -31,9 +32,9 @@
 namespace echelon {
 
 struct StepReport {
-  std::int64_t step = 0;     // 1-based: this many steps are done
-  double loss = 0;           // mean over the global batch, before the update
-  double grad_norm = 0;      // before clipping
+  std::int64_t step = 0;  // 1-based: this many steps are done
+  double loss = 0;        // mean over the global batch, before the update
+  double grad_norm = 0;   // before clipping
   double rate = 0;
   double seconds = 0;        // since the step before
   std::int64_t targets = 0;  // values predicted: tokens of a language model
@@ -41,8 +42,8 @@ struct StepReport {
 
 class Trainer {
  public:
-  // Gives the stack its memory. InvalidArgument where the options do not fit the machine, the stack or the data.
-  // All that is referred to must outlive the trainer.
+  // Gives the stack its memory. InvalidArgument where the options do not fit the machine, the stack
+  // or the data. All that is referred to must outlive the trainer.
   Trainer(Stack& stack, const Dataset& data, const TrainOptions& train, const OptimOptions& optim);
   ~Trainer();
 
@@ -51,8 +52,9 @@ class Trainer {
 
   void on_step(std::function<void(const StepReport&)> observe) { observe_ = std::move(observe); }
 
-  // Runs the steps that are left. Returns early, after a whole step, once `stop` is set. Throws Error, naming the
-  // step, when the loss or a gradient stops being finite; the parameters are then those before that step.
+  // Runs the steps that are left. Returns early, after a whole step, once `stop` is set. Throws
+  // Error, naming the step, when the loss or a gradient stops being finite; the parameters are then
+  // those before that step.
   void run(const std::atomic<bool>* stop = nullptr);
 
   // Runs up to and including step `until`; run() is run_until(options.steps).
@@ -61,7 +63,8 @@ class Trainer {
   // Mean loss over the first `samples` of a dataset.
   double evaluate(const Dataset& data, std::int64_t samples);
 
-  // Everything that a run needs to go on bit for bit (one safetensors file, written whole or not at all).
+  // Everything that a run needs to go on bit for bit (one safetensors file, written whole or not at
+  // all).
   void save(const std::filesystem::path& path) const;
   void restore(const std::filesystem::path& path);
 

@@ -171,8 +171,7 @@ TEST(WriteFile, FinishesThoughSignalsInterruptIt) {
   const auto text = letters(8 << 20);
   {
     const FrequentSignals signals;
-    for (int i = 0; i < 3; ++i)
-      write_file(folder / "a", text);
+    for (int i = 0; i < 3; ++i) write_file(folder / "a", text);
   }
   EXPECT_TRUE(read_file(folder / "a") == text);
 }
@@ -180,8 +179,7 @@ TEST(WriteFile, FinishesThoughSignalsInterruptIt) {
 TEST(WriteFile, HoldsNoMoreThanABufferInMemory) {
   const ScratchFolder folder;
   write_file(folder / "a", [&](FileWriter& file) {
-    for (int i = 0; i < 300; ++i)
-      file.write(letters(10'000));
+    for (int i = 0; i < 300; ++i) file.write(letters(10'000));
     const auto aside = folder.path() / folder.names().front();
     EXPECT_GE(std::filesystem::file_size(aside), 3'000'000U - (1 << 20));
   });

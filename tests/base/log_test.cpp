@@ -29,8 +29,7 @@ std::vector<std::string> lines_of(const std::filesystem::path& path) {
   log::flush();
   std::istringstream text(read_file(path));
   std::vector<std::string> lines;
-  for (std::string line; std::getline(text, line);)
-    lines.push_back(line);
+  for (std::string line; std::getline(text, line);) lines.push_back(line);
   return lines;
 }
 
@@ -72,8 +71,7 @@ TEST(Log, WritesEveryLevelToTheFileWithTimeAndRank) {
   });
   const auto lines = lines_of(folder / "log");
   ASSERT_EQ(lines.size(), 4U);
-  for (const auto& line : lines)
-    EXPECT_EQ(time_form(line), "0000-00-00 00:00:00.000 ") << line;
+  for (const auto& line : lines) EXPECT_EQ(time_form(line), "0000-00-00 00:00:00.000 ") << line;
   EXPECT_EQ(after_time(lines[0]), "[0] debug one");
   EXPECT_EQ(after_time(lines[1]), "[12] info  resumed at step 500");
   EXPECT_EQ(after_time(lines[2]), "[12] warn  three %v {}");
@@ -100,12 +98,10 @@ TEST(Log, KeepsLinesOfManyThreadsWhole) {
     std::vector<std::jthread> threads;
     for (int t = 0; t < 8; ++t) {
       threads.emplace_back([t] {
-        for (int i = 0; i < 200; ++i)
-          log::debug(std::string(100, static_cast<char>('a' + t)));
+        for (int i = 0; i < 200; ++i) log::debug(std::string(100, static_cast<char>('a' + t)));
       });
     }
-    for (int i = 0; i < 100; ++i)
-      log::set_rank(3);
+    for (int i = 0; i < 100; ++i) log::set_rank(3);
   }
   const auto lines = lines_of(folder / "log");
   EXPECT_EQ(lines.size(), 1600U);

@@ -67,9 +67,7 @@ struct Job {
   }
 };
 
-Keys read(Job& job, const std::string& text) {
-  return read_toml(fields_of(job), text, "job.toml");
-}
+Keys read(Job& job, const std::string& text) { return read_toml(fields_of(job), text, "job.toml"); }
 
 std::string refusal(const std::string& text) {
   Job job;
@@ -457,8 +455,7 @@ floor = 0.1
 TEST(ToToml, IsReadBackToTheSameValues) {
   Job job;
   job.title.clear();
-  for (char c = 0; c < 0x7f; ++c)
-    job.title += c;
+  for (char c = 0; c < 0x7f; ++c) job.title += c;
   job.title += "\x7f äöü 漢字 \U0001F600";
   job.tags = {"", "\\", "\"", "a\nb", "#", "'"};
   job.parts = {};
@@ -506,8 +503,7 @@ TEST(ToToml, KeepsDoublesToTheLastBit) {
                                 1 + Limits::epsilon(),
                                 9007199254740993.0,
                                 123456789.123456789};
-  for (int i = 1; i < 2000; ++i)
-    values.push_back(std::sin(i) * std::pow(10.0, i % 600 - 300));
+  for (int i = 1; i < 2000; ++i) values.push_back(std::sin(i) * std::pow(10.0, i % 600 - 300));
   for (const double value : values) {
     Number number{value};
     const auto text = to_toml(fields_of(number), Comments::no);

@@ -157,15 +157,13 @@ TEST(FillNormal, GivesEachElementWhateverThePart) {
 
 std::vector<std::uint64_t> order(Key key, std::uint64_t n) {
   std::vector<std::uint64_t> order;
-  for (std::uint64_t i = 0; i < n; ++i)
-    order.push_back(permute(key, i, n));
+  for (std::uint64_t i = 0; i < n; ++i) order.push_back(permute(key, i, n));
   return order;
 }
 
 TEST(Permute, VisitsEveryIndexOnce) {
   std::vector<std::uint64_t> sizes = {997, 1009, 4095, 4096, 4097, 10007, 65536, 65537};
-  for (std::uint64_t n = 1; n <= 130; ++n)
-    sizes.push_back(n);
+  for (std::uint64_t n = 1; n <= 130; ++n) sizes.push_back(n);
   for (const auto n : sizes) {
     for (const Key key : {Key{0}, Key{12345}}) {
       std::vector<int> visits(n);
@@ -173,16 +171,14 @@ TEST(Permute, VisitsEveryIndexOnce) {
         ASSERT_LT(index, n);
         ++visits[index];
       }
-      for (const int count : visits)
-        ASSERT_EQ(count, 1) << "n = " << n;
+      for (const int count : visits) ASSERT_EQ(count, 1) << "n = " << n;
     }
   }
 }
 
 TEST(Permute, GivesEveryKeyItsOwnOrder) {
   std::set<std::vector<std::uint64_t>> orders;
-  for (Key key = 0; key < 200; ++key)
-    orders.insert(order(key, 100));
+  for (Key key = 0; key < 200; ++key) orders.insert(order(key, 100));
   EXPECT_EQ(orders.size(), 200U);
 }
 
@@ -193,8 +189,7 @@ TEST(Permute, GivesEveryOrderOfAFewIndicesAboutEquallyOften) {
       ++times[order(static_cast<Key>(key), static_cast<std::uint64_t>(n))];
     }
     EXPECT_EQ(times.size(), static_cast<std::size_t>(orders)) << "n = " << n;
-    for (const auto& [unused, count] : times)
-      EXPECT_NEAR(count, 200, 75) << "n = " << n;
+    for (const auto& [unused, count] : times) EXPECT_NEAR(count, 200, 75) << "n = " << n;
   }
 }
 

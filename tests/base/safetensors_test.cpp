@@ -19,8 +19,7 @@ namespace {
 
 std::string length_of(std::uint64_t length) {
   std::string bytes;
-  for (int i = 0; i < 8; ++i)
-    bytes += static_cast<char>(length >> 8 * i & 0xff);
+  for (int i = 0; i < 8; ++i) bytes += static_cast<char>(length >> 8 * i & 0xff);
   return bytes;
 }
 
@@ -79,10 +78,8 @@ TEST(Safetensors, ReadsAFileWithoutTensors) {
 TEST(Safetensors, KnowsTheTypesOfTheFormat) {
   for (const auto* one : {"BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3"})
     EXPECT_EQ(element_size(one), 1U) << one;
-  for (const auto* two : {"I16", "U16", "F16", "BF16"})
-    EXPECT_EQ(element_size(two), 2U) << two;
-  for (const auto* four : {"I32", "U32", "F32"})
-    EXPECT_EQ(element_size(four), 4U) << four;
+  for (const auto* two : {"I16", "U16", "F16", "BF16"}) EXPECT_EQ(element_size(two), 2U) << two;
+  for (const auto* four : {"I32", "U32", "F32"}) EXPECT_EQ(element_size(four), 4U) << four;
   for (const auto* eight : {"I64", "U64", "F64", "C64"})
     EXPECT_EQ(element_size(eight), 8U) << eight;
   for (const auto* none : {"", "f32", "F33", "F32 ", "F4", "__metadata__"})
@@ -292,8 +289,7 @@ TEST(Safetensors, RejectsDeepNestingAtOnce) {
   const std::string deep(5'000'000, '[');
   const std::string objects = [] {
     std::string text;
-    for (int i = 0; i < 500'000; ++i)
-      text += "{\"a\":";
+    for (int i = 0; i < 500'000; ++i) text += "{\"a\":";
     return text;
   }();
   EXPECT_EQ(refusal("{\"t\":" + deep + "}"),

@@ -59,6 +59,8 @@ TEST(RandomTokens, AreOfTheVocabularyAndPredictTheNext) {
   EXPECT_GE(*std::min_element(tokens.begin(), tokens.end()), 0);
   EXPECT_LT(*std::max_element(tokens.begin(), tokens.end()), 37);
   EXPECT_EQ(values(batch.target.narrow(1, 0, 49)), values(batch.input.narrow(1, 1, 49)));
+  const Batch longer = RandomTokens(37, 51, 1).get(Indices{0, 1, (std::int64_t{1} << 40) - 1});
+  EXPECT_EQ(values(batch.target), values(longer.input.narrow(1, 1, 50))) << "the last one, too";
 }
 
 TEST(RandomTokens, DrawEveryTokenAboutEquallyOften) {

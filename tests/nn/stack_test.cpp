@@ -1,8 +1,10 @@
 #include "echelon/nn/stack.h"
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <string>
+#include <vector>
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
@@ -11,6 +13,7 @@
 #include <gtest/gtest.h>
 
 #include "echelon/base/error.h"
+#include "echelon/base/random.h"
 #include "echelon/nn/gpt.h"
 #include "tests/base/thrown.h"
 #include "tests/nn/close.h"
@@ -182,6 +185,14 @@ TEST(RandomValues, AreTheSameInEveryTypeUpToItsRounding) {
   const at::Tensor wide = made(at::kDouble);
   EXPECT_TRUE(at::equal(made(at::kFloat), wide.to(at::kFloat)));
   EXPECT_TRUE(at::equal(made(at::kBFloat16), wide.to(at::kFloat).to(at::kBFloat16)));
+}
+
+TEST(RandomValues, AreTheSequenceOfTheirNameHoweverManyThreadsMakeThem) {
+  const at::Tensor made =
+      value_of(stack_of({{{"w", {100'000}, Init::normal(0.5)}}}), "w", at::kFloat, 4);
+  std::vector<float> expected(100'000);
+  fill_normal(derive_key(4, "w"), 0, expected, 0, 0.5);
+  EXPECT_TRUE(std::equal(expected.begin(), expected.end(), made.const_data_ptr<float>()));
 }
 
 TEST(RandomValues, DependOnSeedAndNameOnly) {

@@ -200,6 +200,36 @@ TEST(Executor, RefusesABatchThatCannotBeCut) {
             "a batch of 8 inputs and 4 targets cannot be cut into 4 equal micro-batches");
 }
 
+TEST(Executor, RefusesAModelWithoutLayersOrLoss) {
+  Stack empty;
+  empty.allocate(at::kCPU, at::kDouble, Gradients::yes);
+  MasterUpdate nothing(empty, plain_sgd());
+  EXPECT_EQ(thrown<InvalidArgument>([&] { Executor(empty, nothing, one_process(0, 1), 1); }),
+            "the model has no layers; add them, and a loss as the last");
+
+  Stack endless;
+  endless.add(module_layer("layer", nn::Linear(5, 3)));
+  endless.allocate(at::kCPU, at::kDouble, Gradients::yes);
+  MasterUpdate update(endless, plain_sgd());
+  Executor executor(endless, update, one_process(1, 1), 1);
+  EXPECT_EQ(thrown<InvalidArgument>([&] {
+              executor.run(at::ones({4, 5}, at::kDouble), at::ones({4, 3}, at::kDouble));
+            }),
+            "the model's last layer gave 12 values; it must be a loss, which gives one");
+}
+
+TEST(Executor, RunsAModelWithNothingToTrain) {
+  Stack stack;
+  stack.add(
+      loss_layer([](const at::Tensor& y, const at::Tensor& t) { return at::mse_loss(y, t); }));
+  stack.allocate(at::kCPU, at::kFloat, Gradients::yes);
+  MasterUpdate update(stack, OptimOptions());
+  Executor executor(stack, update, one_process(1, 2), 2);
+  EXPECT_TRUE(
+      close(executor.run(at::ones({4, 3}).mul(3), at::ones({4, 3})), at::ones({}).mul(4), 0));
+  EXPECT_EQ(update.norm().item<double>(), 0);
+}
+
 TEST(Executor, RefusesATableThatCannotRun) {
   Mlp mlp;
   MasterUpdate update(mlp.stack, plain_sgd());

@@ -1,0 +1,49 @@
+#include "echelon/nn/product.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/mm.h>
+
+#include <optional>
+#include <string_view>
+
+namespace echelon {
+namespace {
+
+using LinearPointwise = at::Tensor(const at::Tensor&, const at::Tensor&,
+                                   const std::optional<at::Tensor>&, std::string_view,
+                                   c10::List<std::optional<at::Scalar>>,
+                                   std::optional<std::string_view>);
+
+bool prefers_onednn() {
+#if defined(__x86_64__)
+  return !__builtin_cpu_is("intel");
+#else
+  return false;
+#endif
+}
+
+// oneDNN's product as torch registers it for its compiler; nothing where it would not pay or is not there.
+const std::optional<c10::TypedOperatorHandle<LinearPointwise>>& onednn() {
+  static const auto handle = []() -> std::optional<c10::TypedOperatorHandle<LinearPointwise>> {
+    if (!prefers_onednn()) return std::nullopt;
+    const auto found = c10::Dispatcher::singleton().findSchema({"mkldnn::_linear_pointwise", ""});
+    if (!found || !found->hasKernelForDispatchKey(c10::DispatchKey::CPU)) return std::nullopt;
+    return found->typed<LinearPointwise>();
+  }();
+  return handle;
+}
+
+}  // namespace
+
+at::Tensor product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  if (x.is_cpu() && x.scalar_type() == at::kFloat && x.numel() > 0 && onednn()) {
+    return onednn()->call(x, weight, bias.defined() ? std::optional(bias) : std::nullopt, "none",
+                          c10::List<std::optional<at::Scalar>>(), "");
+  }
+  return bias.defined() ? at::addmm(bias, x, weight.t()) : at::mm(x, weight.t());
+}
+
+const char* product_library() { return onednn() ? "oneDNN" : "torch"; }
+
+}  // namespace echelon
