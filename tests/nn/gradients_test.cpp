@@ -1,4 +1,5 @@
-// Every layer with a backward of its own against torch's autograd on the plain formula, in fp64.
+// Every layer with a backward of its own against torch's autograd on the plain formula, which is
+// always in fp64. In fp32 products may go to another library, so the layers are tried in both.
 #include <cmath>
 #include <functional>
 #include <map>
@@ -22,6 +23,7 @@ namespace echelon {
 namespace {
 
 constexpr double tolerance = 1e-10;
+double tolerance_of(at::ScalarType type) { return type == at::kDouble ? tolerance : 2e-5; }
 
 // Odd sizes, none equal to another, and sequences shorter than the context.
 constexpr std::int64_t batch = 3, tokens = 7, vocab = 11, context = 9, heads = 3, width = 15;
@@ -47,9 +49,9 @@ at::Tensor ids(at::IntArrayRef shape, std::int64_t values, std::uint64_t key) {
 using Leaves = std::map<std::string, at::Tensor>;
 using Formula = std::function<at::Tensor(const at::Tensor& x, const Leaves& leaves)>;
 
-// A stack in fp64 with values that hide nothing: no bias is zero, no norm's weight is one.
-void fill(Stack& stack) {
-  stack.allocate(at::kCPU, at::kDouble, Gradients::yes);
+// A stack with values that hide nothing: no bias is zero, no norm's weight is one.
+void fill(Stack& stack, at::ScalarType type = at::kDouble) {
+  stack.allocate(at::kCPU, type, Gradients::yes);
   at::Tensor(stack.grads()).fill_(std::nan(""));  // what a step finds there must not matter
   stack.load([](const Parameter& p, at::Tensor out) {
     out.copy_(noise(p.shape, derive_key(7, p.name)) * 0.4);
@@ -59,52 +61,57 @@ void fill(Stack& stack) {
 
 Leaves leaves_of(const Stack& stack) {
   Leaves leaves;
-  for (const auto& p : stack.parameters()) leaves[p.name] = p.value.clone().set_requires_grad(true);
+  for (const auto& p : stack.parameters())
+    leaves[p.name] = p.value.to(at::kDouble, false, /*copy=*/true).set_requires_grad(true);
   return leaves;
 }
 
-void expect_gradients(const Stack& stack, const Leaves& leaves, const char* when) {
+void expect_gradients(const Stack& stack, const Leaves& leaves, const std::string& when) {
   for (const auto& p : stack.parameters()) {
-    EXPECT_TRUE(close(p.grad, leaves.at(p.name).grad(), tolerance))
+    EXPECT_TRUE(close(p.grad, leaves.at(p.name).grad(), tolerance_of(stack.type())))
         << "gradient of " << p.name << ", " << when;
   }
 }
 
 // The layer's output, its input's gradient and every parameter's gradient equal the formula's; a
 // second micro-batch adds to them, and a new step begins anew.
-void expect_like_autograd(std::unique_ptr<Layer> layer, const Formula& formula,
+void expect_like_autograd(const std::function<std::unique_ptr<Layer>()>& make_layer,
+                          const Formula& formula,
                           const std::function<at::Tensor(std::uint64_t)>& make_input) {
-  Stack stack;
-  stack.add(std::move(layer));
-  fill(stack);
-  Leaves leaves = leaves_of(stack);
-  const auto run = [&](std::uint64_t key, const char* when) {
-    at::Tensor input = make_input(key);
-    Pass pass;
-    at::Tensor output, grad_input;
-    const at::Tensor grad_output = [&] {
+  for (const auto type : {at::kDouble, at::kFloat}) {
+    Stack stack;
+    stack.add(make_layer());
+    fill(stack, type);
+    Leaves leaves = leaves_of(stack);
+    const auto run = [&](std::uint64_t key, const std::string& place) {
+      const std::string when = place + " in " + at::toString(type);
+      const auto cast = [&](const at::Tensor& t) { return t.is_floating_point() ? t.to(type) : t; };
+      const at::Tensor input = cast(make_input(key));
+      const at::Tensor x =
+          input.is_floating_point() ? input.to(at::kDouble, false, /*copy=*/true) : input;
+      if (x.is_floating_point()) x.set_requires_grad(true);
+      const at::Tensor expected = formula(x, leaves);
+      const at::Tensor grad_output = cast(noise(expected.sizes(), key + 1000));
+      expected.backward(grad_output.to(at::kDouble));
+
       at::NoGradGuard no_grad;
-      output = stack.layer(0).forward(input, pass);
-      const at::Tensor grad = noise(output.sizes(), key + 1000);
-      grad_input = stack.layer(0).backward(grad, pass);
-      return grad;
-    }();
-    at::Tensor x = input.clone();
-    if (x.is_floating_point()) x.set_requires_grad(true);
-    const at::Tensor expected = formula(x, leaves);
-    expected.backward(grad_output);
-    EXPECT_TRUE(close(output, expected, tolerance)) << "output, " << when;
-    if (x.is_floating_point()) {
-      EXPECT_TRUE(close(grad_input, x.grad(), tolerance)) << "gradient of the input, " << when;
-    }
-    expect_gradients(stack, leaves, when);
-  };
-  stack.begin_step();
-  run(1, "first micro-batch");
-  run(2, "second micro-batch");
-  stack.begin_step();
-  leaves = leaves_of(stack);
-  run(3, "next step");
+      Pass pass;
+      const at::Tensor output = stack.layer(0).forward(input, pass);
+      const at::Tensor grad_input = stack.layer(0).backward(grad_output, pass);
+      EXPECT_TRUE(close(output, expected, tolerance_of(type))) << "output, " << when;
+      if (x.is_floating_point()) {
+        EXPECT_TRUE(close(grad_input, x.grad(), tolerance_of(type)))
+            << "gradient of the input, " << when;
+      }
+      expect_gradients(stack, leaves, when);
+    };
+    stack.begin_step();
+    run(1, "first micro-batch");
+    run(2, "second micro-batch");
+    stack.begin_step();
+    leaves = leaves_of(stack);
+    run(3, "next step");
+  }
 }
 
 at::Tensor plain_norm(const at::Tensor& x, const Leaves& p, const std::string& name) {
@@ -200,7 +207,7 @@ at::Tensor PieceLayer<LayerNorm>::backward(const at::Tensor& grad, Pass& pass) {
 
 TEST(Linear, HasTheGradientsOfItsFormula) {
   expect_like_autograd(
-      std::make_unique<PieceLayer<Linear>>(),
+      [] { return std::make_unique<PieceLayer<Linear>>(); },
       [](const at::Tensor& x, const Leaves& p) { return plain_linear(x, p, "linear"); },
       [](std::uint64_t key) {
         return noise({batch * tokens, width}, key);
@@ -209,7 +216,7 @@ TEST(Linear, HasTheGradientsOfItsFormula) {
 
 TEST(LayerNorm, HasTheGradientsOfItsFormula) {
   expect_like_autograd(
-      std::make_unique<PieceLayer<LayerNorm>>(),
+      [] { return std::make_unique<PieceLayer<LayerNorm>>(); },
       [](const at::Tensor& x, const Leaves& p) { return plain_norm(x, p, "norm"); },
       [](std::uint64_t key) {
         return noise({batch * tokens, width}, key) * 3 + 1;
@@ -248,7 +255,7 @@ TEST(Attention, SeesNothingOfTheFuture) {
 }
 
 TEST(GptEmbedding, HasTheGradientsOfItsFormula) {
-  expect_like_autograd(std::make_unique<GptEmbedding>(sizes), plain_embedding,
+  expect_like_autograd([] { return std::make_unique<GptEmbedding>(sizes); }, plain_embedding,
                        [](std::uint64_t key) {
                          return ids({batch, tokens}, vocab, key);
                        });
@@ -298,7 +305,7 @@ TEST(GptEmbedding, SumsTheGradientsOfNarrowTypesToo) {
 
 TEST(GptBlock, HasTheGradientsOfItsFormula) {
   expect_like_autograd(
-      std::make_unique<GptBlock>(sizes, 1),
+      [] { return std::make_unique<GptBlock>(sizes, 1); },
       [](const at::Tensor& x, const Leaves& p) { return plain_block(x, p, 1, heads); },
       [](std::uint64_t key) {
         return noise({batch, tokens, width}, key);
