@@ -54,10 +54,11 @@ ECHELON = {
 PEERS = {
     "cpu": {"PyTorch eager": {}, "PyTorch eager, fused AdamW": {"fused": True}},
     "cuda": {
-        # The same arithmetic as Echelon's: products in bf16, parameters and their update in fp32.
+        # As Echelon: products in bf16, parameters and their update in fp32. Unlike it, autocast keeps
+        # norms, the residual stream and the softmax in fp32.
         "PyTorch eager, autocast": {"fused": True, "autocast": True},
         "torch.compile, autocast": {"fused": True, "autocast": True, "compile": True},
-        # Less than Echelon does: no fp32 copy of the parameters, so that small updates are lost to rounding.
+        # All activations in bf16 like Echelon's, but no fp32 copy of the parameters: small updates are lost.
         "PyTorch eager, all in bf16": {"fused": True},
         "torch.compile, all in bf16": {"fused": True, "compile": True},
     },

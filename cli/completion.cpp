@@ -37,7 +37,7 @@ std::string bash(const CLI::App& app) {
     return
   fi
   if [ "$previous" = --set ]; then
-    compopt -o nospace
+    [ -n "$ZSH_VERSION" ] || compopt -o nospace
     COMPREPLY=($(compgen -W "{}" -- "$current"))
     return
   fi
@@ -45,7 +45,7 @@ std::string bash(const CLI::App& app) {
 {}  esac
   case $current in
     -*) COMPREPLY=($(compgen -W "$words" -- "$current")) ;;
-    *) compopt -o filenames; COMPREPLY=($(compgen -f -- "$current")) ;;
+    *) [ -n "$ZSH_VERSION" ] || compopt -o filenames; COMPREPLY=($(compgen -f -- "$current")) ;;
   esac
 }}
 complete -F _echelon echelon

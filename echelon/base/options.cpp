@@ -414,6 +414,16 @@ std::vector<std::string> read_toml_file(const Fields& fields, const std::filesys
   return read_toml(fields, text, path.string());
 }
 
+void check_options(const Fields& fields) {
+  for (const auto& field : fields.all()) {
+    std::visit(
+        [&](const auto* value) {
+          check(Assignment{&field, *value, "set in code"});
+        },
+        field.value);
+  }
+}
+
 std::string set_option(const Fields& fields, std::string_view assignment) {
   const auto equals = assignment.find('=');
   const auto key = trimmed(assignment.substr(0, equals));

@@ -88,6 +88,10 @@ std::vector<std::string> read_toml(const Fields& fields, std::string_view text,
 std::vector<std::string> read_toml_file(const Fields& fields, const std::filesystem::path& path);
 std::string set_option(const Fields& fields, std::string_view assignment);  // "optim.rate=1e-3"
 
+// Throws InvalidArgument for the first value that is not allowed: for structs that were filled in
+// code.
+void check_options(const Fields& fields);
+
 // TOML that read_toml takes back to the same values (doubles to the last bit). With comments, each
 // key has its meaning, unit and what is allowed above or beside it.
 enum class Comments { no, yes };

@@ -26,11 +26,10 @@ void raise_to(std::atomic<std::uint64_t>& peak, std::uint64_t bytes) {
   }
 }
 
-}  // namespace
-
-// Allocates nothing: it must not disturb what it measures.
-std::uint64_t anonymous_bytes() {
-  const int fd = ::open("/proc/self/status", O_RDONLY | O_CLOEXEC);
+// The number of kibibytes behind `label` at the start of a line of a file in /proc, in bytes; 0
+// where there is none.
+std::uint64_t proc_bytes(const char* path, std::string_view label) {
+  const int fd = ::open(path, O_RDONLY | O_CLOEXEC);
   if (fd < 0) return 0;
   std::array<char, 8192> text;
   std::size_t size = 0;
@@ -42,7 +41,6 @@ std::uint64_t anonymous_bytes() {
   ::close(fd);
 
   const std::string_view status(text.data(), size);
-  constexpr std::string_view label = "\nRssAnon:";
   const auto at = status.find(label);
   if (at == std::string_view::npos) return 0;
   const auto digits = status.find_first_of("0123456789", at + label.size());
@@ -51,6 +49,12 @@ std::uint64_t anonymous_bytes() {
   std::from_chars(status.data() + digits, status.data() + status.size(), kibibytes);
   return kibibytes * 1024;
 }
+
+}  // namespace
+
+// Allocates nothing: it must not disturb what it measures.
+std::uint64_t anonymous_bytes() { return proc_bytes("/proc/self/status", "\nRssAnon:"); }
+std::uint64_t available_bytes() { return proc_bytes("/proc/meminfo", "\nMemAvailable:"); }
 
 void keep_freed_memory() {
 #if defined(__GLIBC__)

@@ -11,6 +11,9 @@ namespace echelon {
 // Resident anonymous bytes now (RssAnon of /proc/self/status); 0 where the system does not say.
 std::uint64_t anonymous_bytes();
 
+// What new allocations can take before the system swaps or kills; 0 where the system does not say.
+std::uint64_t available_bytes();
+
 // From now on, memory that is freed stays with the process to be used again. A training step frees
 // and takes the same large blocks over and over; given back, each would be faulted in and cleared
 // anew (5 % of a step on a CPU). For programs that train, not for libraries: it holds for the whole

@@ -12,6 +12,8 @@
 namespace echelon {
 
 void check(const ModelOptions& options) {
+  ModelOptions copy = options;
+  check_options(fields_of(copy));
   if (options.width % options.heads != 0) {
     std::int64_t fewer = options.heads;
     while (options.width % fewer != 0) --fewer;

@@ -21,9 +21,10 @@ constexpr std::string_view prefix = "transformer.";
 json read_config(const fs::path& folder) {
   const fs::path path = folder / "config.json";
   if (!fs::is_directory(folder))
-    throw InvalidArgument(fmt::format("model.init: there is no folder {}", folder.string()));
+    throw InvalidArgument(
+        fmt::format("there is no folder {} to read weights from", folder.string()));
   if (!fs::exists(path))
-    throw InvalidArgument(fmt::format("model.init: {} has no config.json", folder.string()));
+    throw InvalidArgument(fmt::format("{} has no config.json", folder.string()));
   json config = json::parse(read_file(path), nullptr, /*allow_exceptions=*/false);
   if (!config.is_object()) throw Corrupt(fmt::format("{} is not a JSON object", path.string()));
   return config;
@@ -59,7 +60,7 @@ ModelOptions read_gpt2_options(const fs::path& folder) {
   const auto require = [&](const char* key, const json& wanted) {
     const auto it = config.find(key);
     if (it != config.end() && !it->is_null() && *it != wanted) {
-      throw InvalidArgument(fmt::format("model.init: {} has {} = {}; Echelon's GPT is built for {}",
+      throw InvalidArgument(fmt::format("{} has {} = {}; Echelon's GPT is built for {}",
                                         folder.string(), key, it->dump(), wanted.dump()));
     }
   };
@@ -85,7 +86,7 @@ ValueSource gpt2_values(const fs::path& folder, const Stack& stack) {
   const fs::path path = folder / "model.safetensors";
   if (!fs::exists(path)) {
     throw InvalidArgument(
-        fmt::format("model.init: {} has no model.safetensors{}", folder.string(),
+        fmt::format("{} has no model.safetensors{}", folder.string(),
                     fs::exists(folder / "model.safetensors.index.json")
                         ? "; weights in several files are not read, save them as one"
                         : ""));

@@ -18,12 +18,13 @@ struct ModelOptions {
   std::string init = "";
 
   void fields(Fields& f) {
-    f.add("layers", layers, "transformer blocks", {.minimum = 1});
-    f.add("width", width, "size of the residual stream", {.minimum = 1});
-    f.add("heads", heads, "attention heads; must divide the width", {.minimum = 1});
-    f.add("vocab", vocab, "token values; text needs 256, one for each byte", {.minimum = 2});
+    f.add("layers", layers, "transformer blocks", {.minimum = 1, .maximum = 1e6});
+    f.add("width", width, "size of the residual stream", {.minimum = 1, .maximum = 1e7});
+    f.add("heads", heads, "attention heads; must divide the width", {.minimum = 1, .maximum = 1e6});
+    f.add("vocab", vocab, "token values; text needs 256, one for each byte",
+          {.minimum = 2, .maximum = 1e9});
     f.add("context", context, "longest sequence, and the length trained on",
-          {.minimum = 1, .unit = "tokens"});
+          {.minimum = 1, .maximum = 1e9, .unit = "tokens"});
     f.add("tied", tied, "the output layer uses the embedding's weights");
     f.add("init", init, "folder with GPT-2 weights to start from; empty: random");
   }

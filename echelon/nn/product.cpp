@@ -23,7 +23,8 @@ bool prefers_onednn() {
 #endif
 }
 
-// oneDNN's product as torch registers it for its compiler; nothing where it would not pay or is not there.
+// oneDNN's product as torch registers it for its compiler; nothing where it would not pay or is not
+// there.
 const std::optional<c10::TypedOperatorHandle<LinearPointwise>>& onednn() {
   static const auto handle = []() -> std::optional<c10::TypedOperatorHandle<LinearPointwise>> {
     if (!prefers_onednn()) return std::nullopt;

@@ -73,6 +73,14 @@ Parameter* Stack::parameter(std::string name, std::vector<std::int64_t> shape, I
     throw InvalidArgument(fmt::format(
         "two parameters of the model are named {}; give the layers distinct names", name));
   }
+  // A second layer over the same module would train a copy that nobody reads.
+  for (const auto& other : parameters_) {
+    if (init.given.defined() && other.init.given.defined() && init.given.numel() > 0 &&
+        init.given.const_data_ptr() == other.init.given.const_data_ptr()) {
+      throw InvalidArgument(fmt::format(
+          "{} and {} are the same tensor: a module can be in one layer only", other.name, name));
+    }
+  }
   Parameter& p = parameters_.emplace_back();
   p.name = std::move(name);
   p.shape = std::move(shape);

@@ -11,7 +11,7 @@ struct OptimOptions {
   std::string name = "adamw";
   double rate = 4e-3;
   std::string schedule = "linear";
-  std::int64_t warmup = 400;
+  std::int64_t warmup = 320;
   double final_rate = 0;
   double decay = 0.1;
   double clip = 1.0;

@@ -137,6 +137,20 @@ std::string plan_of(const JobOptions& options, const Trainer& trainer) {
       .dump(2);
 }
 
+// Refuses what cannot fit before anything is taken: parameters, gradients, masters and optimiser
+// state alone.
+void require_memory(const JobOptions& options, const Stack& stack) {
+  const auto available = available_bytes();
+  if (options.train.device != "cpu" || available == 0) return;
+  // fp32: four copies of 4 bytes; fp64: of 8; bf16: two of 2 and three of 4, as much as fp32.
+  const double a_parameter = compute_type(options.train) == at::kDouble ? 32 : 16;
+  const double needed = a_parameter * static_cast<double>(stack.parameter_count());
+  if (needed < static_cast<double>(available)) return;
+  throw InvalidArgument(
+      fmt::format("the model's state needs {}, and this machine has {} free; give a smaller model",
+                  human_bytes(static_cast<std::uint64_t>(needed)), human_bytes(available)));
+}
+
 void show_memory(const MemoryUse& peak) {
   std::string parts;
   for (std::size_t i = 0; i < memory_kind_names.size(); ++i) {
@@ -208,11 +222,16 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
       !folder.empty() && !fs::is_directory(folder)) {
     throw InvalidArgument(fmt::format("--json: there is no folder {}", folder.string()));
   }
+  if (fs::is_directory(request.summary)) {
+    throw InvalidArgument(
+        fmt::format("--json: {} is a folder; give a file", request.summary.string()));
+  }
 
   const Data data = open_data(options);
   const std::uint64_t start = anonymous_bytes();
   PeakMemory peak;
   Stack stack = gpt(options.model);
+  require_memory(options, stack);
   Trainer trainer(stack, *data.training, options.train, options.optim);
   if (!resuming && !options.model.init.empty())
     trainer.load(gpt2_values(options.model.init, stack));
@@ -279,9 +298,7 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
         if (whole && options.train.save_every > 0 && until % options.train.save_every == 0)
           trainer.save(run.state());
       }
-    } catch (const Timeout&) {
-      throw;
-    } catch (const Error& error) {
+    } catch (const NotFinite& error) {
       log::info(error.what());
       trainer.save(run.state());
       throw Error(
@@ -297,6 +314,8 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
     return JobEnd::interrupted;
   }
 
+  write_gpt2_folder(run.weights(), options.model, stack,
+                    [&](const Parameter& p) { return trainer.master(p); });
   if (data.validation != nullptr) {
     outcome.validation_loss = trainer.evaluate(*data.validation, data.validation->size());
     outcome.validated = true;
@@ -304,8 +323,6 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   }
   const std::uint64_t peak_process = peak.bytes();
   run.write_memory(trainer.memory().at_peak(), start, peak_process);
-  write_gpt2_folder(run.weights(), options.model, stack,
-                    [&](const Parameter& p) { return trainer.master(p); });
   const ordered_json summary =
       summary_of(options, outcome, stack.parameter_count(), data.bytes, start, peak_process, run);
   if (!request.summary.empty()) write_file(request.summary, summary.dump(2) + "\n");
@@ -313,8 +330,8 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
 
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
-  fmt::print("trained     {} steps in {:.0f} s, {} tokens/s\n", options.train.steps, seconds,
-             human_count(summary["tokens_per_s"].get<double>()));
+  fmt::print("trained     {} steps in {:.0f} s, {} tokens/s\n", outcome.step_seconds.size(),
+             seconds, human_count(summary["tokens_per_s"].get<double>()));
   show_validation(outcome, data, options.model.context);
   show_memory(trainer.memory().at_peak());
   if (data.bytes) show_sample(stack, options.model.context);

@@ -11,7 +11,7 @@
 namespace echelon {
 
 struct TrainOptions {
-  std::int64_t steps = 4000;
+  std::int64_t steps = 3200;
   std::int64_t batch = 8;
   std::int64_t micro_batches = 1;
   std::int64_t seed = 1;
@@ -19,13 +19,14 @@ struct TrainOptions {
   std::string precision = "auto";
   std::int64_t threads = 0;
   std::string graph = "auto";
-  std::int64_t validate_every = 500;
+  std::int64_t validate_every = 400;
   std::int64_t validate_samples = 512;
   std::int64_t save_every = 0;
 
   void fields(Fields& f) {
     f.add("steps", steps, "optimiser steps", {.minimum = 1});
-    f.add("batch", batch, "the global batch of a step", {.minimum = 1, .unit = "sequences"});
+    f.add("batch", batch, "the global batch of a step",
+          {.minimum = 1, .maximum = 1e9, .unit = "sequences"});
     f.add("micro_batches", micro_batches,
           "pieces that a batch is cut into, one in memory at a time; must divide the batch",
           {.minimum = 1});

@@ -26,8 +26,15 @@ RunDirectory RunDirectory::create(const fs::path& runs, std::string name) {
     std::tm local{};
     localtime_r(&now, &local);
     const std::string stamp = fmt::format("{:%Y-%m-%d-%H%M%S}", local);
+    // Two jobs may start in one second: the folder that is made decides, not a look beforehand.
+    std::error_code failed;
+    fs::create_directories(runs, failed);
     name = stamp;
-    for (int i = 2; fs::exists(runs / name); ++i) name = fmt::format("{}-{}", stamp, i);
+    for (int i = 2; !failed && !fs::create_directory(runs / name, failed); ++i)
+      name = fmt::format("{}-{}", stamp, i);
+    if (failed)
+      throw Error(fmt::format("cannot make a folder in {}: {}", runs.string(), failed.message()));
+    return RunDirectory(runs / name);
   }
   const fs::path path = runs / name;
   std::error_code error;
@@ -56,25 +63,27 @@ RunDirectory RunDirectory::open(const fs::path& path) {
 }
 
 void RunDirectory::rewind_metrics(std::int64_t step) {
-  const fs::path path = path_ / "metrics.jsonl";
-  if (!fs::exists(path)) return;
-  const std::string old = read_file(path);
-  std::string kept;
-  for (std::size_t at = 0, end; (end = old.find('\n', at)) != std::string::npos; at = end + 1) {
-    const std::string line = old.substr(at, end - at);
-    const auto parsed = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-    const auto number = parsed.is_object() ? parsed.find("step") : parsed.end();
-    if (number != parsed.end() && number->is_number_integer() && *number <= step)
-      kept += line + "\n";
+  for (const char* name : {"metrics.jsonl", "times.jsonl"}) {
+    const fs::path path = path_ / name;
+    if (!fs::exists(path)) continue;
+    const std::string old = read_file(path);
+    std::string kept;
+    for (std::size_t at = 0, end; (end = old.find('\n', at)) != std::string::npos; at = end + 1) {
+      const std::string line = old.substr(at, end - at);
+      const auto parsed = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+      const auto number = parsed.is_object() ? parsed.find("step") : parsed.end();
+      if (number != parsed.end() && number->is_number_integer() && *number <= step)
+        kept += line + "\n";
+    }
+    write_file(path, kept);
   }
-  write_file(path, kept);
 }
 
-void RunDirectory::add_line(const std::string& line) {
-  const fs::path path = path_ / "metrics.jsonl";
-  if (!metrics_.is_open()) metrics_.open(path, std::ios::app);
-  metrics_ << line << '\n' << std::flush;  // a line is never lost by a crash of this process
-  if (!metrics_) throw Error(with_errno("cannot write " + path.string()));
+void RunDirectory::add_line(std::ofstream& file, const char* name, const std::string& line) {
+  const fs::path path = path_ / name;
+  if (!file.is_open()) file.open(path, std::ios::app);
+  file << line << '\n' << std::flush;  // a line is never lost by a crash of this process
+  if (!file) throw Error(with_errno("cannot write " + path.string()));
 }
 
 void RunDirectory::add_step(const StepReport& report, bool bytes) {
@@ -83,14 +92,17 @@ void RunDirectory::add_step(const StepReport& report, bool bytes) {
   line["grad_norm"] = report.grad_norm;
   line["rate"] = report.rate;
   line["tokens"] = report.targets;
-  line["step_ms"] = std::round(report.seconds * 1e6) / 1e3;
-  add_line(line.dump());
+  add_line(metrics_, "metrics.jsonl", line.dump());
+  // Apart, so that two runs of one seed have the same metrics to the byte.
+  const ordered_json time = {{"step", report.step},
+                             {"step_ms", std::round(report.seconds * 1e6) / 1e3}};
+  add_line(times_, "times.jsonl", time.dump());
 }
 
 void RunDirectory::add_validation(std::int64_t step, double loss, bool bytes) {
   ordered_json line = {{"step", step}, {"val_loss", loss}};
   if (bytes) line["val_bits_per_byte"] = loss / std::numbers::ln2;
-  add_line(line.dump());
+  add_line(metrics_, "metrics.jsonl", line.dump());
 }
 
 void RunDirectory::write_plan(const std::string& json) const {

@@ -1,6 +1,6 @@
 // A run's folder, runs/<name>/: config.toml (resolved), plan.json (what was chosen), metrics.jsonl
-// (a line a step), ledger.json (bytes sent), memory.json, rank0.log, weights/ (at the end) and
-// state.safetensors (to go on from).
+// (a line a step), times.jsonl, ledger.json (bytes sent), memory.json, rank0.log, weights/ (at the
+// end) and state.safetensors (to go on from).
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ class RunDirectory {
   std::filesystem::path weights() const { return path_ / "weights"; }
   std::filesystem::path log() const { return path_ / "rank0.log"; }
 
-  // Removes the metrics of steps after `step`, which a resumed run makes again.
+  // Removes the metrics and times of steps after `step`, which a resumed run makes again.
   void rewind_metrics(std::int64_t step);
   void add_step(const StepReport& report, bool bytes);
   void add_validation(std::int64_t step, double loss, bool bytes);
@@ -38,10 +38,10 @@ class RunDirectory {
 
  private:
   explicit RunDirectory(std::filesystem::path path) : path_(std::move(path)) {}
-  void add_line(const std::string& line);
+  void add_line(std::ofstream& file, const char* name, const std::string& line);
 
   std::filesystem::path path_;
-  std::ofstream metrics_;
+  std::ofstream metrics_, times_;
 };
 
 }  // namespace echelon

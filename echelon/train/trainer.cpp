@@ -80,6 +80,10 @@ Trainer::Trainer(Stack& stack, const Dataset& data, const TrainOptions& train,
       sampler_(static_cast<std::uint64_t>(train.seed), data.size(), train.batch),
       memory_(std::make_unique<MemoryAccount>()),
       in_flight_(std::make_unique<InFlight>()) {
+  check_options(fields_of(train_));
+  check_options(fields_of(optim_));
+  if (data.size() < 1)
+    throw InvalidArgument("there is no sample to train on: the dataset is empty");
   if (train.batch % train.micro_batches != 0) {
     throw InvalidArgument(fmt::format("train.micro_batches = {} does not divide train.batch = {}",
                                       train.micro_batches, train.batch));
@@ -197,7 +201,7 @@ void Trainer::collect(std::size_t leave) {
     if (halted) {
       flight.pending.clear();
       step_ = slot.step - 1;
-      throw Error(fmt::format(
+      throw NotFinite(fmt::format(
           "the {} became {} at step {}; the weights are those after step {}. A lower optim.rate or optim.clip may help",
           std::isfinite(loss) ? "gradient" : "loss",
           std::isnan(std::isfinite(loss) ? norm : loss) ? "NaN" : "infinite", slot.step,

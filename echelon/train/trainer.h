@@ -21,6 +21,7 @@
 #include <memory>
 #include <string>
 
+#include "echelon/base/error.h"
 #include "echelon/data/dataset.h"
 #include "echelon/data/sampler.h"
 #include "echelon/nn/memory.h"
@@ -40,6 +41,12 @@ struct StepReport {
   std::int64_t targets = 0;  // values predicted: tokens of a language model
 };
 
+// The loss or a gradient stopped being finite.
+class NotFinite : public Error {
+ public:
+  using Error::Error;
+};
+
 class Trainer {
  public:
   // Gives the stack its memory. InvalidArgument where the options do not fit the machine, the stack
@@ -52,9 +59,10 @@ class Trainer {
 
   void on_step(std::function<void(const StepReport&)> observe) { observe_ = std::move(observe); }
 
+  // Validating and saving on the way are the caller's, with run_until.
   // Runs the steps that are left. Returns early, after a whole step, once `stop` is set. Throws
-  // Error, naming the step, when the loss or a gradient stops being finite; the parameters are then
-  // those before that step.
+  // NotFinite, naming the step, when the loss or a gradient stops being finite; the parameters are
+  // then those before that step.
   void run(const std::atomic<bool>* stop = nullptr);
 
   // Runs up to and including step `until`; run() is run_until(options.steps).

@@ -139,16 +139,16 @@ TEST_F(Gpt2Folder, IsRefusedWithATensorOfIntegers) {
 TEST_F(Gpt2Folder, IsRefusedWhereAnArchitectureDiffers) {
   replace(folder_.path(), "\"gelu_new\"", "\"relu\"");
   EXPECT_EQ(reading_options(),
-            "model.init: " + path() +
+            path() +
                 " has activation_function = \"relu\"; Echelon's GPT is built for \"gelu_new\"");
   replace(folder_.path(), "\"relu\"", "\"gelu_new\"");
   replace(folder_.path(), "\"model_type\": \"gpt2\"", "\"model_type\": \"llama\"");
   EXPECT_EQ(
       reading_options(),
-      "model.init: " + path() + " has model_type = \"llama\"; Echelon's GPT is built for \"gpt2\"");
+      path() + " has model_type = \"llama\"; Echelon's GPT is built for \"gpt2\"");
   replace(folder_.path(), "\"model_type\": \"llama\"", "\"n_inner\": 31");
   EXPECT_EQ(reading_options(),
-            "model.init: " + path() + " has n_inner = 31; Echelon's GPT is built for 32");
+            path() + " has n_inner = 31; Echelon's GPT is built for 32");
   replace(folder_.path(), "31", "null");
   EXPECT_EQ(read_gpt2_options(folder_.path()).width, 8);
 }
@@ -166,16 +166,16 @@ TEST_F(Gpt2Folder, IsCorruptWithoutItsSizes) {
 
 TEST_F(Gpt2Folder, IsRefusedWhereAFileIsMissing) {
   fs::rename(folder_ / "model.safetensors", folder_ / "other");
-  EXPECT_EQ(reading_values(), "model.init: " + path() + " has no model.safetensors");
+  EXPECT_EQ(reading_values(), path() + " has no model.safetensors");
   std::ofstream(folder_ / "model.safetensors.index.json") << "{}";
   EXPECT_EQ(
       reading_values(),
-      "model.init: " + path() +
+      path() +
           " has no model.safetensors; weights in several files are not read, save them as one");
   fs::remove(folder_ / "config.json");
-  EXPECT_EQ(reading_options(), "model.init: " + path() + " has no config.json");
+  EXPECT_EQ(reading_options(), path() + " has no config.json");
   EXPECT_EQ(thrown<InvalidArgument>([] { read_gpt2_options("/no/such/folder"); }),
-            "model.init: there is no folder /no/such/folder");
+            "there is no folder /no/such/folder to read weights from");
 }
 
 TEST_F(Gpt2Folder, IsCorruptWhereItsWeightsAreCutShort) {

@@ -1,0 +1,32 @@
+"""What the documents promise is there: links lead somewhere, and the option reference is the program's own."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import BUILD
+
+ROOT = Path(__file__).resolve().parents[2]
+ECHELON = BUILD / "echelon"
+PAGES = [path for path in ROOT.rglob("*.md") if not {"build", ".venv", "deps", "runs"} & set(path.relative_to(ROOT).parts)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_to_a_file_leads_somewhere(page):
+    links = re.findall(r"\]\(([^)#]+)\)", page.read_text())
+    missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+    assert missing == []
+
+
+def test_the_option_reference_is_what_the_program_prints():
+    printed = subprocess.run([ECHELON, "info", "--options"], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert (ROOT / "docs" / "configuration.md").read_text() == printed, (
+        "write it anew: build/echelon info --options > docs/configuration.md")
+
+
+def test_the_readme_shows_commands_that_exist():
+    text = (ROOT / "README.md").read_text()
+    commands = set(re.findall(r"build/echelon (\w+)", text))
+    help_text = subprocess.run([ECHELON, "--help"], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert commands and all(re.search(rf"^\s+{command}\s", help_text, re.M) for command in commands), commands
