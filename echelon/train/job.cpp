@@ -265,6 +265,12 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   fmt::print("data        {}\n", data.description);
   fmt::print("run         {}\n", run.path().string());
   if (resuming) fmt::print("resumed     after step {}\n", trainer.step());
+  if (options.optim.warmup >= options.train.steps) {
+    log::warn(fmt::format(
+        "optim.warmup = {} is not below train.steps = {}: the rate never reaches its peak; set a "
+        "shorter warm-up",
+        options.optim.warmup, options.train.steps));
+  }
 
   Outcome outcome;
   const auto began = std::chrono::steady_clock::now();
@@ -314,6 +320,9 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
     return JobEnd::interrupted;
   }
 
+  // So that a finished run can be given more steps; with save_every the states of its own grid
+  // stay.
+  if (options.train.save_every == 0) trainer.save(run.state());
   write_gpt2_folder(run.weights(), options.model, stack,
                     [&](const Parameter& p) { return trainer.master(p); });
   if (data.validation != nullptr) {

@@ -45,7 +45,8 @@ struct TrainOptions {
     f.add("validate_samples", validate_samples,
           "samples of a validation on the way; the last one takes all", {.minimum = 1});
     f.add("save_every", save_every,
-          "steps between states written for --resume; 0: only when interrupted", {.minimum = 0});
+          "steps between states written for --resume; 0: at the end and when interrupted",
+          {.minimum = 0});
   }
 };
 

@@ -56,7 +56,7 @@ RunDirectory RunDirectory::open(const fs::path& path) {
   RunDirectory run(path);
   if (!fs::exists(run.config()) || !fs::exists(run.state())) {
     throw InvalidArgument(fmt::format(
-        "--resume: {} holds no state to go on from; a run writes one when it is interrupted, or with train.save_every",
+        "--resume: {} holds no state to go on from; a run writes one when it ends or is interrupted, and with train.save_every",
         path.string()));
   }
   return run;

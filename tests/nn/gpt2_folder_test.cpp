@@ -138,17 +138,15 @@ TEST_F(Gpt2Folder, IsRefusedWithATensorOfIntegers) {
 
 TEST_F(Gpt2Folder, IsRefusedWhereAnArchitectureDiffers) {
   replace(folder_.path(), "\"gelu_new\"", "\"relu\"");
-  EXPECT_EQ(reading_options(),
-            path() +
-                " has activation_function = \"relu\"; Echelon's GPT is built for \"gelu_new\"");
-  replace(folder_.path(), "\"relu\"", "\"gelu_new\"");
-  replace(folder_.path(), "\"model_type\": \"gpt2\"", "\"model_type\": \"llama\"");
   EXPECT_EQ(
       reading_options(),
-      path() + " has model_type = \"llama\"; Echelon's GPT is built for \"gpt2\"");
-  replace(folder_.path(), "\"model_type\": \"llama\"", "\"n_inner\": 31");
+      path() + " has activation_function = \"relu\"; Echelon's GPT is built for \"gelu_new\"");
+  replace(folder_.path(), "\"relu\"", "\"gelu_new\"");
+  replace(folder_.path(), "\"model_type\": \"gpt2\"", "\"model_type\": \"llama\"");
   EXPECT_EQ(reading_options(),
-            path() + " has n_inner = 31; Echelon's GPT is built for 32");
+            path() + " has model_type = \"llama\"; Echelon's GPT is built for \"gpt2\"");
+  replace(folder_.path(), "\"model_type\": \"llama\"", "\"n_inner\": 31");
+  EXPECT_EQ(reading_options(), path() + " has n_inner = 31; Echelon's GPT is built for 32");
   replace(folder_.path(), "31", "null");
   EXPECT_EQ(read_gpt2_options(folder_.path()).width, 8);
 }

@@ -86,8 +86,8 @@ def test_metrics_have_a_line_a_step_and_one_a_validation(echelon):
 
 def test_a_run_directory_holds_what_it_should(echelon):
     run = echelon.train_well("a")
-    assert {p.name for p in run.iterdir()} == {"config.toml", "plan.json", "metrics.jsonl", "ledger.json", "memory.json",
-                                               "rank0.log", "weights"}
+    assert {p.name for p in run.iterdir()} == {"config.toml", "plan.json", "metrics.jsonl", "times.jsonl", "ledger.json",
+                                               "memory.json", "rank0.log", "state.safetensors", "weights"}
     assert {p.name for p in (run / "weights").iterdir()} == {"config.json", "model.safetensors"}
     memory = json.loads((run / "memory.json").read_text())
     assert memory["tensors_peak_bytes"] == sum(memory["tensors_at_peak_bytes"].values()) > 0

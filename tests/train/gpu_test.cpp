@@ -1,5 +1,6 @@
-// What only a GPU can show: recorded steps equal eager ones, a step that is not finite never reaches the weights, every
-// attention kernel agrees with the CPU, and a restored run goes on. Skipped where there is no GPU.
+// What only a GPU can show: recorded steps equal eager ones, a step that is not finite never
+// reaches the weights, every attention kernel agrees with the CPU, and a restored run goes on.
+// Skipped where there is no GPU.
 #include <gtest/gtest.h>
 
 #include "echelon/data/dataset.h"
@@ -29,7 +30,8 @@ struct Result {
   std::string error;
 };
 
-Result train(const ModelOptions& model, const TrainOptions& options, const OptimOptions& optim = {.rate = 1e-3, .warmup = 0}) {
+Result train(const ModelOptions& model, const TrainOptions& options,
+             const OptimOptions& optim = {.rate = 1e-3, .warmup = 0}) {
   Stack stack = gpt(model);
   const RandomTokens data(model.vocab, model.context, 1);
   Trainer trainer(stack, data, options, optim);
@@ -50,7 +52,8 @@ TrainOptions on_gpu(const char* precision, const char* graph, std::int64_t steps
 
 TEST_F(Gpu, RecordedStepsGiveTheBitsOfEagerOnes) {
   for (const char* precision : {"fp32", "bf16"}) {
-    const Result eager = train(small(), on_gpu(precision, "off")), graph = train(small(), on_gpu(precision, "on"));
+    const Result eager = train(small(), on_gpu(precision, "off")),
+                 graph = train(small(), on_gpu(precision, "on"));
     EXPECT_EQ(eager.losses, graph.losses) << precision;
     EXPECT_TRUE(eager.weights.equal(graph.weights)) << precision;
   }
@@ -63,15 +66,17 @@ TEST_F(Gpu, EveryAttentionKernelAgreesWithTheCpu) {
     const char* precision;
     double bound;
   };
-  for (const Case& c : {Case{64, 2, "fp64", 1e-7}, Case{64, 2, "fp32", 1e-4}, Case{26, 2, "fp32", 1e-4},
-                        Case{64, 2, "bf16", 2e-2}, Case{320, 2, "bf16", 2e-2}, Case{26, 2, "bf16", 2e-2}}) {
+  for (const Case& c :
+       {Case{64, 2, "fp64", 1e-7}, Case{64, 2, "fp32", 1e-4}, Case{26, 2, "fp32", 1e-4},
+        Case{64, 2, "bf16", 2e-2}, Case{320, 2, "bf16", 2e-2}, Case{26, 2, "bf16", 2e-2}}) {
     TrainOptions cpu = on_gpu("fp64", "off", 5);
     cpu.device = "cpu";
     const Result reference = train(small(c.width, c.heads), cpu);
     const Result run = train(small(c.width, c.heads), on_gpu(c.precision, "auto", 5));
     ASSERT_EQ(run.losses.size(), reference.losses.size());
     for (std::size_t i = 0; i < run.losses.size(); ++i)
-      EXPECT_NEAR(run.losses[i], reference.losses[i], c.bound) << c.precision << " width " << c.width << " step " << i + 1;
+      EXPECT_NEAR(run.losses[i], reference.losses[i], c.bound)
+          << c.precision << " width " << c.width << " step " << i + 1;
   }
 }
 
