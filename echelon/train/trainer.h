@@ -3,7 +3,7 @@
 //   Stack stack;
 //   stack.add(module_layer("body", net)).add(loss_layer(mse));
 //   TensorDataset data(inputs, targets);
-//   Trainer trainer(stack, data, {.steps = 500, .batch = 64}, {.rate = 1e-2});
+//   Trainer trainer(stack, data, {.steps = 500, .batch = 64}, {.rate = 1e-2, .warmup = 20});
 //   trainer.on_step([](const StepReport& r) { std::printf("%ld %f\n", r.step, r.loss); });
 //   trainer.run();
 //
@@ -59,10 +59,10 @@ class Trainer {
 
   void on_step(std::function<void(const StepReport&)> observe) { observe_ = std::move(observe); }
 
-  // Validating and saving on the way are the caller's, with run_until.
   // Runs the steps that are left. Returns early, after a whole step, once `stop` is set. Throws
   // NotFinite, naming the step, when the loss or a gradient stops being finite; the parameters are
-  // then those before that step.
+  // then those before that step. Validating and saving on the way are the caller's, with run_until:
+  // validate_every and save_every are for the job behind `echelon train`.
   void run(const std::atomic<bool>* stop = nullptr);
 
   // Runs up to and including step `until`; run() is run_until(options.steps).
