@@ -76,8 +76,7 @@ class Trainer {
   void save(const std::filesystem::path& path) const;
   void restore(const std::filesystem::path& path);
 
-  std::int64_t step() const { return step_; }  // done so far
-  Stack& stack() { return stack_; }
+  std::int64_t step() const { return step_; }           // done so far
   at::Tensor master(const Parameter& parameter) const;  // in full precision
   bool uses_graph() const { return graph_wanted_; }
   const MemoryAccount& memory() const { return *memory_; }

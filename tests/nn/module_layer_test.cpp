@@ -91,6 +91,14 @@ TEST(ModuleLayer, DescribesTheModulesParametersWithTheirValues) {
   }
 }
 
+TEST(ModuleLayer, IsRefusedTwiceOverOneModule) {
+  Net net;
+  Stack stack;
+  stack.add(module_layer("a", net));
+  const std::string refusal = thrown<InvalidArgument>([&] { stack.add(module_layer("b", net)); });
+  EXPECT_NE(refusal.find("a module can be in one layer only"), std::string::npos) << refusal;
+}
+
 TEST(ModuleLayer, MakesTheModulesParametersViewsOfTheBuffers) {
   Net net;
   Stack stack = stack_of(module_layer("net", net), at::kDouble);

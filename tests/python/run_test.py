@@ -154,6 +154,20 @@ def test_a_run_of_bf16_goes_on_bit_for_bit(echelon):
     assert metrics(run) == metrics(whole) and weights(run) == weights(whole)
 
 
+def test_a_finished_run_says_so_and_can_be_given_more_steps(echelon):
+    run = echelon.train_well("a", train_steps=4, train_validate_every=0)
+    assert state_step(run / "state.safetensors") == 4
+    again = echelon("train", "--resume", "runs/a")
+    assert again.returncode == 2 and "has done its 4 steps" in again.stderr
+    assert echelon("train", "--resume", "runs/a", "--set", "train.steps=6").returncode == 0
+    assert [line["step"] for line in metrics(run)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_warm_up_that_never_ends_is_warned_of(echelon):
+    assert "optim.warmup = 9" in echelon.train(train_steps=4, optim_warmup=9).stderr
+    assert echelon.train(train_steps=4, optim_warmup=2).stderr == ""
+
+
 def test_save_every_keeps_the_latest_state(echelon):
     run = echelon.train_well("a", train_steps=11, train_save_every=3)
     assert state_step(run / "state.safetensors") == 9

@@ -442,6 +442,9 @@ TEST(Trainer, RefusesOptionsThatDoNotFit) {
   train.graph = "on";
   EXPECT_EQ(refusal(train), "train.graph=on needs train.device=cuda");
   train = training(10);
+  train.precision = "fp8";
+  EXPECT_NE(refusal(train).find("\"fp8\""), std::string::npos) << refusal(train);
+  train = training(10);
   train.device = "cuda";
   if (!cuda_built()) {
     EXPECT_EQ(
