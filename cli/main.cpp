@@ -1,5 +1,6 @@
 // echelon: parses the command line and runs one subcommand.
-// Exit codes: 0 done, 1 something failed, 2 the user's mistake, 130 interrupted.
+// Exit codes: 0 done, 1 something failed, 2 the user's mistake, 130 interrupted; those of the ranks
+// for launch.
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 
@@ -9,6 +10,7 @@
 #include <cstdio>
 #include <exception>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cli/commands.h"
@@ -39,6 +41,16 @@ void require_known_command(const CLI::App& app, int argc, char** argv) {
                   near.empty() ? "see echelon --help" : fmt::format("did you mean {}?", near)));
 }
 
+// The words after -- of launch, which CLI11 must not see: it would make two of "[a,b]".
+std::vector<std::string> cut_program(int& argc, char** argv) {
+  if (argc < 2 || argv[1] != std::string_view("launch")) return {};
+  char** const end = argv + argc;
+  char** const mark = std::find(argv, end, std::string_view("--"));
+  if (mark == end) return {};
+  argc = static_cast<int>(mark - argv);
+  return {mark + 1, end};
+}
+
 int run(int argc, char** argv) {
   CLI::App app("Echelon trains neural networks in C++ on LibTorch.", "echelon");
   app.require_subcommand(1);
@@ -48,6 +60,8 @@ int run(int argc, char** argv) {
   });
   int exit_code = 0;
   add_train(app, exit_code);
+  const std::vector<std::string> program = cut_program(argc, argv);
+  add_launch(app, exit_code, program);
   add_generate(app, exit_code);
   add_info(app, exit_code);
   add_version(app, exit_code);

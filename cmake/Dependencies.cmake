@@ -27,6 +27,16 @@ echelon_header_dependency(fmt fmt/format.h libfmt-dev)
 echelon_header_dependency(spdlog spdlog/spdlog.h libspdlog-dev)
 echelon_header_dependency(nlohmann_json nlohmann/json.hpp nlohmann-json3-dev)
 
+# OpenSSL: proofs of the job's token, and TLS. From ECHELON_DEPS/include where a machine has the library
+# without its headers.
+find_path(OPENSSL_INCLUDE_DIR openssl/ssl.h)
+if(NOT OPENSSL_INCLUDE_DIR AND ECHELON_DEPS)
+  find_path(OPENSSL_INCLUDE_DIR openssl/ssl.h PATHS "${ECHELON_DEPS}/include" NO_DEFAULT_PATH)
+endif()
+if(NOT OPENSSL_INCLUDE_DIR)
+  message(FATAL_ERROR "openssl/ssl.h was not found: install libssl-dev.")
+endif()
+
 # xz, for the size that a run's result is compared with. ECHELON_LZMA is the library to link, or empty.
 set(ECHELON_LZMA "")
 find_package(LibLZMA QUIET)

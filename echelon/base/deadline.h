@@ -16,6 +16,8 @@ class Deadline {
     return Deadline(time > Clock::time_point::max() - now ? Clock::time_point::max() : now + time);
   }
 
+  static Deadline never() { return Deadline(Clock::time_point::max()); }
+
   bool expired() const { return Clock::now() >= end_; }
 
   // Never negative: what is left can be handed to a system call as it is.

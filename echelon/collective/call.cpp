@@ -1,0 +1,73 @@
+#include "echelon/collective/call.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <array>
+#include <utility>
+
+#include "echelon/base/error.h"
+#include "echelon/base/options.h"
+
+namespace echelon {
+namespace {
+
+constexpr std::array operations = {"all_reduce", "reduce_scatter", "all_gather", "broadcast",
+                                   "reduce",     "gather",         "scatter",    "all_to_all",
+                                   "barrier",    "send",           "receive"};
+constexpr std::array algorithms = {"auto",
+                                   "direct",
+                                   "ring",
+                                   "bidirectional_ring",
+                                   "recursive_doubling",
+                                   "rabenseifner",
+                                   "tree",
+                                   "scatter_all_gather",
+                                   "hierarchical",
+                                   "shared_direct",
+                                   "shared"};
+
+bool reduces(Operation operation) {
+  return operation == Operation::all_reduce || operation == Operation::reduce_scatter ||
+         operation == Operation::reduce;
+}
+
+bool has_root(Operation operation) {
+  return operation == Operation::broadcast || operation == Operation::reduce ||
+         operation == Operation::gather || operation == Operation::scatter;
+}
+
+}  // namespace
+
+const char* name(Operation operation) { return operations.at(std::size_t(operation)); }
+const char* name(Algorithm algorithm) { return algorithms.at(std::size_t(algorithm)); }
+
+Algorithm parse_algorithm(std::string_view text) {
+  for (std::size_t i = 0; i < algorithms.size(); ++i)
+    if (text == algorithms[i]) return Algorithm(i);
+  throw InvalidArgument(
+      fmt::format("there is no algorithm \"{}\"; there are {}", text, fmt::join(algorithms, ", ")));
+}
+
+std::uint64_t signature(const Call& call, Algorithm algorithm) {
+  return std::uint64_t(call.operation) | std::uint64_t(algorithm) << 8 |
+         std::uint64_t(call.type) << 16 |
+         std::uint64_t(reduces(call.operation) ? std::uint64_t(call.op) + 1 : 0) << 24 |
+         std::uint64_t(has_root(call.operation) ? std::uint32_t(call.root) + 1 : 0) << 32;
+}
+
+std::string describe(std::uint64_t signature, std::size_t count) {
+  const auto field = [&](int shift) { return std::size_t(signature >> shift & 0xff); };
+  const std::size_t root = std::size_t(signature >> 32);
+  if (field(0) >= operations.size() || field(8) >= algorithms.size() ||
+      field(16) > std::size_t(DataType::boolean) || field(24) > std::size_t(ReduceOp::product) + 1)
+    return "something unknown";
+  std::string text = operations[field(0)];
+  if (Operation(field(0)) == Operation::barrier) return text;
+  if (field(24)) text += fmt::format(" ({})", name(ReduceOp(field(24) - 1)));
+  text += fmt::format(" of {} {}", count, name(DataType(field(16))));
+  if (root) text += fmt::format(", root {}", root - 1);
+  return text + fmt::format(", by {}", algorithms[field(8)]);
+}
+
+}  // namespace echelon

@@ -1,0 +1,69 @@
+// One collective operation as data: what is asked, of which memory, by when.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "echelon/base/deadline.h"
+#include "echelon/collective/type.h"
+
+namespace echelon {
+
+enum class Operation : std::uint8_t {
+  all_reduce,
+  reduce_scatter,
+  all_gather,
+  broadcast,
+  reduce,
+  gather,
+  scatter,
+  all_to_all,
+  barrier,
+  send,
+  receive,
+};
+const char* name(Operation operation);
+
+enum class Algorithm : std::uint8_t {
+  automatic,  // the chooser's
+  direct,     // everyone to everyone
+  ring,
+  bidirectional_ring,  // half of the vector each way
+  recursive_doubling,
+  rabenseifner,  // recursive halving, then doubling
+  tree,
+  scatter_all_gather,  // broadcast in two parts
+  hierarchical,        // within hosts, across them, within them
+  shared_direct,       // one host, small: everyone reads everyone's whole vector
+  shared,              // one host: everyone sums its slice
+};
+const char* name(Algorithm algorithm);
+Algorithm parse_algorithm(std::string_view name);  // throws InvalidArgument
+
+struct Call {
+  Operation operation = Operation::barrier;
+  DataType type = DataType::u8;
+  ReduceOp op = ReduceOp::sum;
+  const std::byte* in = nullptr;
+  std::byte* out = nullptr;
+  // Elements of the vector that is reduced, broadcast or reduced to a root.
+  std::size_t count = 0;
+  // Elements of each rank's piece: reduce_scatter, all_gather, gather, scatter. For all_to_all,
+  // what goes to each rank; `back` is what comes from each.
+  std::span<const std::size_t> counts = {};
+  std::span<const std::size_t> back = {};
+  int root = 0;
+  std::string_view tag = {};
+  Deadline deadline = Deadline::never();
+
+  std::size_t bytes() const { return count * size_of(type); }
+};
+
+// What must be equal on all ranks, in one word; and in words for people.
+std::uint64_t signature(const Call& call, Algorithm algorithm);
+std::string describe(std::uint64_t signature, std::size_t count);
+
+}  // namespace echelon

@@ -1,0 +1,155 @@
+#include "echelon/collective/cost.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "echelon/base/error.h"
+#include "echelon/collective/schedule.h"
+
+namespace echelon {
+namespace {
+
+double steps_of(int ranks) { return std::ceil(std::log2(double(ranks))); }
+
+// Where ranks are on several hosts, the slow link sets the pace; `crowd` ranks of a host send
+// across it at once.
+struct Pace {
+  double alpha, beta;
+  Pace(const Shape& shape, const Figures& figures, double crowd = 1)
+      : alpha(shape.hosts > 1 ? figures.tcp.alpha : figures.shared.alpha),
+        beta(shape.hosts > 1 ? crowd * figures.tcp.beta : figures.shared.beta) {}
+};
+
+double all_reduce_cost(Algorithm algorithm, double n, const Shape& shape, const Figures& figures) {
+  const double p = shape.ranks, m = shape.hosts, g = shape.local, gamma = figures.gamma;
+  const double share = (p - 1) / p;
+  const LinkFigures &in = figures.shared, &across = figures.tcp;
+  switch (algorithm) {
+    case Algorithm::ring:
+    case Algorithm::bidirectional_ring: {
+      const Pace pace(shape, figures);
+      return 2 * (p - 1) * pace.alpha + 2 * share * n * pace.beta + share * n * gamma;
+    }
+    case Algorithm::recursive_doubling: {
+      if (m == 1) return steps_of(shape.ranks) * (in.alpha + n * in.beta + n * gamma);
+      return steps_of(shape.local) * (in.alpha + n * in.beta + n * gamma) +
+             steps_of(shape.hosts) * (across.alpha + g * n * across.beta + n * gamma);
+    }
+    case Algorithm::rabenseifner: {
+      const double lg = steps_of(shape.ranks);
+      if (m == 1) return 2 * lg * in.alpha + 2 * share * n * in.beta + share * n * gamma;
+      const double out = (m - 1) / m * n, inside = (share - (m - 1) / m) * n;
+      return 2 * steps_of(shape.hosts) * across.alpha + 2 * steps_of(shape.local) * in.alpha +
+             2 * g * out * across.beta + 2 * inside * in.beta + share * n * gamma;
+    }
+    case Algorithm::direct: {
+      const Pace pace(shape, figures, g);
+      return (p - 1) * (pace.alpha + n * pace.beta + n * gamma);
+    }
+    case Algorithm::hierarchical:
+      return 2 * (g - 1) * in.alpha + 2 * ((g - 1) / g) * n * in.beta + (g - 1) / g * n * gamma +
+             2 * (m - 1) * across.alpha + 2 * ((m - 1) / m) * n * across.beta +
+             (m - 1) / m * (n / g) * gamma;
+    case Algorithm::shared_direct:
+      return in.alpha + n * in.beta + (p - 1) * n * gamma;
+    case Algorithm::shared:
+      return 2 * in.alpha + 2 * share * n * in.beta + share * n * gamma;
+    default:
+      return std::numeric_limits<double>::infinity();
+  }
+}
+
+}  // namespace
+
+std::string Figures::json() const {
+  return nlohmann::ordered_json{{"shared", {{"alpha", shared.alpha}, {"beta", shared.beta}}},
+                                {"tcp", {{"alpha", tcp.alpha}, {"beta", tcp.beta}}},
+                                {"gamma", gamma}}
+      .dump();
+}
+
+Figures Figures::parse(const std::string& json, const std::string& where) {
+  try {
+    const auto all = nlohmann::json::parse(json);
+    const auto figure = [&](const nlohmann::json& value) {
+      const double number = value.get<double>();
+      if (!(number >= 0) || !(number < 1e6)) throw Corrupt(where + ": a figure is out of bounds");
+      return number;
+    };
+    Figures figures;
+    figures.shared = {figure(all.at("shared").at("alpha")), figure(all.at("shared").at("beta"))};
+    figures.tcp = {figure(all.at("tcp").at("alpha")), figure(all.at("tcp").at("beta"))};
+    figures.gamma = figure(all.at("gamma"));
+    return figures;
+  } catch (const nlohmann::json::exception& error) {
+    throw Corrupt(where + ": " + error.what());
+  }
+}
+
+double cost(Operation operation, Algorithm algorithm, std::size_t bytes, const Shape& shape,
+            const Figures& figures) {
+  if (shape.ranks == 1) return 0;
+  const double n = double(bytes), p = shape.ranks, share = (p - 1) / p;
+  const Pace pace(shape, figures), crowded(shape, figures, shape.local);
+  const double lg = steps_of(shape.ranks);
+  if (operation == Operation::all_reduce) return all_reduce_cost(algorithm, n, shape, figures);
+  if (algorithm == Algorithm::shared) {
+    const double gamma = operation == Operation::reduce_scatter || operation == Operation::reduce
+                             ? figures.gamma
+                             : 0;
+    return 2 * figures.shared.alpha + share * n * (figures.shared.beta + gamma);
+  }
+  switch (operation) {
+    case Operation::reduce_scatter:
+      if (algorithm == Algorithm::direct)
+        return (p - 1) * pace.alpha + share * n * (crowded.beta + figures.gamma);
+      return (p - 1) * pace.alpha + share * n * (pace.beta + figures.gamma);
+    case Operation::all_gather:
+      return (p - 1) * pace.alpha +
+             share * n * (algorithm == Algorithm::direct ? crowded.beta : pace.beta);
+    case Operation::broadcast:
+      if (algorithm == Algorithm::tree) return lg * (pace.alpha + n * pace.beta);
+      return (lg + p - 1) * pace.alpha + 2 * share * n * pace.beta;
+    case Operation::reduce:
+      return lg * (pace.alpha + n * (pace.beta + figures.gamma));
+    case Operation::barrier:
+      return lg * pace.alpha;
+    default:
+      return (p - 1) * pace.alpha + share * n * crowded.beta;
+  }
+}
+
+std::vector<Algorithm> candidates(Operation operation, const Shape& shape) {
+  if (shape.hosts == 1)
+    return operation == Operation::all_reduce
+               ? std::vector{Algorithm::shared_direct, Algorithm::shared}
+               : std::vector{Algorithm::shared};
+  auto all = message_algorithms(operation);
+  if (operation == Operation::all_reduce && shape.local > 1) all.push_back(Algorithm::hierarchical);
+  return all;
+}
+
+std::vector<Choice> choose(Operation operation, const Shape& shape, const Figures& figures) {
+  constexpr int largest = 40;
+  const auto all = candidates(operation, shape);
+  std::vector<Choice> choices;
+  for (int power = 0; power <= largest; ++power) {
+    // Between two powers, the one in the middle (in the logarithm) speaks for all.
+    const auto bytes = std::size_t(std::exp2(power));
+    const auto middle = std::size_t(std::exp2(power - 0.5));
+    const auto best = *std::min_element(all.begin(), all.end(), [&](Algorithm a, Algorithm b) {
+      return cost(operation, a, middle, shape, figures) <
+             cost(operation, b, middle, shape, figures);
+    });
+    if (!choices.empty() && choices.back().algorithm == best)
+      choices.back().bytes = bytes;
+    else
+      choices.push_back({bytes, best});
+  }
+  choices.back().bytes = std::numeric_limits<std::size_t>::max();
+  return choices;
+}
+
+}  // namespace echelon

@@ -1,0 +1,67 @@
+// What a collective costs, by the formulas of the literature, and which algorithm is cheapest.
+//
+//   alpha  seconds that a message takes however short it is (shared memory: a barrier)
+//   beta   seconds for each byte
+//   gamma  seconds to reduce a byte
+//
+// For n bytes among p ranks on m hosts of g ranks each, lg the logarithm to base 2:
+//
+//   ring                2(p-1) alpha + 2((p-1)/p) n beta + ((p-1)/p) n gamma
+//   bidirectional ring  the same: one full-duplex network card is already full with a one-way ring
+//   recursive doubling  lg p (alpha + n beta + n gamma)
+//   Rabenseifner        2 lg p alpha + 2((p-1)/p) n beta + ((p-1)/p) n gamma
+//   direct              (p-1)(alpha + n beta + n gamma)
+//   hierarchical        inside 2(g-1) alpha + 2((g-1)/g) n beta + ((g-1)/g) n gamma,
+//                       across 2(m-1) alpha + 2((m-1)/m) n beta + ((m-1)/m)(n/g) gamma
+//   shared, direct      alpha + n beta + (p-1) n gamma
+//   shared              2 alpha + 2((p-1)/p) n beta + ((p-1)/p) n gamma
+//
+// On several hosts the g ranks of a host share one network card: what k of them send across at the
+// same time counts k times.
+//
+// Sources: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
+// MPICH" (2005); Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms" (2009).
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "echelon/collective/call.h"
+
+namespace echelon {
+
+struct LinkFigures {
+  double alpha = 0, beta = 0;
+};
+
+struct Figures {
+  LinkFigures shared{1e-6, 1e-10};
+  LinkFigures tcp{3e-5, 1e-9};
+  double gamma = 1e-10;
+
+  std::string json() const;
+  static Figures parse(const std::string& json, const std::string& where);  // throws Corrupt
+};
+
+struct Shape {
+  int ranks = 1;
+  int hosts = 1;
+  int local = 1;  // the fewest ranks that a host has
+};
+
+// Seconds of one operation on `bytes` (of the whole vector; all_to_all: of one rank's input).
+double cost(Operation operation, Algorithm algorithm, std::size_t bytes, const Shape& shape,
+            const Figures& figures);
+
+// Those that can do it on such a shape.
+std::vector<Algorithm> candidates(Operation operation, const Shape& shape);
+
+// The algorithm for every size: up to and including `bytes`, this one.
+struct Choice {
+  std::size_t bytes;
+  Algorithm algorithm;
+};
+std::vector<Choice> choose(Operation operation, const Shape& shape, const Figures& figures);
+
+}  // namespace echelon

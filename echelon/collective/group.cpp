@@ -1,0 +1,477 @@
+#include "echelon/collective/group.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "echelon/base/error.h"
+#include "echelon/base/file.h"
+#include "echelon/collective/measure.h"
+#include "echelon/collective/reduce.h"
+#include "echelon/net/host.h"
+
+namespace echelon {
+namespace {
+
+constexpr std::uint64_t world_id = 1;
+
+std::uint64_t mixed(std::uint64_t a, std::uint64_t b) {  // splitmix64's finaliser over both
+  std::uint64_t x = a * 0x9e3779b97f4a7c15u + b + 0x632be59bd9b4e019u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return (x ^ (x >> 31)) | 1;  // never 0, the control connections' channel
+}
+
+std::size_t total(std::span<const std::size_t> counts) {
+  std::size_t sum = 0;
+  for (const auto count : counts) sum += count;
+  return sum;
+}
+
+Deadline::Clock::duration seconds(double time) {
+  return std::chrono::duration_cast<Deadline::Clock::duration>(std::chrono::duration<double>(time));
+}
+
+const std::byte* bytes_of(const void* data) { return static_cast<const std::byte*>(data); }
+std::byte* bytes_of(void* data) { return static_cast<std::byte*>(data); }
+
+}  // namespace
+
+std::shared_ptr<Group> Group::world(std::shared_ptr<Endpoint> endpoint,
+                                    const CommOptions& options) {
+  std::vector<int> members, near;
+  for (int r = 0; r < endpoint->world(); ++r) {
+    members.push_back(r);
+    if (endpoint->near(r)) near.push_back(r);
+  }
+  // Every rank's first allocation is at the start of its heap, so nothing has to be exchanged yet.
+  std::vector<std::size_t> blocks(near.size(), 0);
+  if (near.size() > 1)
+    blocks.assign(near.size(),
+                  *endpoint->heap().offset(
+                      endpoint->heap().allocate(SharedGroup::block_bytes(int(near.size()))), 1));
+  auto group = std::make_shared<Group>(Private{}, std::move(endpoint), options, std::move(members),
+                                       world_id, std::make_shared<Ledger>(), blocks);
+  group->set_figures(options.plan.empty() ? measure_figures(*group) : read_figures(options.plan));
+  return group;
+}
+
+Group::Group(Private, std::shared_ptr<Endpoint> endpoint, CommOptions options,
+             std::vector<int> members, std::uint64_t id, std::shared_ptr<Ledger> ledger,
+             const std::vector<std::size_t>& blocks)
+    : endpoint_(std::move(endpoint)),
+      options_(std::move(options)),
+      members_(std::move(members)),
+      id_(id),
+      ledger_(std::move(ledger)) {
+  std::map<std::string, std::vector<int>> hosts;
+  std::vector<int> near_ranks;
+  for (int i = 0; i < size(); ++i) {
+    const int rank = members_[std::size_t(i)];
+    if (rank == endpoint_->rank()) index_ = i;
+    hosts[endpoint_->card(rank).host].push_back(i);
+    if (endpoint_->near(rank)) {
+      near_.push_back(i);
+      near_ranks.push_back(rank);
+    }
+  }
+  std::size_t fewest = members_.size();
+  for (const auto& [host, ranks] : hosts) fewest = std::min(fewest, ranks.size());
+  shape_ = {size(), int(hosts.size()), int(fewest)};
+  spins_ = int(near_.size()) <= cores();
+  if (near_.size() > 1) shared_ = std::make_unique<SharedGroup>(*endpoint_, near_ranks, blocks);
+  messenger_ = std::make_unique<Messenger>(
+      *endpoint_, members_, index_, [this](int member, int lane, Deadline deadline) -> Link& {
+        return lane_link(member, lane, deadline);
+      });
+  mailbox_ = std::make_unique<Mailbox>(
+      *endpoint_, members_, index_,
+      [this](int member, Deadline deadline) { return mail_link(member, deadline); }, *ledger_);
+  set_figures(figures_);
+
+  if (shared_) {  // whether all of us can read each other's memory: a min over the host
+    std::uint8_t can = options_.single_copy && shared_->probe_exposure(), all = 0;
+    Call call{.operation = Operation::all_reduce,
+              .type = DataType::u8,
+              .op = ReduceOp::min,
+              .in = bytes_of(&can),
+              .out = bytes_of(&all),
+              .count = 1,
+              .tag = "setup",
+              .deadline = Deadline::in(seconds(options_.timeout))};
+    shared_->run(call, Algorithm::shared_direct, spins_);
+    shared_->set_exposure(all != 0);
+  }
+  // Slice j of a hierarchical all-reduce belongs to the j-th rank of every host.
+  slices_ = shape_.local;
+  if (shape_.hosts > 1 && shape_.local > 1) {
+    const std::size_t mine = near_index(index_);
+    std::vector<int> peers;
+    for (const int first : [&] {
+           std::vector<int> order;  // hosts in the order of their first rank
+           for (const auto& [host, ranks] : hosts) order.push_back(ranks.front());
+           std::sort(order.begin(), order.end());
+           return order;
+         }()) {
+      const auto& ranks = hosts[endpoint_->card(members_[std::size_t(first)]).host];
+      if (mine < std::size_t(slices_)) peers.push_back(members_[std::size_t(ranks[mine])]);
+    }
+    if (mine < std::size_t(slices_))
+      across_ =
+          std::make_shared<Group>(Private{}, endpoint_, options_, peers, mixed(id_, 1000 + mine),
+                                  ledger_, std::vector<std::size_t>(1, 0));
+  }
+}
+
+Group::~Group() = default;
+
+void Group::set_figures(const Figures& figures) {
+  figures_ = figures;
+  choices_.clear();
+  for (int op = 0; op <= int(Operation::barrier); ++op)
+    choices_.push_back(choose(Operation(op), shape_, figures_));
+  if (across_) across_->set_figures(figures);
+}
+
+std::size_t Group::near_index(int member) const {
+  return std::size_t(std::find(near_.begin(), near_.end(), member) - near_.begin());
+}
+
+Link& Group::lane_link(int member, int lane, Deadline deadline) {
+  auto& link = links_[{member, lane}];
+  if (!link) {
+    const int rank = members_[std::size_t(member)];
+    if (endpoint_->near(rank))
+      link = shared_->link(int(near_index(member)), lane);
+    else
+      link = std::make_unique<TcpLink>(endpoint_->open(rank, mixed(id_, 10 + std::uint64_t(lane)),
+                                                       int(endpoint_->options().connections),
+                                                       deadline));
+  }
+  return *link;
+}
+
+std::unique_ptr<Link> Group::mail_link(int member, Deadline deadline) {
+  const int rank = members_[std::size_t(member)];
+  if (endpoint_->near(rank)) return shared_->link(int(near_index(member)), SharedGroup::rings - 1);
+  auto streams =
+      endpoint_->try_open(rank, mixed(id_, 20), int(endpoint_->options().connections), deadline);
+  return streams ? std::make_unique<TcpLink>(std::move(*streams)) : nullptr;
+}
+
+std::shared_ptr<Group> Group::split(int colour, int key) {
+  struct Wish {
+    std::int64_t colour, key;
+  };
+  const std::uint64_t number = ++splits_;
+  const Wish mine = {colour, key};
+  std::vector<Wish> wishes(members_.size());
+  const std::vector<std::size_t> each(members_.size(), sizeof(Wish));
+  all_gather(DataType::u8, &mine, wishes.data(), each, {.tag = "split"});
+  std::vector<std::size_t> chosen;
+  for (std::size_t i = 0; i < wishes.size(); ++i)
+    if (wishes[i].colour == colour) chosen.push_back(i);
+  std::stable_sort(chosen.begin(), chosen.end(),
+                   [&](std::size_t a, std::size_t b) { return wishes[a].key < wishes[b].key; });
+  std::vector<int> ranks;
+  std::size_t near = 0;
+  for (const std::size_t i : chosen) {
+    ranks.push_back(members_[i]);
+    near += endpoint_->near(members_[i]);
+  }
+  std::size_t block = 0;
+  if (colour >= 0 && near > 1) {
+    // Not freed before the endpoint is: a neighbour may still be reading it when this rank is done.
+    std::byte* memory = endpoint_->heap().allocate(SharedGroup::block_bytes(int(near)));
+    block = *endpoint_->heap().offset(memory, 1);
+  }
+  std::vector<std::size_t> all_blocks(members_.size());
+  const std::vector<std::size_t> one(members_.size(), sizeof(std::size_t));
+  all_gather(DataType::u8, &block, all_blocks.data(), one, {.tag = "split"});
+  if (colour < 0) return nullptr;
+  std::vector<std::size_t> blocks;
+  for (const std::size_t i : chosen)
+    if (endpoint_->near(members_[i])) blocks.push_back(all_blocks[i]);
+  auto group = std::make_shared<Group>(Private{}, endpoint_, options_, std::move(ranks),
+                                       mixed(mixed(id_, 100 + number), std::uint64_t(colour)),
+                                       ledger_, blocks);
+  group->set_figures(figures_);
+  return group;
+}
+
+std::size_t Group::choice_bytes(const Call& call) const {
+  switch (call.operation) {
+    case Operation::all_reduce:
+    case Operation::broadcast:
+    case Operation::reduce:
+      return call.bytes();
+    default:
+      return total(call.counts) * size_of(call.type);
+  }
+}
+
+Algorithm Group::algorithm(Operation operation, std::size_t bytes) const {
+  for (const auto& choice : choices_[std::size_t(operation)])
+    if (bytes <= choice.bytes) return choice.algorithm;
+  return choices_[std::size_t(operation)].back().algorithm;
+}
+
+const std::vector<Choice>& Group::choices(Operation operation) const {
+  return choices_.at(std::size_t(operation));
+}
+
+void Group::run(Call& call, const CallOptions& options) {
+  const std::lock_guard lock(mutex_);
+  if (broken_) std::rethrow_exception(broken_);
+  const auto timeout = options.timeout.count() > 0 ? options.timeout : seconds(options_.timeout);
+  call.tag = options.tag;
+  call.deadline = Deadline::in(timeout);
+  if (size() == 1) return run_alone(call);
+  Algorithm chosen = options.algorithm;
+  if (chosen == Algorithm::automatic && call.operation == Operation::all_reduce &&
+      options_.algorithm != "auto")
+    chosen = parse_algorithm(options_.algorithm);
+  if (chosen == Algorithm::automatic) chosen = algorithm(call.operation, choice_bytes(call));
+  const bool across = shape_.hosts > 1;
+  if ((chosen == Algorithm::shared || chosen == Algorithm::shared_direct) && across)
+    throw InvalidArgument(
+        fmt::format("{} is for ranks of one host; these are on {}", name(chosen), shape_.hosts));
+  if (chosen == Algorithm::hierarchical && !(across && shape_.local > 1))
+    chosen = algorithm(call.operation, choice_bytes(call));  // one level alone: nothing to combine
+  try {
+    ++number_;
+    run_checked(call, chosen, spins_ && !options.patient);
+  } catch (const std::exception& error) {
+    broken_ = std::current_exception();
+    endpoint_->give_up(members_, error);
+    throw;
+  }
+}
+
+void Group::run_checked(const Call& call, Algorithm chosen, bool spin) {
+  if (chosen == Algorithm::shared || chosen == Algorithm::shared_direct) {
+    const std::uint64_t bytes = shared_->run(call, chosen, spin);
+    ledger_->add(call.operation, call.tag, chosen, LinkKind::shared, bytes);
+    return;
+  }
+  if (chosen == Algorithm::hierarchical) return run_hierarchical(call, spin);
+  const auto sent = messenger_->run(call, chosen, number_, spin, options_.wire == "fp32");
+  if (sent.shared || !sent.tcp)
+    ledger_->add(call.operation, call.tag, chosen, LinkKind::shared, sent.shared);
+  if (sent.tcp) ledger_->add(call.operation, call.tag, chosen, LinkKind::tcp, sent.tcp);
+}
+
+// Within each host, rank j sums slice j; the j-th ranks of all hosts sum it across; within each
+// host it is gathered. Out of a host go 2((m-1)/m) n bytes in all, however many ranks it has.
+void Group::run_hierarchical(const Call& call, bool spin) {
+  const std::size_t element = size_of(call.type), mine = near_index(index_);
+  const auto bounds = even_parts(call.count, slices_);
+  std::vector<std::size_t> counts(near_.size(), 0);
+  for (std::size_t j = 0; j < std::size_t(slices_); ++j) counts[j] = bounds[j + 1] - bounds[j];
+  const bool owner = mine < std::size_t(slices_);
+  std::byte* slice = call.out + (owner ? bounds[mine] : 0) * element;
+  const ReduceOp op = call.op == ReduceOp::average ? ReduceOp::sum : call.op;
+
+  Call inside = call;
+  inside.operation = Operation::reduce_scatter;
+  inside.op = op;
+  inside.out = slice;
+  inside.counts = counts;
+  std::uint64_t bytes = shared_->run(inside, Algorithm::shared, spin);
+  if (owner && counts[mine]) {
+    Call outside = call;
+    outside.op = op;
+    outside.in = outside.out = slice;
+    outside.count = counts[mine];
+    ++across_->number_;
+    const auto best = across_->algorithm(Operation::all_reduce, counts[mine] * element);
+    const auto sent =
+        across_->messenger_->run(outside, best, across_->number_, spin, options_.wire == "fp32");
+    ledger_->add(call.operation, call.tag, Algorithm::hierarchical, LinkKind::tcp, sent.tcp, 0);
+    if (call.op == ReduceOp::average) scale(call.type, slice, counts[mine], size());
+  }
+  inside.operation = Operation::all_gather;
+  inside.in = slice;
+  inside.out = call.out;
+  inside.count = 0;
+  bytes += shared_->run(inside, Algorithm::shared, spin);
+  ledger_->add(call.operation, call.tag, Algorithm::hierarchical, LinkKind::shared, bytes);
+}
+
+void Group::run_alone(const Call& call) {
+  const std::size_t bytes =
+      (call.counts.empty()
+           ? call.count
+           : total(call.operation == Operation::all_to_all ? call.back : call.counts)) *
+      size_of(call.type);
+  if (bytes && call.out && call.in != call.out) std::memmove(call.out, call.in, bytes);
+}
+
+namespace {
+
+void check_counts(std::span<const std::size_t> counts, int size, const char* what) {
+  if (int(counts.size()) != size)
+    throw InvalidArgument(fmt::format("{} takes one count for each of the {} ranks; {} were given",
+                                      what, size, counts.size()));
+}
+
+void check_root(int root, int size) {
+  if (root < 0 || root >= size)
+    throw InvalidArgument(fmt::format("root {} is no rank of this group: 0 … {}", root, size - 1));
+}
+
+}  // namespace
+
+void Group::all_reduce(DataType type, ReduceOp op, const void* in, void* out, std::size_t count,
+                       const CallOptions& options) {
+  check(type, op);
+  Call call{.operation = Operation::all_reduce,
+            .type = type,
+            .op = op,
+            .in = bytes_of(in),
+            .out = bytes_of(out),
+            .count = count};
+  run(call, options);
+}
+
+void Group::reduce_scatter(DataType type, ReduceOp op, const void* in, void* out,
+                           std::span<const std::size_t> counts, const CallOptions& options) {
+  check(type, op);
+  check_counts(counts, size(), "reduce_scatter");
+  Call call{.operation = Operation::reduce_scatter,
+            .type = type,
+            .op = op,
+            .in = bytes_of(in),
+            .out = bytes_of(out),
+            .counts = counts};
+  run(call, options);
+}
+
+void Group::all_gather(DataType type, const void* in, void* out,
+                       std::span<const std::size_t> counts, const CallOptions& options) {
+  check_counts(counts, size(), "all_gather");
+  Call call{.operation = Operation::all_gather,
+            .type = type,
+            .in = bytes_of(in),
+            .out = bytes_of(out),
+            .counts = counts};
+  run(call, options);
+}
+
+void Group::broadcast(DataType type, void* data, std::size_t count, int root,
+                      const CallOptions& options) {
+  check_root(root, size());
+  Call call{.operation = Operation::broadcast,
+            .type = type,
+            .in = bytes_of(data),
+            .out = bytes_of(data),
+            .count = count,
+            .root = root};
+  run(call, options);
+}
+
+void Group::reduce(DataType type, ReduceOp op, const void* in, void* out, std::size_t count,
+                   int root, const CallOptions& options) {
+  check(type, op);
+  check_root(root, size());
+  Call call{.operation = Operation::reduce,
+            .type = type,
+            .op = op,
+            .in = bytes_of(in),
+            .out = bytes_of(out),
+            .count = count,
+            .root = root};
+  run(call, options);
+}
+
+void Group::gather(DataType type, const void* in, void* out, std::span<const std::size_t> counts,
+                   int root, const CallOptions& options) {
+  check_root(root, size());
+  check_counts(counts, size(), "gather");
+  Call call{.operation = Operation::gather,
+            .type = type,
+            .in = bytes_of(in),
+            .out = bytes_of(out),
+            .counts = counts,
+            .root = root};
+  run(call, options);
+}
+
+void Group::scatter(DataType type, const void* in, void* out, std::span<const std::size_t> counts,
+                    int root, const CallOptions& options) {
+  check_root(root, size());
+  check_counts(counts, size(), "scatter");
+  Call call{.operation = Operation::scatter,
+            .type = type,
+            .in = bytes_of(in),
+            .out = bytes_of(out),
+            .counts = counts,
+            .root = root};
+  run(call, options);
+}
+
+void Group::all_to_all(DataType type, const void* in, void* out, std::span<const std::size_t> there,
+                       std::span<const std::size_t> back, const CallOptions& options) {
+  check_counts(there, size(), "all_to_all");
+  check_counts(back, size(), "all_to_all");
+  Call call{.operation = Operation::all_to_all,
+            .type = type,
+            .in = bytes_of(in),
+            .out = bytes_of(out),
+            .counts = there,
+            .back = back};
+  run(call, options);
+}
+
+void Group::barrier(const CallOptions& options) {
+  Call call{.operation = Operation::barrier, .type = DataType::u8};
+  run(call, options);
+}
+
+Group::Ticket Group::send(const void* data, std::size_t bytes, int to, std::uint64_t tag,
+                          const CallOptions& options, bool background) {
+  const auto timeout = options.timeout.count() > 0 ? options.timeout : seconds(options_.timeout);
+  return mailbox_->post({.peer = to,
+                         .tag = tag,
+                         .buffer = const_cast<std::byte*>(bytes_of(data)),
+                         .bytes = bytes,
+                         .deadline = Deadline::in(timeout),
+                         .sends = true,
+                         .label = std::string(options.tag)},
+                        background);
+}
+
+Group::Ticket Group::receive(void* data, std::size_t bytes, int from, std::uint64_t tag,
+                             const CallOptions& options, bool background) {
+  const auto timeout = options.timeout.count() > 0 ? options.timeout : seconds(options_.timeout);
+  return mailbox_->post({.peer = from,
+                         .tag = tag,
+                         .buffer = bytes_of(data),
+                         .bytes = bytes,
+                         .deadline = Deadline::in(timeout),
+                         .sends = false,
+                         .label = std::string(options.tag)},
+                        background);
+}
+
+std::shared_ptr<std::byte> Group::allocate(std::size_t bytes) {
+  const auto heap = endpoint_->heap_owner();
+  return {heap->allocate(bytes), [heap](std::byte* memory) { heap->free(memory); }};
+}
+
+std::string Group::plan() const {
+  nlohmann::ordered_json all;
+  all["figures"] = nlohmann::ordered_json::parse(figures_.json());
+  all["shape"] = {{"ranks", shape_.ranks}, {"hosts", shape_.hosts}, {"local", shape_.local}};
+  for (int op = 0; op <= int(Operation::barrier); ++op)
+    for (const auto& choice : choices_[std::size_t(op)])
+      all["choices"][name(Operation(op))].push_back(
+          {{"up_to_bytes", choice.bytes}, {"algorithm", name(choice.algorithm)}});
+  return all.dump(2) + "\n";
+}
+
+}  // namespace echelon

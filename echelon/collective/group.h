@@ -1,0 +1,152 @@
+// A group of ranks that compute together: the collectives over plain memory.
+//
+//   auto group = Group::world(Endpoint::join(read_environment(), net), comm);
+//   group->all_reduce(DataType::f32, ReduceOp::sum, data, data, count, {.tag = "gradients"});
+//
+// Every call blocks until this rank is done, throws at its deadline, and must be made by all ranks
+// of the group, in the same order and with the same sizes and types: where they differ, all ranks
+// get InvalidArgument naming who called what. A rank that dies makes PeerLost on the others. After
+// an error a group is broken: the contents of the buffers of the failed call are undefined (torn),
+// and every later call throws the same error.
+//
+// One thread at a time works on a group; groups are independent of each other. Buffers from
+// allocate() are registered: ranks on one host work on them in place, without a copy.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "echelon/collective/call.h"
+#include "echelon/collective/cost.h"
+#include "echelon/collective/ledger.h"
+#include "echelon/collective/mailbox.h"
+#include "echelon/collective/messenger.h"
+#include "echelon/collective/options.h"
+#include "echelon/collective/shared_group.h"
+#include "echelon/net/endpoint.h"
+
+namespace echelon {
+
+// How a call differs from the usual.
+struct CallOptions {
+  std::string_view tag = {};  // what it is for: in the ledger and in errors
+  Algorithm algorithm = Algorithm::automatic;
+  Deadline::Clock::duration timeout = {};  // 0: the group's
+  bool patient = false;                    // other work wants this core: do not spin while waiting
+};
+
+class Group : public std::enable_shared_from_this<Group> {
+ public:
+  // All ranks of the job. The figures of the links are the plan's, or measured by all together.
+  static std::shared_ptr<Group> world(std::shared_ptr<Endpoint> endpoint,
+                                      const CommOptions& options);
+  ~Group();
+
+  int rank() const { return index_; }
+  int size() const { return int(members_.size()); }
+  const std::vector<int>& members() const { return members_; }  // ranks of the job
+  const Shape& shape() const { return shape_; }
+
+  // Ranks of one colour become a group, ordered by key and then by rank; a negative colour takes no
+  // part and gets nullptr. Collective.
+  std::shared_ptr<Group> split(int colour, int key);
+
+  void all_reduce(DataType type, ReduceOp op, const void* in, void* out, std::size_t count,
+                  const CallOptions& options = {});
+  // in: all pieces one after another; out: this rank's, reduced. counts: elements by rank.
+  void reduce_scatter(DataType type, ReduceOp op, const void* in, void* out,
+                      std::span<const std::size_t> counts, const CallOptions& options = {});
+  void all_gather(DataType type, const void* in, void* out, std::span<const std::size_t> counts,
+                  const CallOptions& options = {});
+  void broadcast(DataType type, void* data, std::size_t count, int root,
+                 const CallOptions& options = {});
+  void reduce(DataType type, ReduceOp op, const void* in, void* out, std::size_t count, int root,
+              const CallOptions& options = {});
+  void gather(DataType type, const void* in, void* out, std::span<const std::size_t> counts,
+              int root, const CallOptions& options = {});
+  void scatter(DataType type, const void* in, void* out, std::span<const std::size_t> counts,
+               int root, const CallOptions& options = {});
+  // there: elements for each rank, one after another in `in`; back: elements from each, in `out`.
+  void all_to_all(DataType type, const void* in, void* out, std::span<const std::size_t> there,
+                  std::span<const std::size_t> back, const CallOptions& options = {});
+  void barrier(const CallOptions& options = {});
+
+  // Messages; see mailbox.h. Safe beside a collective in another thread.
+  using Ticket = Mailbox::Ticket;
+  static constexpr int anyone = Mailbox::anyone;
+  Ticket send(const void* data, std::size_t bytes, int to, std::uint64_t tag,
+              const CallOptions& options = {}, bool background = true);
+  Ticket receive(void* data, std::size_t bytes, int from, std::uint64_t tag,
+                 const CallOptions& options = {}, bool background = true);
+  bool done(const Ticket& ticket) { return mailbox_->done(ticket); }
+  void wait(const Ticket& ticket) { mailbox_->wait(ticket, spins_); }
+
+  // Registered memory, freed with the last owner.
+  std::shared_ptr<std::byte> allocate(std::size_t bytes);
+
+  // Which algorithm a call of this size gets.
+  Algorithm algorithm(Operation operation, std::size_t bytes) const;
+  const std::vector<Choice>& choices(Operation operation) const;
+  const Figures& figures() const { return figures_; }
+  // {"figures": …, "groups": …}: what was measured and chosen, for plan.json.
+  std::string plan() const;
+
+  Ledger& ledger() { return *ledger_; }
+  Endpoint& endpoint() { return *endpoint_; }
+  const CommOptions& options() const { return options_; }
+
+ private:
+  struct Private {};
+
+ public:
+  Group(Private, std::shared_ptr<Endpoint> endpoint, CommOptions options, std::vector<int> members,
+        std::uint64_t id, std::shared_ptr<Ledger> ledger, const std::vector<std::size_t>& blocks);
+
+ private:
+  std::vector<int> near_members() const;
+  void set_figures(const Figures& figures);
+  Figures measure();
+  void run(Call& call, const CallOptions& options);
+  void run_alone(const Call& call);
+  void run_hierarchical(const Call& call, bool spin);
+  void run_checked(const Call& call, Algorithm algorithm, bool spin);
+  Link& lane_link(int member, int lane, Deadline deadline);
+  std::unique_ptr<Link> mail_link(int member, Deadline deadline);
+  std::size_t near_index(int member) const;
+  std::size_t choice_bytes(const Call& call) const;
+
+  std::shared_ptr<Endpoint> endpoint_;
+  CommOptions options_;
+  std::vector<int> members_;
+  int index_ = 0;
+  std::uint64_t id_;
+  std::shared_ptr<Ledger> ledger_;
+  Shape shape_;
+  bool spins_ = false;
+
+  std::unique_ptr<SharedGroup> shared_;  // with the members on this host, where there are any
+  std::vector<int> near_;                // those members, as indices of the group
+  std::unique_ptr<Messenger> messenger_;
+  std::unique_ptr<Mailbox> mailbox_;
+  std::map<std::pair<int, int>, std::unique_ptr<Link>> links_;  // by member and lane
+  std::shared_ptr<Group> across_;  // the ranks of other hosts that own the same slice as this one
+  int slices_ = 1;                 // of the hierarchical algorithm
+
+  Figures figures_;
+  std::vector<std::vector<Choice>> choices_;  // by operation
+
+  std::mutex mutex_;  // the running call
+  std::uint64_t number_ = 0;
+  std::uint64_t splits_ = 0;
+  std::exception_ptr broken_;
+};
+
+}  // namespace echelon

@@ -1,0 +1,291 @@
+#include "echelon/collective/mailbox.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "echelon/base/error.h"
+#include "echelon/collective/waiting.h"
+
+namespace echelon {
+namespace {
+constexpr std::uint32_t magic = 0x32484345;  // "ECH2"
+}
+
+Mailbox::Mailbox(Endpoint& endpoint, std::vector<int> members, int index, LinkOf open,
+                 Ledger& ledger)
+    : endpoint_(endpoint),
+      members_(std::move(members)),
+      index_(index),
+      open_(std::move(open)),
+      ledger_(ledger),
+      peers_(members_.size()) {}
+
+Mailbox::~Mailbox() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  posted_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+std::string Mailbox::describe(const Message& message) const {
+  const std::string who = message.peer == anyone
+                              ? "any rank"
+                              : endpoint_.health().name(members_[std::size_t(message.peer)]);
+  return fmt::format("{} of {} bytes {} {}, tag {}", message.sends ? "send" : "receive",
+                     message.bytes, message.sends ? "to" : "from", who, message.tag);
+}
+
+Mailbox::Ticket Mailbox::post(Message message, bool background) {
+  const int size = int(members_.size());
+  if (message.peer == index_ || message.peer < anyone || message.peer >= size ||
+      (message.sends && message.peer == anyone))
+    throw InvalidArgument(
+        fmt::format("rank {} of this group cannot {} rank {}: it must be another rank of 0 … {}",
+                    index_, message.sends ? "send to" : "receive from", message.peer, size - 1));
+  const Ticket ticket = std::make_shared<Message>(std::move(message));
+  std::unique_lock lock(mutex_);
+  if (ticket->sends) {
+    peers_[std::size_t(ticket->peer)].sends.push_back(ticket);
+  } else {
+    receives_.push_back(ticket);
+    settle(ticket);
+  }
+  progress();
+  if (background && !ticket->done) {
+    if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+    lock.unlock();
+    posted_.notify_one();
+  }
+  return ticket;
+}
+
+// A receive may find its message among those that came unasked.
+void Mailbox::settle(const Ticket& ticket) {
+  for (int member = 0; member < int(peers_.size()); ++member) {
+    if (ticket->peer != anyone && ticket->peer != member) continue;
+    auto& peer = peers_[std::size_t(member)];
+    for (auto one = peer.unexpected.begin(); one != peer.unexpected.end(); ++one) {
+      const bool coming = peer.aside && std::next(one) == peer.unexpected.end();
+      if (one->tag != ticket->tag || coming) continue;
+      ticket->peer = member;
+      if (one->bytes.size() != ticket->bytes) {
+        ticket->error = std::make_exception_ptr(
+            InvalidArgument(fmt::format("ranks disagree: a message of {} bytes came for {}",
+                                        one->bytes.size(), describe(*ticket))));
+      } else if (ticket->bytes) {
+        std::memcpy(ticket->buffer, one->bytes.data(), ticket->bytes);
+      }
+      peer.unexpected.erase(one);
+      finish(ticket);
+      return;
+    }
+  }
+}
+
+void Mailbox::finish(const Ticket& ticket) {
+  ticket->done = true;
+  if (!ticket->sends) receives_.remove(ticket);
+}
+
+// Everything with this member ends in the same error.
+void Mailbox::fail(int member, std::exception_ptr error) {
+  auto& peer = peers_[std::size_t(member)];
+  for (const auto& send : std::exchange(peer.sends, {})) {
+    send->error = error;
+    send->done = true;
+  }
+  std::vector<Ticket> failed;
+  for (const auto& receive : receives_)
+    if (receive->peer == member) failed.push_back(receive);
+  for (const auto& receive : failed) {
+    receive->error = error;
+    finish(receive);
+  }
+  peer.target.reset();
+  peer.aside = false;
+}
+
+bool Mailbox::connect(int member, Deadline deadline) {
+  auto& peer = peers_[std::size_t(member)];
+  if (!peer.link) peer.link = open_(member, deadline);
+  return peer.link != nullptr;
+}
+
+bool Mailbox::wanted(int member) const {
+  return std::any_of(receives_.begin(), receives_.end(),
+                     [&](const Ticket& one) { return one->peer == anyone || one->peer == member; });
+}
+
+bool Mailbox::progress() {
+  bool moved = false;
+  for (int member = 0; member < int(peers_.size()); ++member) {
+    auto& peer = peers_[std::size_t(member)];
+    if (member == index_ || (peer.sends.empty() && !peer.target && !wanted(member))) continue;
+    try {
+      const Deadline deadline = peer.sends.empty() ? Deadline::in(std::chrono::seconds(30))
+                                                   : peer.sends.front()->deadline;
+      if (!connect(member, deadline)) continue;
+      moved |= progress_sends(member);
+      moved |= progress_receives(member);
+    } catch (const std::exception&) {
+      fail(member, std::current_exception());
+      moved = true;
+    }
+  }
+  return moved;
+}
+
+bool Mailbox::progress_sends(int member) {
+  auto& peer = peers_[std::size_t(member)];
+  bool moved = false;
+  while (!peer.sends.empty()) {
+    const Ticket ticket = peer.sends.front();
+    if (peer.sent == 0) peer.outgoing = {magic, 0, ticket->tag, ticket->bytes, peer.numbers_sent};
+    const std::size_t head = peer.sent < sizeof(Header) ? sizeof(Header) - peer.sent : 0;
+    const std::size_t gone = head ? 0 : peer.sent - sizeof(Header);
+    const std::array<iovec, 2> parts = {
+        iovec{reinterpret_cast<std::byte*>(&peer.outgoing) + (sizeof(Header) - head), head},
+        iovec{ticket->buffer + gone, ticket->bytes - gone}};
+    const std::size_t taken = peer.link->try_send(parts);
+    peer.sent += taken;
+    moved |= taken > 0;
+    if (peer.sent < sizeof(Header) + ticket->bytes) return moved;
+    ledger_.add(Operation::send, ticket->label, Algorithm::direct, peer.link->kind(),
+                ticket->bytes);
+    peer.sends.pop_front();
+    peer.sent = 0;
+    ++peer.numbers_sent;
+    finish(ticket);
+  }
+  return moved;
+}
+
+Mailbox::Ticket Mailbox::match(int member, std::uint64_t tag) {
+  for (const auto& one : receives_)
+    if ((one->peer == anyone || one->peer == member) && one->tag == tag && one->moved == 0)
+      return one;
+  return nullptr;
+}
+
+bool Mailbox::progress_receives(int member) {
+  auto& peer = peers_[std::size_t(member)];
+  const std::string& who = endpoint_.health().name(members_[std::size_t(member)]);
+  bool moved = false;
+  while (peer.target || peer.aside || wanted(member)) {
+    if (peer.received < sizeof(Header)) {
+      const iovec rest = {reinterpret_cast<std::byte*>(&peer.incoming) + peer.received,
+                          sizeof(Header) - peer.received};
+      const std::size_t taken = peer.link->try_receive({&rest, 1});
+      peer.received += taken;
+      moved |= taken > 0;
+      if (peer.received < sizeof(Header)) return moved;
+      if (peer.incoming.mark != magic || peer.incoming.number != peer.numbers_received)
+        throw Corrupt(
+            fmt::format("{} sent a message that is none (message {})", who, peer.numbers_received));
+    }
+    if (!peer.target && !peer.aside) {
+      if (const Ticket ticket = match(member, peer.incoming.tag)) {
+        if (ticket->bytes != peer.incoming.bytes)
+          throw InvalidArgument(fmt::format("ranks disagree: {} sent {} bytes for {}", who,
+                                            peer.incoming.bytes, describe(*ticket)));
+        ticket->peer = member;
+        ticket->moved = 1;  // taken
+        peer.target = ticket;
+      } else if (wanted(member)) {
+        if (peer.incoming.bytes > most_unexpected)
+          throw InvalidArgument(fmt::format(
+              "{} sent {} bytes with tag {}, while a message with another tag is waited for: receive in the order of sending",
+              who, peer.incoming.bytes, peer.incoming.tag));
+        peer.unexpected.push_back({peer.incoming.tag, std::vector<std::byte>(peer.incoming.bytes)});
+        peer.aside = true;
+      } else {
+        return moved;
+      }
+    }
+    std::byte* to = peer.aside ? peer.unexpected.back().bytes.data() : peer.target->buffer;
+    const std::size_t in = peer.received - sizeof(Header);
+    if (in < peer.incoming.bytes) {
+      const iovec rest = {to + in, peer.incoming.bytes - in};
+      const std::size_t taken = peer.link->try_receive({&rest, 1});
+      peer.received += taken;
+      moved |= taken > 0;
+      if (in + taken < peer.incoming.bytes) return moved;
+    }
+    peer.received = 0;
+    ++peer.numbers_received;
+    moved = true;
+    if (peer.aside) {
+      peer.aside = false;
+    } else {
+      finish(peer.target);
+      peer.target.reset();
+    }
+  }
+  return moved;
+}
+
+bool Mailbox::done(const Ticket& ticket) {
+  const std::lock_guard lock(mutex_);
+  if (!ticket->done) progress();
+  if (ticket->error) std::rethrow_exception(ticket->error);
+  return ticket->done;
+}
+
+void Mailbox::wait(const Ticket& ticket, bool spin) {
+  const std::function<std::string()> what = [&] { return describe(*ticket); };
+  const std::vector<int> concerned = ticket->peer == anyone
+                                         ? std::vector<int>{}
+                                         : std::vector<int>{members_[std::size_t(ticket->peer)]};
+  Waiting waiting(endpoint_.health(), concerned, ticket->deadline, spin, what);
+  try {
+    for (std::uint64_t round = 0;; ++round) {
+      {
+        const std::lock_guard lock(mutex_);
+        if (!ticket->done && progress()) round = 0;
+        if (ticket->error) std::rethrow_exception(ticket->error);
+        if (ticket->done) return;
+      }
+      waiting.idle(
+          round, [&] { return concerned.empty() ? members_ : concerned; },
+          [](std::chrono::microseconds time) {
+            sleep_for(std::min(time, std::chrono::microseconds(200)));
+          });
+    }
+  } catch (const std::exception&) {
+    // Nobody may write to the buffer once its owner has been told that it failed.
+    const std::lock_guard lock(mutex_);
+    if (!ticket->done && ticket->peer != anyone)
+      fail(ticket->peer, std::current_exception());
+    else if (!ticket->done)
+      finish(ticket);
+    throw;
+  }
+}
+
+void Mailbox::run() {
+  std::uint64_t idle = 0;
+  for (;;) {
+    {
+      std::unique_lock lock(mutex_);
+      const auto busy = [this] {
+        if (!receives_.empty()) return true;
+        return std::any_of(peers_.begin(), peers_.end(),
+                           [](const Peer& peer) { return !peer.sends.empty(); });
+      };
+      posted_.wait(lock, [&] { return stop_ || busy(); });
+      if (stop_) return;
+      idle = progress() ? 0 : idle + 1;
+    }
+    if (idle < 20)
+      sched_yield();
+    else
+      sleep_for(std::chrono::microseconds(std::min<std::uint64_t>(20 * (idle - 19), 500)));
+  }
+}
+
+}  // namespace echelon

@@ -1,0 +1,111 @@
+// Messages between two ranks: send and receive, matched by sender and tag.
+//
+// Messages from one rank with one tag arrive in the order they were sent. A send is done when its
+// buffer may be used again. Neither side's order of calls can lock the other up: all that was
+// posted moves at once, driven by whoever waits and, when nobody does, by a thread of the mailbox.
+//
+// A message that nobody has asked for yet stays with its sender; if another message of the same
+// sender is asked for first, it is read aside (up to most_unexpected bytes).
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "echelon/base/deadline.h"
+#include "echelon/collective/ledger.h"
+#include "echelon/net/endpoint.h"
+#include "echelon/net/link.h"
+
+namespace echelon {
+
+class Mailbox {
+ public:
+  static constexpr std::size_t most_unexpected = std::size_t{1} << 30;
+  static constexpr int anyone = -1;
+
+  struct Message {
+    int peer = anyone;  // member; of a receive from anyone, known when it is done
+    std::uint64_t tag = 0;
+    std::byte* buffer = nullptr;
+    std::size_t bytes = 0;
+    Deadline deadline = Deadline::never();
+    bool sends = false;
+    std::string label = {};  // the ledger's tag
+
+    bool done = false;  // the rest is the mailbox's
+    std::exception_ptr error = {};
+    std::size_t moved = 0;
+  };
+  using Ticket = std::shared_ptr<Message>;
+
+  // A link to a member, or nullptr while the other side has still to connect.
+  using LinkOf = std::function<std::unique_ptr<Link>(int member, Deadline deadline)>;
+  Mailbox(Endpoint& endpoint, std::vector<int> members, int index, LinkOf open, Ledger& ledger);
+  ~Mailbox();
+  Mailbox(const Mailbox&) = delete;
+  Mailbox& operator=(const Mailbox&) = delete;
+
+  // `background`: the mailbox's thread drives it too; without, only who waits does.
+  Ticket post(Message message, bool background);
+  bool done(const Ticket& ticket);  // throws what went wrong
+  void wait(const Ticket& ticket, bool spin);
+
+ private:
+  struct Header {
+    std::uint32_t mark;
+    std::uint32_t zero;
+    std::uint64_t tag;
+    std::uint64_t bytes;
+    std::uint64_t number;  // of the message in its direction
+  };
+  struct Unexpected {
+    std::uint64_t tag;
+    std::vector<std::byte> bytes;
+  };
+  struct Peer {
+    std::unique_ptr<Link> link;
+    std::deque<Ticket> sends;
+    std::size_t sent = 0;  // of the first one, header included
+    std::uint64_t numbers_sent = 0, numbers_received = 0;
+    Header outgoing = {}, incoming = {};
+    std::size_t received = 0;
+    Ticket target;  // of the message that is coming in
+    bool aside = false;
+    std::list<Unexpected> unexpected;  // the last one may still be coming in
+  };
+
+  bool progress();  // with mutex_ held; true when something moved
+  bool connect(int member, Deadline deadline);
+  bool progress_sends(int member);
+  bool progress_receives(int member);
+  Ticket match(int member, std::uint64_t tag);
+  bool wanted(int member) const;  // a receive is posted that this member could answer
+  void finish(const Ticket& ticket);
+  void fail(int member, std::exception_ptr error);
+  void settle(const Ticket& ticket);
+  void run();
+  std::string describe(const Message& message) const;
+
+  Endpoint& endpoint_;
+  std::vector<int> members_;
+  int index_;
+  LinkOf open_;
+  Ledger& ledger_;
+
+  std::mutex mutex_;  // all below
+  std::vector<Peer> peers_;
+  std::list<Ticket> receives_;
+  bool stop_ = false;
+  std::condition_variable posted_;
+  std::thread thread_;
+};
+
+}  // namespace echelon

@@ -1,0 +1,205 @@
+#include "echelon/collective/measure.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <vector>
+
+#include "echelon/base/error.h"
+#include "echelon/base/file.h"
+#include "echelon/base/log.h"
+#include "echelon/collective/group.h"
+#include "echelon/collective/reduce.h"
+
+namespace echelon {
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+constexpr std::size_t large = 1 << 20;
+constexpr auto keep_for = std::chrono::hours(24);
+
+double since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// The median of several runs, in seconds.
+template <class Work>
+double median_time(int runs, Work work) {
+  std::vector<double> times;
+  for (int i = 0; i < runs; ++i) {
+    const auto start = Clock::now();
+    work();
+    times.push_back(since(start));
+  }
+  std::nth_element(times.begin(), times.begin() + runs / 2, times.end());
+  return times[std::size_t(runs / 2)];
+}
+
+double measure_gamma() {
+  std::vector<float> a(large / 4, 1), b(large / 4, 2);
+  const void* in[2] = {a.data(), b.data()};
+  return median_time(9, [&] { reduce(DataType::f32, ReduceOp::sum, a.data(), in, 2, a.size()); }) /
+         double(large);
+}
+
+// alpha is a barrier of all ranks of the host, beta what an all-reduce of registered memory costs
+// beyond its barriers and its sums.
+LinkFigures measure_shared(Group& host, double gamma) {
+  const auto memory = host.allocate(large);
+  std::fill_n(reinterpret_cast<float*>(memory.get()), large / 4, 1.f);
+  for (int i = 0; i < 10; ++i) host.barrier();
+  LinkFigures figures;
+  figures.alpha = median_time(101, [&] { host.barrier(); });
+  const double time = median_time(9, [&] {
+    host.all_reduce(DataType::f32, ReduceOp::max, memory.get(), memory.get(), large / 4,
+                    {.algorithm = Algorithm::shared});
+  });
+  const double share = double(host.size() - 1) / host.size();
+  figures.beta =
+      std::max((time - 2 * figures.alpha - share * large * gamma) / (2 * share * large), 1e-12);
+  return figures;
+}
+
+// Between rank 0 and the first rank on another host, the others waiting: half of a round trip, and
+// what each byte of a large message adds.
+LinkFigures measure_tcp(Group& group, int other) {
+  std::vector<std::byte> buffer(2 * large);
+  const auto pass = [&](std::size_t bytes) {
+    const auto send = [&](int to) {
+      group.wait(group.send(buffer.data(), bytes, to, 0, {.tag = "measure"}, false));
+    };
+    const auto receive = [&](int from) {
+      group.wait(group.receive(buffer.data(), bytes, from, 0, {.tag = "measure"}, false));
+    };
+    if (group.rank() == 0) {
+      send(other);
+      receive(other);
+    } else {
+      receive(0);
+      send(0);
+    }
+  };
+  for (int i = 0; i < 5; ++i) pass(8);
+  LinkFigures figures;
+  figures.alpha = median_time(51, [&] { pass(8); }) / 2;
+  figures.beta = std::max(
+      (median_time(5, [&] { pass(buffer.size()); }) / 2 - figures.alpha) / double(buffer.size()),
+      1e-12);
+  return figures;
+}
+
+std::optional<fs::path> cache_folder() {
+  const auto variable = [](const char* name) -> std::optional<fs::path> {
+    const char* value = std::getenv(name);
+    if (value == nullptr || *value == '\0') return {};
+    return fs::path(value);
+  };
+  if (const auto folder = variable("ECHELON_CACHE")) return folder;
+  if (const auto folder = variable("XDG_CACHE_HOME")) return *folder / "echelon";
+  if (const auto folder = variable("HOME")) return *folder / ".cache" / "echelon";
+  return {};
+}
+
+// What the figures depend on: which machines, how many ranks on each, and how they are connected.
+std::string topology_key(Group& group) {
+  std::string text =
+      fmt::format("{} {}", group.endpoint().options().tls, group.endpoint().options().connections);
+  std::map<std::string, std::pair<std::string, int>> hosts;
+  for (const int rank : group.members()) {
+    auto& host = hosts[group.endpoint().card(rank).host];
+    host.first = group.endpoint().card(rank).machine;
+    ++host.second;
+  }
+  for (const auto& [id, host] : hosts) text += fmt::format(" {}:{}", host.first, host.second);
+  std::uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a
+  for (const char c : text) hash = (hash ^ std::uint8_t(c)) * 0x100000001b3u;
+  return fmt::format("links-{:016x}.json", hash);
+}
+
+std::optional<Figures> read_cache(const fs::path& file) {
+  std::error_code none;
+  const auto written = fs::last_write_time(file, none);
+  if (none || fs::file_time_type::clock::now() - written > keep_for) return {};
+  try {
+    return Figures::parse(read_file(file), file.string());
+  } catch (const Error& error) {
+    log::debug(fmt::format("measured again: {}", error.what()));
+    return {};
+  }
+}
+
+void write_cache(const fs::path& file, const Figures& figures) {
+  try {
+    fs::create_directories(file.parent_path());
+    write_file(file, figures.json() + "\n");
+  } catch (const std::exception& error) {  // a read-only home: measured again next time
+    log::debug(fmt::format("figures of the links are not kept: {}", error.what()));
+  }
+}
+
+}  // namespace
+
+Figures measure_figures(Group& group) {
+  if (group.size() == 1) return {};
+  const auto folder = cache_folder();
+  const fs::path file = folder ? *folder / topology_key(group) : fs::path();
+  std::array<double, 6> numbers = {};
+  const auto share = [&] {
+    group.broadcast(DataType::f64, numbers.data(), numbers.size(), 0, {.tag = "measure"});
+  };
+  const auto pack = [&](const Figures& f) {
+    numbers = {1, f.shared.alpha, f.shared.beta, f.tcp.alpha, f.tcp.beta, f.gamma};
+  };
+  const auto unpack = [&] {
+    return Figures{{numbers[1], numbers[2]}, {numbers[3], numbers[4]}, numbers[5]};
+  };
+  if (group.rank() == 0 && folder)
+    if (const auto cached = read_cache(file)) pack(*cached);
+  share();
+  if (numbers[0] != 0) {
+    group.ledger().clear();
+    return unpack();
+  }
+  Figures figures;
+  figures.gamma = measure_gamma();
+  int other = -1, colour = 0;
+  std::map<std::string, int> hosts;
+  for (int i = 0; i < group.size(); ++i) {
+    const auto& host = group.endpoint().card(group.members()[std::size_t(i)]).host;
+    hosts.try_emplace(host, i);
+    if (i == group.rank()) colour = hosts[host];
+    if (other < 0 && !host.empty() && host != group.endpoint().card(group.members()[0]).host)
+      other = i;
+  }
+  if (const auto host = group.split(colour, group.rank()); host->size() > 1)
+    figures.shared = measure_shared(*host, figures.gamma);
+  if (other > 0 && (group.rank() == 0 || group.rank() == other))
+    figures.tcp = measure_tcp(group, other);
+  if (group.rank() == 0) {
+    pack(figures);
+    if (folder) write_cache(file, figures);
+  }
+  share();
+  group.ledger().clear();
+  return unpack();
+}
+
+Figures read_figures(const fs::path& plan) {
+  try {
+    auto all = nlohmann::json::parse(read_file(plan));
+    if (all.contains("communication")) all = all["communication"];
+    return Figures::parse(all.at("figures").dump(), plan.string());
+  } catch (const nlohmann::json::exception& error) {
+    throw Corrupt(fmt::format("{}: {}", plan.string(), error.what()));
+  }
+}
+
+}  // namespace echelon

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <string>
+
+#include "echelon/base/options.h"
+
+namespace echelon {
+
+struct CommOptions {
+  std::string backend = "native";
+  std::string algorithm = "auto";
+  std::string wire = "same";
+  double timeout = 300;
+  bool single_copy = true;
+  std::string plan = "";
+
+  void fields(Fields& f) {
+    f.add("backend", backend, "who moves the bytes", {.choices = {"native", "mpi", "nccl"}});
+    f.add("algorithm", algorithm, "of every all_reduce; auto: the cheapest by what was measured",
+          {.choices = {"auto", "direct", "ring", "bidirectional_ring", "recursive_doubling",
+                       "rabenseifner", "hierarchical", "shared_direct", "shared"}});
+    f.add("wire", wire,
+          "type in which partial sums of fp16 and bf16 travel where an algorithm hands them on",
+          {.choices = {"same", "fp32"}});
+    f.add("timeout", timeout, "how long an operation may take, from its call to its end",
+          {.minimum = 0, .above_minimum = true, .unit = "s"});
+    f.add(
+        "single_copy", single_copy,
+        "read large private buffers of ranks on the same host in place, where the system allows it");
+    f.add("plan", plan, "a plan.json whose figures and choices are taken instead of measuring");
+  }
+};
+
+}  // namespace echelon

@@ -1,0 +1,607 @@
+#include "echelon/collective/shared_group.h"
+
+#include <fmt/format.h>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <limits>
+
+#include "echelon/base/error.h"
+#include "echelon/collective/reduce.h"
+
+namespace echelon {
+namespace {
+
+// Work on registered and exposed buffers goes in blocks that stay in a core's cache.
+constexpr std::size_t cache_block = 32 << 10;
+constexpr std::size_t exposed_block = 64 << 10;
+constexpr std::size_t line_bytes = 64;
+constexpr std::size_t any_size = std::numeric_limits<std::size_t>::max();
+
+constexpr std::uint64_t in_registered = 1, out_registered = 2, is_exposed = 4;
+
+std::size_t rounded(std::size_t bytes, std::size_t unit) {
+  return (bytes + unit - 1) / unit * unit;
+}
+
+// p+1 bounds of slices that are as even as whole cache lines allow.
+std::vector<std::size_t> even_bounds(std::size_t count, std::size_t element, int slices) {
+  const std::size_t unit = line_bytes / element;
+  const std::size_t per = rounded((count + std::size_t(slices) - 1) / std::size_t(slices), unit);
+  std::vector<std::size_t> bounds;
+  for (int i = 0; i <= slices; ++i) bounds.push_back(std::min(count, per * std::size_t(i)));
+  return bounds;
+}
+
+std::vector<std::size_t> bounds_of(std::span<const std::size_t> counts) {
+  std::vector<std::size_t> bounds = {0};
+  for (const auto count : counts) bounds.push_back(bounds.back() + count);
+  return bounds;
+}
+
+void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
+  if (to != from && bytes) std::memcpy(to, from, bytes);
+}
+
+}  // namespace
+
+struct alignas(64) SharedGroup::Line {
+  std::atomic<std::uint64_t> sequence;
+  std::atomic<std::uint32_t> sleepers;
+};
+
+struct alignas(64) SharedGroup::Post {
+  std::uint64_t signature;
+  std::uint64_t bytes;    // of the input
+  std::uint64_t in, out;  // offsets in the heap, or addresses
+  std::uint64_t flags;
+};
+
+// What of a block is of fixed size. After it: all_to_all's tables, staging slots, result slots,
+// rings.
+struct SharedGroup::Block {
+  Line line;
+  Post posts[2];
+};
+
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free &&
+              std::atomic<std::uint32_t>::is_always_lock_free);
+
+namespace {
+
+constexpr std::size_t slice_bytes = SharedGroup::Limits{}.slice;
+
+struct Layout {
+  std::size_t tables, slots, results, rings, end;
+  explicit Layout(std::size_t members, std::size_t head)
+      : tables(rounded(head, line_bytes)),
+        slots(rounded(tables + 2 * members * sizeof(std::uint64_t), 4096)),
+        results(slots + 2 * members * slice_bytes),
+        rings(results + 2 * slice_bytes),
+        end(rings + members * SharedGroup::rings * sizeof(SharedRing::Memory)) {}
+};
+
+}  // namespace
+
+std::size_t SharedGroup::block_bytes(int members) {
+  return Layout(std::size_t(members), sizeof(Block)).end;
+}
+
+SharedGroup::SharedGroup(Endpoint& endpoint, std::vector<int> members,
+                         const std::vector<std::size_t>& blocks)
+    : endpoint_(endpoint), members_(std::move(members)) {
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    if (members_[i] == endpoint.rank()) index_ = int(i);
+    std::byte* block = endpoint.heap(members_[i]).at(blocks[i], block_bytes(size()));
+    if (block == nullptr || blocks[i] % line_bytes != 0)
+      throw Corrupt(
+          fmt::format("{} named a block outside its heap", endpoint.health().name(members_[i])));
+    blocks_.push_back(reinterpret_cast<Block*>(block));
+    staging_.push_back(block);
+  }
+}
+
+std::unique_ptr<Link> SharedGroup::link(int member, int ring) {
+  const std::size_t rings_at = Layout(members_.size(), sizeof(Block)).rings;
+  const auto memory = [&](int from, int to) {
+    const std::size_t index = std::size_t(to) * rings + std::size_t(ring);
+    return SharedRing(reinterpret_cast<SharedRing::Memory*>(staging_[std::size_t(from)] + rings_at +
+                                                            index * sizeof(SharedRing::Memory)));
+  };
+  return std::make_unique<SharedLink>(memory(index_, member), memory(member, index_),
+                                      endpoint_.health().name(members_[std::size_t(member)]));
+}
+
+bool SharedGroup::probe_exposure() {
+  // A word of each neighbour's heap mapping cannot be named from here, but its stack and heap can
+  // be anywhere: what is asked is the permission, so any address tells. EFAULT means allowed.
+  for (const int rank : members_) {
+    if (rank == endpoint_.rank()) continue;
+    std::byte byte;
+    const iovec local = {&byte, 1}, remote = {reinterpret_cast<void*>(16), 1};
+    const int process = endpoint_.process(rank);
+    if (process <= 0 ||
+        (process_vm_readv(process, &local, 1, &remote, 1, 0) < 0 && errno != EFAULT))
+      return false;
+  }
+  return true;
+}
+
+std::byte* SharedGroup::slot(int member, std::uint64_t piece) const {
+  const Layout layout(members_.size(), sizeof(Block));
+  return staging_[std::size_t(member)] + layout.slots + piece % 2 * members_.size() * slice_bytes;
+}
+
+std::byte* SharedGroup::result_slot(int member) const {
+  const Layout layout(members_.size(), sizeof(Block));
+  return staging_[std::size_t(member)] + layout.results + piece_ % 2 * slice_bytes;
+}
+
+const SharedGroup::Post& SharedGroup::peer_post(int member) const {
+  return blocks_[std::size_t(member)]->posts[number_ % 2];
+}
+
+void SharedGroup::post(const Call& call, std::uint64_t signature, std::size_t input_bytes,
+                       bool exposed) {
+  Post& mine = blocks_[std::size_t(index_)]->posts[number_ % 2];
+  const auto place = [&](const std::byte* buffer, std::size_t bytes, std::uint64_t flag) {
+    if (const auto offset = endpoint_.heap().offset(buffer, bytes); offset && buffer) {
+      mine.flags |= flag;
+      return std::uint64_t(*offset);
+    }
+    return std::uint64_t(reinterpret_cast<std::uintptr_t>(buffer));
+  };
+  mine.signature = signature;
+  mine.bytes = input_bytes;
+  mine.flags = 0;
+  mine.in = place(call.in, input_bytes, in_registered);
+  mine.out = place(call.out, call.bytes(), out_registered);
+  if (exposed || (mine.flags & in_registered)) mine.flags |= is_exposed;
+}
+
+void SharedGroup::barrier() {
+  ++sequence_;
+  Line& mine = blocks_[std::size_t(index_)]->line;
+  mine.sequence.store(sequence_, std::memory_order_release);
+  // A sleeper that is missed here looks again by itself: its sleeps are short.
+  if (mine.sleepers.load(std::memory_order_relaxed) != 0)
+    syscall(SYS_futex, &mine.sequence, FUTEX_WAKE, std::numeric_limits<int>::max(), nullptr,
+            nullptr, 0);
+  for (std::size_t k = 0; k < blocks_.size(); ++k) {
+    Line& line = blocks_[k]->line;
+    if (line.sequence.load(std::memory_order_acquire) >= sequence_) continue;
+    waiting_->until([&] { return line.sequence.load(std::memory_order_acquire) >= sequence_; },
+                    [&] {
+                      std::vector<int> missing;
+                      for (std::size_t i = 0; i < blocks_.size(); ++i)
+                        if (blocks_[i]->line.sequence.load(std::memory_order_acquire) < sequence_)
+                          missing.push_back(members_[i]);
+                      return missing;
+                    },
+                    [&](std::chrono::microseconds time) {
+                      const std::uint64_t seen = line.sequence.load(std::memory_order_acquire);
+                      if (seen >= sequence_) return;
+                      const timespec limit = {0, long(time.count()) * 1000};
+                      line.sleepers.fetch_add(1);
+                      syscall(SYS_futex, &line.sequence, FUTEX_WAIT, std::uint32_t(seen), &limit,
+                              nullptr, 0);
+                      line.sleepers.fetch_sub(1);
+                    });
+  }
+}
+
+void SharedGroup::check_posts(const std::function<std::size_t(int)>& expected_bytes) {
+  const Post& mine = peer_post(index_);
+  for (int k = 0; k < size(); ++k) {
+    const Post& other = peer_post(k);
+    const std::size_t expected = expected_bytes ? expected_bytes(k) : mine.bytes;
+    if (other.signature == mine.signature && (expected == any_size || other.bytes == expected))
+      continue;
+    const std::size_t element =
+        std::max<std::size_t>(1, size_of(DataType(mine.signature >> 16 & 0xff)));
+    const std::size_t other_type = other.signature >> 16 & 0xff;
+    const std::size_t other_element =
+        other_type <= std::size_t(DataType::boolean) ? size_of(DataType(other_type)) : 1;
+    throw InvalidArgument(
+        fmt::format("ranks disagree: {} called {}, this rank (rank {}) {}{}",
+                    endpoint_.health().name(members_[std::size_t(k)]),
+                    describe(other.signature, other.bytes / other_element), endpoint_.rank(),
+                    describe(mine.signature, mine.bytes / element),
+                    other.signature == mine.signature && expected != mine.bytes
+                        ? fmt::format(" and expected {} from it", expected / element)
+                        : ""));
+  }
+}
+
+const std::byte* SharedGroup::look(int member, bool output, std::size_t offset, std::size_t bytes,
+                                   std::byte* scratch) const {
+  const Post& post = peer_post(member);
+  const std::uint64_t place = (output ? post.out : post.in) + offset;
+  if (post.flags & (output ? out_registered : in_registered)) {
+    const std::byte* there = endpoint_.heap(members_[std::size_t(member)]).at(place, bytes);
+    if (there == nullptr)
+      throw Corrupt(fmt::format("{} named a buffer outside its heap",
+                                endpoint_.health().name(members_[std::size_t(member)])));
+    return there;
+  }
+  if (member == index_) return reinterpret_cast<const std::byte*>(place);
+  read_exposed(member, place, scratch, bytes);
+  return scratch;
+}
+
+std::byte* SharedGroup::registered_out(int member, std::size_t offset, std::size_t bytes) const {
+  return const_cast<std::byte*>(look(member, true, offset, bytes, nullptr));
+}
+
+void SharedGroup::read_exposed(int member, std::uint64_t address, std::byte* to,
+                               std::size_t bytes) const {
+  const int rank = members_[std::size_t(member)];
+  for (std::size_t done = 0; done < bytes;) {
+    const iovec local = {to + done, bytes - done};
+    const iovec remote = {reinterpret_cast<void*>(address + done), bytes - done};
+    const ssize_t count = process_vm_readv(endpoint_.process(rank), &local, 1, &remote, 1, 0);
+    if (count > 0) {
+      done += std::size_t(count);
+      continue;
+    }
+    const std::string why =
+        with_errno(fmt::format("cannot read a buffer of {}", endpoint_.health().name(rank)));
+    endpoint_.health().check({rank});
+    throw errno == ESRCH ? PeerLost(why) : Error(why);
+  }
+}
+
+// ---- Reductions
+// ------------------------------------------------------------------------------------
+
+std::uint64_t SharedGroup::all_reduce_direct(const Call& call) {
+  const std::size_t element = size_of(call.type), bytes = call.bytes();
+  const std::size_t piece = members_.size() * slice_bytes;
+  std::array<const void*, 64> few;
+  std::vector<const void*> many;
+  const void** inputs = few.data();
+  if (members_.size() > few.size()) {
+    many.resize(members_.size());
+    inputs = many.data();
+  }
+  std::size_t at = 0;
+  do {
+    const std::size_t now = std::min(piece, bytes - at);
+    ++piece_;
+    copy_bytes(slot(index_, piece_), call.in + at, now);
+    barrier();
+    if (at == 0) check_posts({});
+    for (int k = 0; k < size(); ++k) inputs[k] = slot(k, piece_);
+    echelon::reduce(call.type, call.op, call.out + at, inputs, size(), now / element, size());
+    at += now;
+  } while (at < bytes);
+  return (members_.size() - 1) * bytes;
+}
+
+std::uint64_t SharedGroup::reduce(const Call& call) {
+  const std::size_t element = size_of(call.type);
+  const auto bounds = call.operation == Operation::reduce_scatter
+                          ? bounds_of(call.counts)
+                          : even_bounds(call.count, element, size());
+  const bool mine_exposed = peer_post(index_).flags & is_exposed;
+  if (!mine_exposed) fill_slot(call, bounds, 0);
+  barrier();
+  check_posts({});
+
+  std::uint64_t common = in_registered | out_registered | is_exposed, any_exposed = 0;
+  std::uint64_t roots_out = 0;
+  for (int k = 0; k < size(); ++k) {
+    common &= peer_post(k).flags;
+    any_exposed |= peer_post(k).flags & is_exposed;
+    if (k == call.root) roots_out = peer_post(k).flags & out_registered;
+  }
+  const bool written =
+      call.operation == Operation::reduce_scatter ||
+      (call.operation == Operation::reduce ? roots_out != 0 : (common & out_registered) != 0);
+  if ((common & in_registered) && written) return reduce_registered(call, bounds);
+  if ((common & is_exposed) && call.operation != Operation::reduce)
+    return reduce_exposed(call, bounds);
+  if (any_exposed) {  // those fill their slots now, and everybody waits for it
+    if (mine_exposed) fill_slot(call, bounds, 0);
+    barrier();
+  }
+  return reduce_staged(call, bounds);
+}
+
+std::uint64_t SharedGroup::reduce_registered(const Call& call,
+                                             std::span<const std::size_t> bounds) {
+  const std::size_t element = size_of(call.type), begin = bounds[std::size_t(index_)] * element,
+                    end = bounds[std::size_t(index_) + 1] * element;
+  const bool scatter = call.operation == Operation::reduce_scatter;
+  std::vector<const void*> inputs(members_.size());
+  std::vector<const std::byte*> ins;
+  std::vector<std::byte*> outs;
+  for (int k = 0; k < size(); ++k) {
+    ins.push_back(look(k, false, begin, end - begin, nullptr));
+    if (!scatter && k != index_ && (call.operation == Operation::all_reduce || k == call.root))
+      outs.push_back(registered_out(k, begin, end - begin));
+  }
+  std::byte* own = scatter ? call.out : call.out + begin;
+  if (call.operation == Operation::reduce && index_ != call.root) {
+    own = outs.front();
+    outs.clear();
+  }
+  for (std::size_t at = 0; at < end - begin; at += cache_block) {
+    const std::size_t now = std::min(cache_block, end - begin - at);
+    for (std::size_t k = 0; k < ins.size(); ++k) inputs[k] = ins[k] + at;
+    echelon::reduce(call.type, call.op, own + at, inputs.data(), size(), now / element, size());
+    for (std::byte* out : outs) std::memcpy(out + at, own + at, now);
+  }
+  barrier();
+  const std::uint64_t mine = end - begin, others = members_.size() - 1;
+  if (scatter) return others * mine;
+  if (call.operation == Operation::reduce) return others * mine + (index_ == call.root ? 0 : mine);
+  return 2 * others * mine;
+}
+
+std::uint64_t SharedGroup::reduce_exposed(const Call& call, std::span<const std::size_t> bounds) {
+  const std::size_t element = size_of(call.type), begin = bounds[std::size_t(index_)] * element,
+                    end = bounds[std::size_t(index_) + 1] * element;
+  const bool scatter = call.operation == Operation::reduce_scatter;
+  scratch_.resize(members_.size() * exposed_block);
+  std::vector<const void*> inputs(members_.size());
+  std::byte* own = scatter ? call.out : call.out + begin;
+  for (std::size_t at = 0; at < end - begin; at += exposed_block) {
+    const std::size_t now = std::min(exposed_block, end - begin - at);
+    for (int k = 0; k < size(); ++k)
+      inputs[std::size_t(k)] =
+          look(k, false, begin + at, now, scratch_.data() + std::size_t(k) * exposed_block);
+    echelon::reduce(call.type, call.op, own + at, inputs.data(), size(), now / element, size());
+  }
+  barrier();
+  const std::uint64_t read = (members_.size() - 1) * (end - begin);
+  if (scatter) return read;
+  for (int step = 1; step < size(); ++step) {
+    const int k = (index_ + step) % size();
+    const std::size_t from = bounds[std::size_t(k)] * element,
+                      bytes = bounds[std::size_t(k) + 1] * element - from;
+    if (bytes) copy_bytes(call.out + from, look(k, true, from, bytes, call.out + from), bytes);
+  }
+  barrier();
+  return read + bounds.back() * element - (end - begin);
+}
+
+// The elements of a slice that are in a staged piece.
+std::pair<std::size_t, std::size_t> SharedGroup::part(std::span<const std::size_t> bounds,
+                                                      std::size_t piece, std::size_t slice,
+                                                      std::size_t element) {
+  const std::size_t per = slice_bytes / element;
+  const std::size_t begin = std::min(bounds[slice] + piece * per, bounds[slice + 1]);
+  return {begin, std::min(begin + per, bounds[slice + 1])};
+}
+
+// Copies a piece of the input, a part of every slice, to the slot that comes next.
+void SharedGroup::fill_slot(const Call& call, std::span<const std::size_t> bounds,
+                            std::size_t piece) {
+  const std::size_t element = size_of(call.type);
+  std::byte* to = slot(index_, piece_ + 1);
+  for (std::size_t k = 0; k < members_.size(); ++k) {
+    const auto [begin, end] = part(bounds, piece, k, element);
+    copy_bytes(to + k * slice_bytes, call.in + begin * element, (end - begin) * element);
+  }
+}
+
+std::uint64_t SharedGroup::reduce_staged(const Call& call, std::span<const std::size_t> bounds) {
+  const std::size_t element = size_of(call.type), per = slice_bytes / element;
+  const bool scatter = call.operation == Operation::reduce_scatter;
+  std::size_t longest = 0;
+  for (std::size_t k = 0; k < members_.size(); ++k)
+    longest = std::max(longest, bounds[k + 1] - bounds[k]);
+  const std::size_t pieces = (longest + per - 1) / per;
+  std::vector<const void*> inputs(members_.size());
+  std::uint64_t moved = 0;
+  for (std::size_t i = 0; i < pieces; ++i) {
+    ++piece_;
+    if (i + 1 < pieces) fill_slot(call, bounds, i + 1);
+    const auto [begin, end] = part(bounds, i, std::size_t(index_), element);
+    for (int k = 0; k < size(); ++k)
+      inputs[std::size_t(k)] = slot(k, piece_) + std::size_t(index_) * slice_bytes;
+    std::byte* to =
+        scatter ? call.out + (begin - bounds[std::size_t(index_)]) * element : result_slot(index_);
+    echelon::reduce(call.type, call.op, to, inputs.data(), size(), end - begin, size());
+    moved += (members_.size() - 1) * (end - begin) * element;
+    if (!scatter || i + 1 < pieces) barrier();
+    if (scatter || (call.operation == Operation::reduce && index_ != call.root)) continue;
+    for (int k = 0; k < size(); ++k) {
+      const auto [from, until] = part(bounds, i, std::size_t(k), element);
+      copy_bytes(call.out + from * element, result_slot(k), (until - from) * element);
+      if (k != index_) moved += (until - from) * element;
+    }
+  }
+  return moved;
+}
+
+// ---- Moves
+// -----------------------------------------------------------------------------------------
+
+std::uint64_t SharedGroup::move(const Call& call, std::size_t input_bytes,
+                                const std::function<std::vector<Transfer>()>& plan,
+                                const std::function<std::size_t(int)>& expected_bytes) {
+  const std::size_t piece = members_.size() * slice_bytes;
+  const bool mine_exposed = peer_post(index_).flags & is_exposed;
+  const auto fill = [&](std::size_t i) {
+    const std::size_t from = std::min(i * piece, input_bytes);
+    copy_bytes(slot(index_, piece_), call.in + from, std::min(piece, input_bytes - from));
+  };
+  ++piece_;
+  if (!mine_exposed) fill(0);
+  barrier();
+  check_posts(expected_bytes);
+  const std::vector<Transfer> transfers = plan();
+
+  bool all_exposed = true, any_unfilled = false;
+  std::size_t longest = 0;
+  for (int k = 0; k < size(); ++k) {
+    const Post& post = peer_post(k);
+    if (post.bytes == 0) continue;
+    if (post.flags & is_exposed)
+      any_unfilled = true;
+    else
+      all_exposed = false;
+    longest = std::max(longest, std::size_t(post.bytes));
+  }
+  std::uint64_t moved = 0;
+  for (const auto& transfer : transfers) {
+    if (transfer.from == index_) {
+      if (const std::size_t bytes = transfer.end - transfer.begin;
+          bytes && call.out + transfer.to != call.in + transfer.begin)
+        std::memmove(call.out + transfer.to, call.in + transfer.begin, bytes);
+    } else {
+      moved += transfer.end - transfer.begin;
+    }
+  }
+  if (all_exposed) {
+    for (const auto& transfer : transfers) {
+      const std::size_t bytes = transfer.end - transfer.begin;
+      if (transfer.from == index_ || bytes == 0) continue;
+      std::byte* to = call.out + transfer.to;
+      copy_bytes(to, look(transfer.from, false, transfer.begin, bytes, to), bytes);
+    }
+    barrier();
+    return moved;
+  }
+  if (any_unfilled) {
+    if (mine_exposed) fill(0);
+    barrier();
+  }
+  const std::size_t pieces = (longest + piece - 1) / piece;
+  for (std::size_t i = 0; i < pieces; ++i) {
+    if (i > 0) {
+      ++piece_;
+      fill(i);
+      barrier();
+    }
+    for (const auto& transfer : transfers) {
+      const std::size_t begin = std::max(transfer.begin, i * piece),
+                        end = std::min(transfer.end, (i + 1) * piece);
+      if (transfer.from == index_ || begin >= end) continue;
+      std::memcpy(call.out + transfer.to + (begin - transfer.begin),
+                  slot(transfer.from, piece_) + (begin - i * piece), end - begin);
+    }
+  }
+  return moved;
+}
+
+// all_to_all: what each rank has for each is laid open in a table, so that both sides can compare,
+// and so that we know where our piece begins.
+std::vector<SharedGroup::Transfer> SharedGroup::all_to_all_transfers(const Call& call) const {
+  const std::size_t element = size_of(call.type);
+  const auto bounds = bounds_of(call.back);
+  std::vector<Transfer> transfers;
+  for (int k = 0; k < size(); ++k) {
+    const std::uint64_t* theirs = table(k);
+    const std::string& who = endpoint_.health().name(members_[std::size_t(k)]);
+    if (theirs[index_] != call.back[std::size_t(k)])
+      throw InvalidArgument(fmt::format(
+          "ranks disagree: in all_to_all, {} has {} {} for rank {}, which expects {}", who,
+          theirs[index_], name(call.type), endpoint_.rank(), call.back[std::size_t(k)]));
+    std::size_t begin = 0;
+    for (int before = 0; before < index_; ++before) begin += theirs[before];
+    const std::size_t end = begin + theirs[index_];
+    if (end < begin || end * element > peer_post(k).bytes)
+      throw Corrupt(fmt::format("the table of {} for all_to_all contradicts its size", who));
+    transfers.push_back({k, begin * element, end * element, bounds[std::size_t(k)] * element});
+  }
+  return transfers;
+}
+
+std::uint64_t* SharedGroup::table(int member) const {
+  const Layout layout(members_.size(), sizeof(Block));
+  return reinterpret_cast<std::uint64_t*>(staging_[std::size_t(member)] + layout.tables) +
+         number_ % 2 * members_.size();
+}
+
+std::uint64_t SharedGroup::run(const Call& call, Algorithm algorithm, bool spin) {
+  const std::function<std::string()> what = [&] {
+    std::string text = describe(signature(call, algorithm), call.count);
+    return call.tag.empty() ? text : fmt::format("{}, tag \"{}\"", text, call.tag);
+  };
+  Waiting waiting(endpoint_.health(), members_, call.deadline, spin, what);
+  waiting_ = &waiting;
+  ++number_;
+  const std::size_t element = size_of(call.type);
+  const std::uint64_t signed_as = signature(call, algorithm);
+  const auto sum = [&](std::span<const std::size_t> counts) {
+    std::size_t total = 0;
+    for (const auto count : counts) total += count;
+    return total * element;
+  };
+  const auto exposed = [&](std::size_t bytes) {
+    return exposure_ && bytes >= limits_.exposed_from;
+  };
+  std::vector<Transfer> transfers;
+  switch (call.operation) {
+    case Operation::barrier:
+      post(call, signed_as, 0, false);
+      barrier();
+      check_posts({});
+      return 0;
+    case Operation::all_reduce:
+      if (algorithm == Algorithm::shared_direct || call.count == 0) {
+        post(call, signed_as, call.bytes(), false);
+        return all_reduce_direct(call);
+      }
+      [[fallthrough]];
+    case Operation::reduce:
+      post(call, signed_as, call.bytes(), exposed(call.bytes()));
+      return reduce(call);
+    case Operation::reduce_scatter:
+      post(call, signed_as, sum(call.counts), exposed(sum(call.counts)));
+      return reduce(call);
+    case Operation::all_gather:
+    case Operation::gather: {
+      const std::size_t mine = call.counts[std::size_t(index_)] * element;
+      const auto bounds = bounds_of(call.counts);
+      if (call.operation == Operation::all_gather || index_ == call.root)
+        for (int k = 0; k < size(); ++k)
+          transfers.push_back(
+              {k, 0, call.counts[std::size_t(k)] * element, bounds[std::size_t(k)] * element});
+      post(call, signed_as, mine, exposed(mine));
+      return move(
+          call, mine, [&] { return transfers; },
+          [&](int k) { return call.counts[std::size_t(k)] * element; });
+    }
+    case Operation::broadcast: {
+      const std::size_t mine = index_ == call.root ? call.bytes() : 0;
+      transfers.push_back({call.root, 0, call.bytes(), 0});
+      post(call, signed_as, mine, exposed(mine));
+      return move(
+          call, mine, [&] { return transfers; },
+          [&](int k) { return k == call.root ? call.bytes() : 0; });
+    }
+    case Operation::scatter: {
+      const auto bounds = bounds_of(call.counts);
+      const std::size_t mine = index_ == call.root ? bounds.back() * element : 0;
+      transfers.push_back({call.root, bounds[std::size_t(index_)] * element,
+                           bounds[std::size_t(index_) + 1] * element, 0});
+      post(call, signed_as, mine, exposed(mine));
+      return move(
+          call, mine, [&] { return transfers; },
+          [&](int k) { return k == call.root ? bounds.back() * element : 0; });
+    }
+    case Operation::all_to_all: {
+      std::copy(call.counts.begin(), call.counts.end(), table(index_));
+      const std::size_t mine = sum(call.counts);
+      post(call, signed_as, mine, exposed(mine));
+      return move(
+          call, mine, [&] { return all_to_all_transfers(call); }, [](int) { return any_size; });
+    }
+    case Operation::send:
+    case Operation::receive:
+      break;
+  }
+  throw InvalidArgument(fmt::format("{} is no operation of a group", name(call.operation)));
+}
+
+}  // namespace echelon

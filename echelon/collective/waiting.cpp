@@ -1,0 +1,36 @@
+#include "echelon/collective/waiting.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "echelon/base/error.h"
+
+namespace echelon {
+
+// The clock and the health are looked at now and then: each look costs as much as a yield.
+bool Waiting::ended(std::uint64_t round) {
+  if (health_.changes() != changes_) {
+    changes_ = health_.changes();
+    health_.check(members_);
+    return true;  // someone left: whether it matters depends on who is missing
+  }
+  return (round % 16 == 0 || round >= yields) && deadline_.expired();
+}
+
+std::chrono::microseconds Waiting::pause(std::uint64_t round) {
+  return std::chrono::microseconds(std::min<std::uint64_t>(50 * (round - yields + 1), 2000));
+}
+
+void Waiting::fail(const std::vector<int>& missing) {
+  health_.check_present(missing);
+  if (!deadline_.expired()) return;
+  std::string names;
+  for (const int rank : missing) names += (names.empty() ? "" : ", ") + health_.name(rank);
+  throw Timeout(fmt::format("{} reached its deadline; still waiting for {}", what_(), names));
+}
+
+void sleep_for(std::chrono::microseconds time) { std::this_thread::sleep_for(time); }
+
+}  // namespace echelon

@@ -1,0 +1,125 @@
+#include "echelon/net/acceptor.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <utility>
+
+#include "echelon/base/error.h"
+#include "echelon/base/log.h"
+#include "echelon/net/handshake.h"
+
+namespace echelon {
+namespace {
+constexpr auto proof_time = std::chrono::seconds(10);
+}
+
+Acceptor::Acceptor(std::vector<Listener> listeners, const Token& token, Welcome welcome)
+    : listeners_(std::move(listeners)),
+      token_(token),
+      welcome_(std::move(welcome)),
+      stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  if (!stop_) throw Error(with_errno("cannot make an eventfd"));
+  thread_ = std::thread([this] { run(); });
+}
+
+Acceptor::~Acceptor() {
+  const std::uint64_t one = 1;
+  if (write(stop_.get(), &one, sizeof one) != sizeof one)
+    log::error("an eventfd cannot be written");
+  thread_.join();
+  std::map<std::uint64_t, std::thread> threads;
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+    for (const auto& [key, socket] : unproven_) shutdown(socket, SHUT_RDWR);
+    threads.swap(threads_);
+  }
+  for (auto& [key, thread] : threads) thread.join();
+}
+
+void Acceptor::run() {
+  std::vector<pollfd> ready;
+  for (const auto& listener : listeners_) ready.push_back({listener.socket.get(), POLLIN, 0});
+  ready.push_back({stop_.get(), POLLIN, 0});
+  for (std::uint64_t key = 0;;) {
+    if (poll(ready.data(), ready.size(), -1) < 0) continue;
+    if (ready.back().revents) return;
+    reap();
+    for (std::size_t i = 0; i < listeners_.size(); ++i) {
+      if (!ready[i].revents) continue;
+      try {
+        auto socket = accept(listeners_[i].socket, Deadline::in(Deadline::Clock::duration::zero()));
+        if (!socket) continue;
+        const std::lock_guard lock(mutex_);
+        if (unproven_.size() >= most_unproven) continue;
+        ++key;
+        unproven_[key] = socket->get();
+        threads_[key] =
+            std::thread([this, moved = std::make_shared<Descriptor>(std::move(*socket)),
+                         tls = listeners_[i].tls, key] { prove(std::move(*moved), tls, key); });
+      } catch (const std::exception& error) {  // out of descriptors or threads: others may go on
+        log::warn(fmt::format("a connection could not be taken: {}", error.what()));
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      }
+    }
+  }
+}
+
+void Acceptor::reap() {
+  std::vector<std::thread> ended;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto key : std::exchange(finished_, {})) {
+      const auto thread = threads_.find(key);
+      ended.push_back(std::move(thread->second));
+      threads_.erase(thread);
+    }
+  }
+  for (auto& thread : ended) thread.join();
+}
+
+void Acceptor::prove(Descriptor socket, bool tls, std::uint64_t key) {
+  const std::string from = peer_address(socket).text();
+  std::unique_ptr<Stream> stream;
+  try {
+    const Deadline deadline = Deadline::in(proof_time);
+    const std::string name = fmt::format("a connection from {}", from);
+    stream = tls ? Stream::tls(std::move(socket), name, token_, Side::accepting, deadline)
+                 : Stream::plain(std::move(socket), name);
+    authenticate(*stream, token_, Side::accepting, deadline);
+  } catch (const std::exception& error) {
+    const std::lock_guard lock(mutex_);
+    unproven_.erase(key);
+    if (!stopping_)
+      log::warn(fmt::format("turned away a connection from {}: {}", from, error.what()));
+    stream.reset();
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    unproven_.erase(key);
+  }
+  if (stream) {
+    try {
+      welcome_(std::move(stream));
+    } catch (const std::exception& error) {
+      log::warn(fmt::format("turned away a connection from {}: {}", from, error.what()));
+    }
+  }
+  const std::lock_guard lock(mutex_);
+  if (!stopping_) finished_.push_back(key);
+}
+
+std::unique_ptr<Stream> connect_proven(Descriptor socket, std::string name, bool tls,
+                                       const Token& token, Deadline deadline) {
+  auto stream =
+      tls ? Stream::tls(std::move(socket), std::move(name), token, Side::connecting, deadline)
+          : Stream::plain(std::move(socket), std::move(name));
+  authenticate(*stream, token, Side::connecting, deadline);
+  return stream;
+}
+
+}  // namespace echelon

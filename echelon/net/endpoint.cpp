@@ -1,0 +1,336 @@
+#include "echelon/net/endpoint.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <utility>
+
+#include "echelon/base/error.h"
+#include "echelon/base/log.h"
+#include "echelon/net/host.h"
+
+namespace echelon {
+namespace {
+
+enum Kind : std::uint8_t { announce = 16, give_up_frame, goodbye };
+
+constexpr std::uint64_t control_channel = 0;
+constexpr auto announce_time = std::chrono::seconds(10);
+constexpr auto farewell_time = std::chrono::milliseconds(500);
+
+Deadline::Clock::duration seconds(double time) {
+  return std::chrono::duration_cast<Deadline::Clock::duration>(std::chrono::duration<double>(time));
+}
+
+std::uint64_t random_number() {
+  std::uint64_t number = 0;
+  fill_random(std::as_writable_bytes(std::span(&number, 1)));
+  return number;
+}
+
+std::string machine_name() {
+  std::array<char, 256> name = {};
+  return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "?";
+}
+
+std::string encode_card(const Endpoint::Card& card) {
+  const Frame frame = FrameWriter()
+                          .text(card.host)
+                          .text(card.machine)
+                          .number(card.process)
+                          .number(card.job)
+                          .text(card.address.host)
+                          .number(card.address.port)
+                          .text(card.local)
+                          .frame(0);
+  return {reinterpret_cast<const char*>(frame.payload.data()), frame.payload.size()};
+}
+
+Endpoint::Card decode_card(const std::string& text, int rank) {
+  Frame frame;
+  const auto bytes = std::as_bytes(std::span(text));
+  frame.payload.assign(bytes.begin(), bytes.end());
+  FrameReader reader(frame, fmt::format("the card of rank {}", rank));
+  Endpoint::Card card;
+  card.host = reader.text(256);
+  card.machine = reader.text(256);
+  card.process = reader.number();
+  card.job = reader.number();
+  card.address.host = reader.text(256);
+  card.address.port = std::uint16_t(reader.number_at_most(65535));
+  card.local = reader.text(100);
+  reader.end();
+  return card;
+}
+
+}  // namespace
+
+std::shared_ptr<Endpoint> Endpoint::join(const JobEnvironment& environment,
+                                         const NetOptions& options) {
+  return join(environment, options, environment.world == 1 ? Token::random() : Token::find());
+}
+
+std::shared_ptr<Endpoint> Endpoint::join(const JobEnvironment& environment,
+                                         const NetOptions& options, const Token& token) {
+  Rendezvous meeting{.rank = environment.rank,
+                     .world = environment.world,
+                     .address = {},
+                     .listener = {},
+                     .tls = options.tls,
+                     .token = token};
+  std::string bind = "127.0.0.1";
+  if (environment.world > 1) {
+    meeting.address = parse_address(environment.rendezvous);
+    bind = address_towards(meeting.address.host);
+    if (environment.rank == 0) meeting.listener = inherited_listener();
+  }
+  if (!options.interface.empty()) bind = interface_address(options.interface);
+  return std::make_shared<Endpoint>(
+      environment.rank, environment.world, bind, options, token,
+      [&](const std::string& card, Deadline deadline) { return meeting.exchange(card, deadline); });
+}
+
+Endpoint::Endpoint(int rank, int world, const std::string& bind, const NetOptions& options,
+                   const Token& token, const Exchange& exchange)
+    : rank_(rank),
+      world_(world),
+      options_(options),
+      token_(token),
+      heap_(std::make_shared<SharedHeap>(std::size_t(options.heap))),
+      controls_(std::size_t(world)),
+      heaps_(std::size_t(world)),
+      processes_(std::size_t(world), 0),
+      stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  if (!stop_) throw Error(with_errno("cannot make an eventfd"));
+  const Deadline deadline = Deadline::in(seconds(options.connect_timeout));
+  Card mine;
+  // A rank that shares no memory is on a host of its own.
+  mine.host = options.host.empty() ? host_id() : options.host;
+  if (!options.shared_memory) mine.host += fmt::format("-{:x}", random_number());
+  mine.machine = machine_name();
+  mine.process = std::uint64_t(getpid());
+  mine.job = random_number();
+  if (world > 1)
+    acceptor_ = std::make_unique<Acceptor>(
+        listen(bind, mine), token_,
+        [this](std::unique_ptr<Stream> stream) { welcome(std::move(stream)); });
+  const auto texts = exchange(encode_card(mine), deadline);
+  if (int(texts.size()) != world)
+    throw Corrupt(
+        fmt::format("the rendezvous gave {} cards for a world of {}", texts.size(), world));
+  std::vector<std::string> names;
+  for (int r = 0; r < world; ++r) {
+    cards_.push_back(decode_card(texts[std::size_t(r)], r));
+    names.push_back(fmt::format("rank {} on {} (pid {})", r, card(r).machine, card(r).process));
+  }
+  health_ = std::make_unique<Health>(std::move(names));
+  {
+    const std::lock_guard lock(filed_mutex_);
+    known_ = true;
+  }
+  filed_changed_.notify_all();
+  heaps_[std::size_t(rank)] = heap_->mapping();
+  connect_controls(deadline);
+  watcher_ = std::thread([this] { watch(); });
+}
+
+Endpoint::~Endpoint() {
+  const std::uint64_t one = 1;
+  if (write(stop_.get(), &one, sizeof one) != sizeof one)
+    log::error("an eventfd cannot be written");
+  if (watcher_.joinable()) watcher_.join();
+  acceptor_.reset();
+  const std::lock_guard lock(control_mutex_);
+  for (const auto& control : controls_) {
+    if (!control) continue;
+    try {
+      write_frame(*control, FrameWriter().frame(goodbye), Deadline::in(farewell_time));
+    } catch (const std::exception&) {  // it is gone itself: nobody to tell
+    }
+  }
+}
+
+std::vector<Listener> Endpoint::listen(const std::string& bind, Card& card) {
+  std::vector<Listener> listeners;
+  listeners.push_back({listen_tcp(bind, 0), options_.tls});
+  card.address = local_address(listeners.back().socket);
+  if (options_.shared_memory) {
+    card.local = fmt::format("echelon-{:016x}{:016x}", random_number(), random_number());
+    listeners.push_back({listen_local(card.local), false});
+  }
+  return listeners;
+}
+
+// A proven connection says whose it is and what it is for, and waits to be taken.
+void Endpoint::welcome(std::unique_ptr<Stream> stream) {
+  const Frame frame = read_frame(*stream, Deadline::in(announce_time));
+  FrameReader reader(frame, stream->name());
+  const auto job = reader.number(), from = reader.number_at_most(std::uint64_t(world_) - 1),
+             channel = reader.number(), index = reader.number();
+  reader.end();
+  if (frame.kind != announce) throw Corrupt(stream->name() + " did not say what it is for");
+  std::unique_lock lock(filed_mutex_);
+  if (!filed_changed_.wait_for(lock, announce_time, [&] { return known_; }))
+    throw Timeout(stream->name() + " came before the rendezvous was over");
+  if (job != cards_[0].job) throw Refused(stream->name() + " belongs to another job");
+  stream->rename(health_->name(int(from)));
+  filed_[{int(from), channel, index}] = std::move(stream);
+  filed_changed_.notify_all();
+}
+
+std::unique_ptr<Stream> Endpoint::connect(int rank, std::uint64_t channel, std::uint64_t index,
+                                          Deadline deadline) {
+  const Card& other = card(rank);
+  const bool local = near(rank) && channel == control_channel;
+  auto socket = local ? connect_local(other.local, deadline) : connect_tcp(other.address, deadline);
+  auto stream = connect_proven(std::move(socket), health_->name(rank), options_.tls && !local,
+                               token_, deadline);
+  write_frame(*stream,
+              FrameWriter()
+                  .number(cards_[0].job)
+                  .number(std::uint64_t(rank_))
+                  .number(channel)
+                  .number(index)
+                  .frame(announce),
+              deadline);
+  return stream;
+}
+
+std::unique_ptr<Stream> Endpoint::take(const Key& key, Deadline deadline) {
+  const int rank = std::get<0>(key);
+  std::unique_lock lock(filed_mutex_);
+  while (!filed_.contains(key)) {
+    // In short waits, so that a death is not waited for to the deadline.
+    const auto wait =
+        std::min<Deadline::Clock::duration>(deadline.remaining(), std::chrono::milliseconds(50));
+    filed_changed_.wait_for(lock, wait);
+    health_->check_present({rank});
+    if (deadline.expired())
+      throw Timeout(fmt::format("{} did not connect in time", health_->name(rank)));
+  }
+  auto stream = std::move(filed_[key]);
+  filed_.erase(key);
+  return stream;
+}
+
+std::vector<std::unique_ptr<Stream>> Endpoint::open(int rank, std::uint64_t channel, int count,
+                                                    Deadline deadline) {
+  std::vector<std::unique_ptr<Stream>> streams;
+  for (int i = 0; i < count; ++i)
+    streams.push_back(rank < rank_ ? connect(rank, channel, std::uint64_t(i), deadline)
+                                   : take({rank, channel, std::uint64_t(i)}, deadline));
+  return streams;
+}
+
+std::optional<std::vector<std::unique_ptr<Stream>>> Endpoint::try_open(int rank,
+                                                                       std::uint64_t channel,
+                                                                       int count,
+                                                                       Deadline deadline) {
+  if (rank > rank_) {
+    const std::lock_guard lock(filed_mutex_);
+    for (int i = 0; i < count; ++i)
+      if (!filed_.contains({rank, channel, std::uint64_t(i)})) return {};
+  }
+  return open(rank, channel, count, deadline);
+}
+
+void Endpoint::connect_controls(Deadline deadline) {
+  for (int r = 0; r < world_; ++r)
+    if (r < rank_) controls_[std::size_t(r)] = connect(r, control_channel, 0, deadline);
+  for (int r = rank_ + 1; r < world_; ++r)
+    controls_[std::size_t(r)] = take({r, control_channel, 0}, deadline);
+  for (int r = 0; r < world_; ++r)
+    if (r != rank_ && near(r))
+      send_descriptor(controls_[std::size_t(r)]->socket(), heap_->mapping()->file(), deadline);
+  for (int r = 0; r < world_; ++r)
+    if (r != rank_ && near(r)) share_heap(r, deadline);
+}
+
+void Endpoint::share_heap(int rank, Deadline deadline) {
+  const Descriptor& socket = controls_[std::size_t(rank)]->socket();
+  heaps_[std::size_t(rank)] = HeapMapping::map(receive_descriptor(socket, deadline));
+  processes_[std::size_t(rank)] = peer_process(socket);
+}
+
+bool Endpoint::near(int rank) const { return rank == rank_ || card(rank).host == card(rank_).host; }
+
+int Endpoint::process(int rank) const { return processes_[std::size_t(rank)]; }
+
+const HeapMapping& Endpoint::heap(int rank) const { return *heaps_[std::size_t(rank)]; }
+
+void Endpoint::give_up(const std::vector<int>& ranks, const std::exception& error) noexcept {
+  try {
+    std::string message = error.what();
+    message.resize(std::min<std::size_t>(message.size(), 2000));
+    const Frame frame = FrameWriter().number(kind_of(error)).text(message).frame(give_up_frame);
+    const std::lock_guard lock(control_mutex_);
+    for (const int r : ranks) {
+      if (r == rank_ || !controls_[std::size_t(r)]) continue;
+      try {
+        write_frame(*controls_[std::size_t(r)], frame,
+                    Deadline::in(std::chrono::milliseconds(100)));
+      } catch (const std::exception&) {  // gone itself
+      }
+    }
+  } catch (const std::exception&) {
+  }
+}
+
+void Endpoint::watch() {
+  std::vector<pollfd> ready;
+  std::vector<int> ranks;
+  std::vector<FrameParser> parsers;
+  for (int r = 0; r < world_; ++r) {
+    if (!controls_[std::size_t(r)]) continue;
+    ready.push_back({controls_[std::size_t(r)]->socket().get(), POLLIN, 0});
+    ranks.push_back(r);
+    parsers.emplace_back(health_->name(r));
+  }
+  ready.push_back({stop_.get(), POLLIN, 0});
+  for (;;) {
+    if (poll(ready.data(), ready.size(), -1) < 0) continue;
+    if (ready.back().revents) return;
+    for (std::size_t i = 0; i < ranks.size(); ++i) {
+      if (!ready[i].revents) continue;
+      try {
+        hear(ranks[i], parsers[i]);
+      } catch (const PeerLost&) {
+        health_->lost(ranks[i], "its process ended or its connection was cut");
+      } catch (const std::exception& error) {
+        health_->lost(ranks[i], error.what());
+      }
+      if (health_->state(ranks[i]) != Health::State::alive) ready[i].fd = -1;
+    }
+  }
+}
+
+void Endpoint::hear(int rank, FrameParser& parser) {
+  std::array<std::byte, 4096> bytes;
+  auto& control = *controls_[std::size_t(rank)];
+  const auto read = [&] {
+    const std::lock_guard lock(
+        control_mutex_);  // a TLS session is read and written by one at a time
+    return control.try_read(bytes);
+  };
+  while (const std::size_t count = read()) {
+    parser.feed(std::span(bytes).first(count));
+    while (const auto frame = parser.next()) {
+      FrameReader reader(*frame, control.name());
+      if (frame->kind == goodbye) {
+        health_->left(rank);
+        return;
+      }
+      if (frame->kind != give_up_frame) throw Corrupt(control.name() + " sent an unknown frame");
+      const auto kind = reader.number();
+      health_->failed(rank, kind, reader.text());
+      return;
+    }
+  }
+}
+
+}  // namespace echelon

@@ -1,0 +1,118 @@
+// One rank's place in a job: it knows every other rank, holds a connection to each, shares memory
+// with those on its host, and learns within moments when one of them is gone.
+//
+//   auto endpoint = Endpoint::join(read_environment(), options);
+//
+// To every other rank there is a control connection from start to end (a Unix socket within a host,
+// TCP across). Nothing travels on it but the heap of a neighbour, a goodbye, and the reason when a
+// rank gives up; its end without a goodbye is a death. Streams for data are opened when they are
+// first needed.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+#include "echelon/net/acceptor.h"
+#include "echelon/net/environment.h"
+#include "echelon/net/frame.h"
+#include "echelon/net/health.h"
+#include "echelon/net/options.h"
+#include "echelon/net/rendezvous.h"
+#include "echelon/net/shared_heap.h"
+#include "echelon/net/stream.h"
+
+namespace echelon {
+
+class Endpoint {
+ public:
+  // What a rank tells the others at the rendezvous.
+  struct Card {
+    std::string host;     // equal for ranks that can share memory
+    std::string machine;  // for people
+    std::uint64_t process = 0;
+    std::uint64_t job = 0;  // rank 0's is the job's: two jobs with one token do not mix
+    Address address;
+    std::string local;  // the Unix socket's name
+  };
+
+  // Through the rendezvous that the environment names.
+  static std::shared_ptr<Endpoint> join(const JobEnvironment& environment,
+                                        const NetOptions& options);
+  static std::shared_ptr<Endpoint> join(const JobEnvironment& environment,
+                                        const NetOptions& options, const Token& token);
+
+  // Through any exchange of cards. `bind` is the numeric address to listen on.
+  Endpoint(int rank, int world, const std::string& bind, const NetOptions& options,
+           const Token& token, const Exchange& exchange);
+  ~Endpoint();
+  Endpoint(const Endpoint&) = delete;
+  Endpoint& operator=(const Endpoint&) = delete;
+
+  int rank() const { return rank_; }
+  int world() const { return world_; }
+  const NetOptions& options() const { return options_; }
+  const Card& card(int rank) const { return cards_[std::size_t(rank)]; }
+  // Whether memory can be shared with this rank.
+  bool near(int rank) const;
+  int process(int rank) const;  // its number in this process's eyes; 0 if unknown
+
+  SharedHeap& heap() { return *heap_; }
+  const std::shared_ptr<SharedHeap>& heap_owner() const { return heap_; }
+  const HeapMapping& heap(int rank) const;  // of a near rank, or one's own
+
+  // Connections to another rank for one purpose: both sides call it with the same channel and
+  // count.
+  std::vector<std::unique_ptr<Stream>> open(int rank, std::uint64_t channel, int count,
+                                            Deadline deadline);
+
+  // The same, but nothing when it is the other rank that connects and it has not yet.
+  std::optional<std::vector<std::unique_ptr<Stream>>> try_open(int rank, std::uint64_t channel,
+                                                               int count, Deadline deadline);
+
+  Health& health() { return *health_; }
+  // Tells these ranks that this one gives up, and why. Does not throw.
+  void give_up(const std::vector<int>& ranks, const std::exception& error) noexcept;
+
+ private:
+  using Key = std::tuple<int, std::uint64_t, std::uint64_t>;  // rank, channel, index
+
+  std::vector<Listener> listen(const std::string& bind, Card& card);
+  void welcome(std::unique_ptr<Stream> stream);
+  void connect_controls(Deadline deadline);
+  std::unique_ptr<Stream> connect(int rank, std::uint64_t channel, std::uint64_t index,
+                                  Deadline deadline);
+  std::unique_ptr<Stream> take(const Key& key, Deadline deadline);
+  void share_heap(int rank, Deadline deadline);
+  void watch();
+  void hear(int rank, FrameParser& parser);
+
+  int rank_, world_;
+  NetOptions options_;
+  Token token_;
+  std::shared_ptr<SharedHeap> heap_;
+  std::vector<Card> cards_;
+  std::unique_ptr<Health> health_;
+  std::vector<std::unique_ptr<Stream>> controls_;
+  std::vector<std::shared_ptr<HeapMapping>> heaps_;
+  std::vector<int> processes_;
+
+  std::mutex filed_mutex_;  // filed_ and known_
+  std::condition_variable filed_changed_;
+  std::map<Key, std::unique_ptr<Stream>> filed_;
+  bool known_ = false;  // whether the cards are there
+
+  std::mutex control_mutex_;  // what is read from and written to controls_
+  Descriptor stop_;
+  std::thread watcher_;
+  std::unique_ptr<Acceptor> acceptor_;
+};
+
+}  // namespace echelon

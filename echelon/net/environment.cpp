@@ -1,0 +1,370 @@
+// Each source is a function that finds itself in the variables or does not, and says which rank
+// this is and, where it can know, at which host and port the ranks may meet. What the user has said
+// about the meeting place goes before what a source derived.
+#include "echelon/net/environment.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdint>
+#include <cstdlib>
+#include <initializer_list>
+#include <string_view>
+
+#include "echelon/base/error.h"
+#include "echelon/base/random.h"
+#include "echelon/net/host.h"
+#include "echelon/net/socket.h"
+
+namespace echelon {
+
+namespace {
+
+constexpr std::int64_t most_ranks = 1'000'000;
+constexpr int first_port = 20000, ports = 32768;
+constexpr int pod_port = 29500;  // a pod has its ports to itself; torch's usual one
+
+// Checked values of variables.
+class Variables {
+ public:
+  explicit Variables(const Lookup& lookup) : lookup_(lookup) {}
+
+  std::optional<std::string> text(const char* name) const {
+    auto value = lookup_(name);
+    if (value && value->empty()) return std::nullopt;
+    return value;
+  }
+
+  std::string text_of_first(std::initializer_list<const char*> names) const {
+    for (const char* name : names)
+      if (const auto value = text(name)) return *value;
+    return {};
+  }
+
+  bool has(const char* name) const { return text(name).has_value(); }
+
+  std::optional<std::int64_t> number(const char* name, std::int64_t lowest, std::int64_t highest,
+                                     std::string_view because = "") const {
+    const auto value = text(name);
+    if (!value) return std::nullopt;
+    std::int64_t number = 0;
+    const char* end = value->data() + value->size();
+    const auto [rest, failed] = std::from_chars(value->data(), end, number);
+    if (failed != std::errc() || rest != end || number < lowest || number > highest)
+      throw InvalidArgument(
+          fmt::format("the environment variable {} is \"{}\"; it must be a whole "
+                      "number from {} to {}{}",
+                      name, *value, lowest, highest, because));
+    return number;
+  }
+
+  int world(const char* name) const {
+    return static_cast<int>(number(name, 1, most_ranks).value_or(0));
+  }
+
+  // 0 to count - 1, where `count` is what `limit` says.
+  std::optional<int> index(const char* name, int count, const char* limit) const {
+    const auto value = number(name, 0, count - 1, fmt::format(", since {} is {}", limit, count));
+    return value ? std::optional(static_cast<int>(*value)) : std::nullopt;
+  }
+
+ private:
+  const Lookup& lookup_;
+};
+
+struct Found {
+  JobEnvironment job;
+  bool local_known = false;  // the source said which ranks are on this machine
+  std::string host;          // where the ranks may meet; empty when the source cannot know
+  std::optional<int> port;
+};
+
+[[noreturn]] void missing(const char* given, const Variables& variables, std::string_view absent) {
+  throw InvalidArgument(
+      fmt::format("the environment variable {} is \"{}\", but {} is not set; set both or neither",
+                  given, variables.text(given).value_or(""), absent));
+}
+
+// The same on every rank of a job; different jobs on a machine hardly ever share one.
+int port_of(const std::string& job) {
+  return first_port + static_cast<int>(derive_key(0, job) % ports);
+}
+
+bool is_here(const std::string& host) {
+  return host == "localhost" || host == "::1" || host.starts_with("127.");
+}
+
+struct Names {
+  const char *rank, *world, *local_rank, *local_world;
+};
+
+// The four numbers, when the rank's variable is set.
+std::optional<Found> numbers(const Variables& variables, const Names& names) {
+  if (!variables.has(names.rank)) return std::nullopt;
+  Found found;
+  auto& job = found.job;
+  job.world = variables.world(names.world);
+  if (job.world == 0) missing(names.rank, variables, names.world);
+  job.rank = *variables.index(names.rank, job.world, names.world);
+  const auto local_world = variables.number(
+      names.local_world, 1, job.world, fmt::format(", since {} is {}", names.world, job.world));
+  if (local_world) {
+    job.local_world = static_cast<int>(*local_world);
+    const auto local_rank = variables.index(names.local_rank, job.local_world, names.local_world);
+    if (!local_rank && job.local_world > 1) missing(names.local_world, variables, names.local_rank);
+    job.local_rank = local_rank.value_or(0);
+    found.local_known = true;
+  } else if (const auto local_rank = variables.index(names.local_rank, job.world, names.world)) {
+    job.local_rank = *local_rank;
+    job.local_world = *local_rank + 1;  // at least
+    found.local_known = true;
+  }
+  return found;
+}
+
+// Ranks that are all here can meet at a port made from the job's id.
+void meet_here_if_all_are(Found& found, const std::string& job_id) {
+  if (found.job.local_world != found.job.world || job_id.empty()) return;
+  found.host = "127.0.0.1";
+  found.port = port_of(job_id);
+}
+
+constexpr Names plain_names{"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
+
+std::optional<Found> from_plain_variables(const Variables& variables) {
+  auto found = numbers(variables, plain_names);
+  if (found)
+    found->job.source = variables.has("TORCHELASTIC_RUN_ID") ? "torchrun" : "RANK and WORLD_SIZE";
+  return found;
+}
+
+std::optional<Found> from_open_mpi(const Variables& variables) {
+  auto found = numbers(variables, {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+                                   "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"});
+  if (!found) return found;
+  found->job.source = "Open MPI";
+  meet_here_if_all_are(*found,
+                       variables.text_of_first({"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}));
+  return found;
+}
+
+// Slurm's own PMI sets PMI_RANK too, but not the local rank. There is no id to make a port from.
+std::optional<Found> from_mpich(const Variables& variables) {
+  if (!variables.has("MPI_LOCALRANKID")) return std::nullopt;
+  auto found = numbers(variables, {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"});
+  if (found) found->job.source = "MPICH";
+  return found;
+}
+
+std::optional<Found> from_pmix(const Variables& variables) {
+  const std::string job_id = variables.text_of_first({"PMIX_NAMESPACE"});
+  // srun --mpi=pmix: Slurm's own variables say more.
+  if (job_id.starts_with("slurm.") && variables.has("SLURM_PROCID")) return std::nullopt;
+  auto found = numbers(variables, {"PMIX_RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"});
+  if (!found) return found;
+  found->job.source = "PMIx";
+  meet_here_if_all_are(*found, job_id);
+  return found;
+}
+
+// The first host of "node[003-005,9],login1": node003.
+std::string first_host(const char* name, const std::string& list) {
+  std::string host;
+  for (std::size_t i = 0; i < list.size() && list[i] != ','; ++i) {
+    if (list[i] != '[') {
+      host += list[i];
+      continue;
+    }
+    const auto close = list.find(']', i);
+    const auto end = list.find_first_of(",-]", i);
+    if (close == std::string::npos || end == i + 1)
+      throw InvalidArgument(
+          fmt::format("the environment variable {} is \"{}\"; it must be a list of "
+                      "hosts like node[003-005,9],login1",
+                      name, list));
+    host += list.substr(i + 1, end - i - 1);
+    i = close;
+  }
+  return host;
+}
+
+// The entry of `node` in "4(x2),3": 4, 4, 3. Nothing when the list is shorter or no such list.
+std::optional<int> tasks_of_node(const std::string& list, int node) {
+  const char *at = list.data(), *end = at + list.size();
+  while (at < end) {
+    int tasks = 0, times = 1;
+    const auto [rest, failed] = std::from_chars(at, end, tasks);
+    if (failed != std::errc()) return std::nullopt;
+    at = rest;
+    if (end - at > 2 && at[0] == '(' && at[1] == 'x') {
+      at = std::from_chars(at + 2, end, times).ptr;
+      if (at < end && *at == ')') ++at;
+    }
+    if (node < times) return tasks;
+    node -= times;
+    if (at < end && *at++ != ',') return std::nullopt;
+  }
+  return std::nullopt;
+}
+
+// What a batch script or an interactive shell of Slurm sees looks like rank 0 of all tasks; nobody
+// else has been started.
+bool is_slurm_shell(const Variables& variables) {
+  const std::string step = variables.text_of_first({"SLURM_STEP_ID", "SLURM_STEPID"});
+  if (step.empty()) return variables.text("ENVIRONMENT") == "BATCH";
+  return step == "4294967290" ||
+         step == "4294967291";  // SLURM_INTERACTIVE_STEP, SLURM_BATCH_SCRIPT
+}
+
+int slurm_local_world(const Variables& variables, int world) {
+  const int node = static_cast<int>(variables.number("SLURM_NODEID", 0, most_ranks).value_or(0));
+  for (const char* name : {"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"}) {
+    const auto list = variables.text(name);
+    if (!list) continue;
+    const auto tasks = tasks_of_node(*list, node);
+    if (tasks && *tasks >= 1 && *tasks <= world) return *tasks;
+    throw InvalidArgument(
+        fmt::format("the environment variable {} is \"{}\"; for SLURM_NODEID {} it "
+                    "must give a number from 1 to {}, in a list like 4(x2),3",
+                    name, *list, node, world));
+  }
+  // Of the whole allocation: a step may have fewer.
+  if (const auto most = variables.number("SLURM_NTASKS_PER_NODE", 1, most_ranks))
+    return static_cast<int>(std::min<std::int64_t>(*most, world));
+  for (const char* name : {"SLURM_STEP_NUM_NODES", "SLURM_NNODES"}) {
+    if (const auto nodes = variables.number(name, 1, most_ranks))
+      return static_cast<int>((world + *nodes - 1) / *nodes);
+  }
+  return world;
+}
+
+std::optional<Found> from_slurm(const Variables& variables) {
+  if (!variables.has("SLURM_PROCID") || is_slurm_shell(variables)) return std::nullopt;
+  Found found;
+  auto& job = found.job;
+  job.source = "Slurm";
+  const char* size =
+      variables.has("SLURM_STEP_NUM_TASKS") ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS";
+  job.world = variables.world(size);
+  if (job.world == 0) missing("SLURM_PROCID", variables, size);
+  job.rank = *variables.index("SLURM_PROCID", job.world, size);
+  job.local_world = slurm_local_world(variables, job.world);
+  job.local_rank =
+      variables.index("SLURM_LOCALID", job.local_world, "the number of tasks on this node")
+          .value_or(0);
+  found.local_known = true;
+
+  for (const char* name : {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"}) {
+    if (!found.host.empty()) break;
+    if (const auto list = variables.text(name)) found.host = first_host(name, *list);
+  }
+  if (found.host.empty() && job.local_world == job.world) found.host = "127.0.0.1";
+  const std::string id = variables.text_of_first({"SLURM_JOB_ID", "SLURM_JOBID"});
+  const std::string step = variables.text_of_first({"SLURM_STEP_ID", "SLURM_STEPID"});
+  if (!id.empty()) found.port = port_of(fmt::format("slurm {}.{}", id, step.empty() ? "0" : step));
+  return found;
+}
+
+// "train-0.workers.default.svc.cluster.local" from "train-2" and its full name.
+std::string pod_zero(const std::string& own, int index,
+                     const std::function<std::string()>& full_host_name) {
+  const std::string name = own.substr(0, own.find('.'));
+  const std::string tail = fmt::format("-{}", index);
+  if (name.size() <= tail.size() || !name.ends_with(tail)) return {};
+  const std::string full = own.size() > name.size() ? own : full_host_name();
+  const auto dot = full.find('.');
+  const std::string domain = dot == std::string::npos ? "" : full.substr(dot);
+  return name.substr(0, name.size() - tail.size()) + "-0" + domain;
+}
+
+std::optional<Found> from_kubernetes(const Variables& variables,
+                                     const std::function<std::string()>& full_host_name) {
+  if (!variables.has("JOB_COMPLETION_INDEX")) return std::nullopt;
+  const char* size = variables.has("WORLD_SIZE") ? "WORLD_SIZE" : "ECHELON_NODES";
+  Found found;
+  auto& job = found.job;
+  job.source = "Kubernetes";
+  job.world = variables.world(size);
+  if (job.world == 0)
+    throw InvalidArgument(
+        "this is a pod of an indexed job (JOB_COMPLETION_INDEX is set), but not of how many; set "
+        "ECHELON_NODES to the job's completions, or to 1 if each pod is a job of its own");
+  if (job.world == 1) return found;
+  job.rank = *variables.index("JOB_COMPLETION_INDEX", job.world, size);
+  found.local_known = true;
+  const auto name = variables.text("HOSTNAME");
+  found.host = pod_zero(name ? *name : full_host_name(), job.rank, full_host_name);
+  found.port = pod_port;
+  return found;
+}
+
+// Where the user said to meet, else where the source derived.
+Address meeting_place(const Variables& variables, const Found& found) {
+  if (const auto given = variables.text("ECHELON_RENDEZVOUS")) {
+    try {
+      return parse_address(*given);
+    } catch (const InvalidArgument& error) {
+      throw InvalidArgument(fmt::format(
+          "the environment variable ECHELON_RENDEZVOUS is \"{}\"; it must be HOST:PORT ({})",
+          *given, error.what()));
+    }
+  }
+  const std::string host = variables.text("MASTER_ADDR").value_or(found.host);
+  if (host.empty())
+    throw InvalidArgument(
+        fmt::format("{} started this job of {} ranks but does not say where they can meet; set "
+                    "ECHELON_RENDEZVOUS=HOST:PORT on every rank, with a host of rank 0 and a port "
+                    "that is free there",
+                    found.job.source, found.job.world));
+  auto port = found.port;
+  if (const auto given = variables.number("MASTER_PORT", 1, 65535)) {
+    port = static_cast<int>(*given);
+    // torchrun's agent listens at the port itself.
+    if (variables.text("TORCHELASTIC_USE_AGENT_STORE") == "True") *port += *port < 65535 ? 1 : -1;
+  }
+  if (!port)
+    throw InvalidArgument(fmt::format(
+        "the ranks are to meet at {}, but MASTER_PORT is not set; set it to a port that "
+        "is free there, or ECHELON_RENDEZVOUS=HOST:PORT",
+        host));
+  return {host, static_cast<std::uint16_t>(*port)};
+}
+
+}  // namespace
+
+JobEnvironment read_environment(const Lookup& lookup,
+                                const std::function<std::string()>& full_host_name) {
+  const Variables variables(lookup);
+  auto found = from_plain_variables(variables);
+  if (!found) found = from_open_mpi(variables);
+  if (!found) found = from_mpich(variables);
+  if (!found) found = from_pmix(variables);
+  if (!found) found = from_slurm(variables);
+  if (!found) found = from_kubernetes(variables, full_host_name);
+  if (!found) {
+    if (variables.world("WORLD_SIZE") > 1) missing("WORLD_SIZE", variables, "RANK");
+    return {};
+  }
+  JobEnvironment& job = found->job;
+  if (job.world == 1) return job;
+  const Address place = meeting_place(variables, *found);
+  job.rendezvous = place.text();
+  if (!found->local_known && is_here(place.host)) {
+    job.local_rank = job.rank;
+    job.local_world = job.world;
+  }
+  return job;
+}
+
+JobEnvironment read_environment() {
+  return read_environment(
+      [](const char* name) -> std::optional<std::string> {
+        const char* value = std::getenv(name);
+        if (!value) return std::nullopt;
+        return value;
+      },
+      full_host_name);
+}
+
+}  // namespace echelon

@@ -1,0 +1,79 @@
+// Ranks as threads of one process: each with its own endpoint, real sockets and real shared memory.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "echelon/collective/group.h"
+#include "echelon/net/endpoint.h"
+
+namespace echelon {
+
+struct Layout {
+  int world = 2;
+  int hosts = 1;              // ranks are dealt out to them in blocks
+  bool shared_memory = true;  // false: every rank on a host of its own
+  NetOptions net = {};
+  CommOptions comm = {};
+};
+
+// Gives every rank the cards of all.
+class ThreadExchange {
+ public:
+  explicit ThreadExchange(int world) : cards_(std::size_t(world)) {}
+  std::vector<std::string> operator()(int rank, const std::string& card) {
+    std::unique_lock lock(mutex_);
+    cards_[std::size_t(rank)] = card;
+    ++arrived_;
+    changed_.notify_all();
+    changed_.wait(lock, [&] { return arrived_ == int(cards_.size()); });
+    return cards_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::string> cards_;
+  int arrived_ = 0;
+};
+
+// Runs `body` on every rank; gives what each threw ("" for nothing).
+inline std::vector<std::string> run_ranks(const Layout& layout,
+                                          const std::function<void(Group&)>& body) {
+  const Token token = Token::random();
+  ThreadExchange exchange(layout.world);
+  std::vector<std::string> errors(std::size_t(layout.world));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < layout.world; ++rank)
+    threads.emplace_back([&, rank] {
+      try {
+        NetOptions net = layout.net;
+        net.heap = net.heap ? net.heap : 256 << 20;
+        net.shared_memory = layout.shared_memory;
+        net.host = "host" + std::to_string(rank * layout.hosts / layout.world);
+        const auto endpoint = std::make_shared<Endpoint>(
+            rank, layout.world, "127.0.0.1", net, token,
+            [&](const std::string& card, Deadline) { return exchange(rank, card); });
+        body(*Group::world(endpoint, layout.comm));
+      } catch (const std::exception& error) {
+        errors[std::size_t(rank)] = error.what();
+      }
+    });
+  for (auto& thread : threads) thread.join();
+  return errors;
+}
+
+inline void run_ranks_well(const Layout& layout, const std::function<void(Group&)>& body) {
+  const auto errors = run_ranks(layout, body);
+  for (std::size_t rank = 0; rank < errors.size(); ++rank)
+    EXPECT_EQ(errors[rank], "") << "rank " << rank;
+}
+
+}  // namespace echelon
