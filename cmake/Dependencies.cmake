@@ -37,6 +37,18 @@ if(NOT OPENSSL_INCLUDE_DIR)
   message(FATAL_ERROR "openssl/ssl.h was not found: install libssl-dev.")
 endif()
 
+# What a room may be built with or without (see Room.cmake).
+set(ECHELON_PARTS "")
+if(TORCH_HAS_CUDA)
+  list(APPEND ECHELON_PARTS cuda)
+endif()
+if(ECHELON_TORCH)
+  find_package(MPI QUIET COMPONENTS CXX)
+  if(MPI_CXX_FOUND)
+    list(APPEND ECHELON_PARTS mpi)
+  endif()
+endif()
+
 # xz, for the size that a run's result is compared with. ECHELON_LZMA is the library to link, or empty.
 set(ECHELON_LZMA "")
 find_package(LibLZMA QUIET)

@@ -4,8 +4,9 @@
 #
 # makes echelon_NAME (alias echelon::NAME), which sees the repository root and the rooms it depends on.
 # Third-party headers are private to the sources: what a user includes needs torch and nothing else.
-# Files named *_cuda.cpp are compiled only with a CUDA torch, *_none.cpp (the stubs that say a part is
-# missing) only without. A room with no source yet is an interface library.
+# Parts that a build may lack are ECHELON_PARTS: cuda.cpp and *_cuda.cpp are compiled only with that part,
+# cuda_none.cpp and *_cuda_none.cpp (the stubs that say it is missing) only without; likewise for mpi and
+# nccl. A room with no source yet is an interface library.
 
 include(GNUInstallDirs)
 
@@ -31,11 +32,13 @@ endfunction()
 function(echelon_room name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS" ${ARGN})
   set(target echelon_${name})
-  if(TORCH_HAS_CUDA)
-    list(FILTER ARG_SOURCES EXCLUDE REGEX "_none\\.cpp$")
-  else()
-    list(FILTER ARG_SOURCES EXCLUDE REGEX "_cuda\\.cpp$")
-  endif()
+  foreach(part cuda mpi nccl)
+    if(part IN_LIST ECHELON_PARTS)
+      list(FILTER ARG_SOURCES EXCLUDE REGEX "[/_]${part}_none\\.cpp$")
+    else()
+      list(FILTER ARG_SOURCES EXCLUDE REGEX "[/_]${part}\\.cpp$")
+    endif()
+  endforeach()
   set(depends "")
   foreach(dependency IN LISTS ARG_DEPENDS)
     if(dependency IN_LIST ECHELON_ROOMS)

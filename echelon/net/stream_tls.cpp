@@ -5,25 +5,22 @@
 // and psk_dhe_ke adds an ephemeral key exchange (OpenSSL's default: it offers psk_ke only when
 // asked to). A server that would rather show a certificate is refused: no certificate is trusted.
 //
-// OpenSSL writes through a BIO of our own: the library's socket BIO calls write(2), which raises
-// SIGPIPE when the peer is gone.
-#include <openssl/bio.h>
+// OpenSSL reads and writes through a BIO of our own (socket_bio.h).
 #include <openssl/crypto.h>
 #include <openssl/err.h>
 #include <openssl/ssl.h>
 #include <poll.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
+#include <cstdint>
 #include <cstring>
-#include <optional>
 #include <string_view>
 
 #include <fmt/format.h>
 
 #include "echelon/base/error.h"
+#include "echelon/net/socket_bio.h"
 #include "echelon/net/stream.h"
 
 namespace echelon {
@@ -61,75 +58,6 @@ std::string library_reason() {
 
 [[noreturn]] void unusable(const char* what) {
   throw Error(fmt::format("cannot {} with OpenSSL: {}", what, library_reason()));
-}
-
-// ---- The socket as OpenSSL sees it --------------------------------------------------------------
-
-// How the socket failed, if it did.
-struct SocketState {
-  int fd = -1;
-  bool closed = false;
-  int error = 0;
-};
-
-SocketState& state_of(BIO* bio) { return *static_cast<SocketState*>(BIO_get_data(bio)); }
-
-int socket_write(BIO* bio, const char* bytes, int size) {
-  BIO_clear_retry_flags(bio);
-  while (true) {
-    const auto sent = ::send(state_of(bio).fd, bytes, static_cast<std::size_t>(size),
-                             MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (sent >= 0) return static_cast<int>(sent);
-    if (errno == EINTR) continue;
-    if (errno == EAGAIN) {
-      BIO_set_retry_write(bio);
-    } else {
-      state_of(bio).error = errno;
-    }
-    return -1;
-  }
-}
-
-int socket_read(BIO* bio, char* bytes, int size) {
-  BIO_clear_retry_flags(bio);
-  while (true) {
-    const auto got = ::recv(state_of(bio).fd, bytes, static_cast<std::size_t>(size), MSG_DONTWAIT);
-    if (got > 0) return static_cast<int>(got);
-    if (got == 0) {
-      state_of(bio).closed = true;
-      return 0;
-    }
-    if (errno == EINTR) continue;
-    if (errno == EAGAIN) {
-      BIO_set_retry_read(bio);
-    } else {
-      state_of(bio).error = errno;
-    }
-    return -1;
-  }
-}
-
-long socket_control(BIO* bio, int command, long, void*) {
-  if (command == BIO_CTRL_FLUSH) return 1;  // nothing is held back
-  if (command == BIO_CTRL_EOF) return state_of(bio).closed ? 1 : 0;
-  return 0;
-}
-
-BIO* make_bio(SocketState& state) {
-  // Kept for the life of the process.
-  static BIO_METHOD* const method = [] {
-    auto* const made = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "echelon socket");
-    if (made == nullptr) unusable("set up TLS");
-    BIO_meth_set_write(made, socket_write);
-    BIO_meth_set_read(made, socket_read);
-    BIO_meth_set_ctrl(made, socket_control);
-    return made;
-  }();
-  auto* const bio = BIO_new(method);
-  if (bio == nullptr) unusable("set up TLS");
-  BIO_set_data(bio, &state);
-  BIO_set_init(bio, 1);
-  return bio;
 }
 
 // ---- The pre-shared key -------------------------------------------------------------------------
@@ -220,8 +148,8 @@ class Cursor {
 
 class TlsStream final : public Stream {
  public:
-  TlsStream(Descriptor socket, std::string name)
-      : Stream(std::move(socket), std::move(name)), state_{.fd = socket_.get()} {
+  TlsStream(Descriptor socket, std::string name) : Stream(std::move(socket), std::move(name)) {
+    state_.fd = socket_.get();
     // Kept for the life of the process.
     static SSL_CTX* const context = make_context().release();
     session_.reset(SSL_new(context));
@@ -358,11 +286,17 @@ class TlsStream final : public Stream {
     return size;
   }
 
+  // OpenSSL does not read while it has a key update to write, so two sides that renew at once with
+  // full sockets would wait for each other. The update is held instead, and goes out with the
+  // record that is staged behind it.
   void renew_key() {
     if (records_ < records_per_key) return;
-    if (SSL_key_update(session_.get(), SSL_KEY_UPDATE_NOT_REQUESTED) != 1) {
-      unusable("renew a TLS session's key");
-    }
+    ERR_clear_error();
+    state_.hold = true;
+    const bool renewed = SSL_key_update(session_.get(), SSL_KEY_UPDATE_NOT_REQUESTED) == 1 &&
+                         SSL_do_handshake(session_.get()) == 1;
+    state_.hold = false;
+    if (!renewed) unusable("renew a TLS session's key");
     records_ = 0;
   }
 
