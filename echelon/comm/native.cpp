@@ -1,42 +1,16 @@
-#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
-#include <fmt/format.h>
 
 #include <numeric>
 #include <utility>
 
-#include "echelon/base/error.h"
 #include "echelon/collective/group.h"
+#include "echelon/comm/arguments.h"
 #include "echelon/comm/communicator.h"
+#include "echelon/comm/dense.h"
 #include "echelon/comm/queue.h"
 
 namespace echelon {
 namespace {
-
-std::size_t elements(const at::Tensor& tensor) { return std::size_t(tensor.numel()); }
-
-// A tensor as one piece of CPU memory: itself where it is that already, else a copy that is written
-// back by finish().
-class Dense {
- public:
-  enum Use { read, write, both };
-  Dense(const at::Tensor& tensor, Use use) : original_(tensor), use_(use) {
-    direct_ = !tensor.defined() || (tensor.is_cpu() && tensor.is_contiguous());
-    if (direct_) dense_ = tensor;
-    else if (use == write) dense_ = at::empty(tensor.sizes(), tensor.options().device(at::kCPU));
-    else dense_ = tensor.to(at::kCPU).contiguous();
-    if (!direct_ && dense_.is_alias_of(tensor)) dense_ = dense_.clone();
-  }
-  void* data() const { return dense_.defined() && dense_.numel() ? dense_.data_ptr() : nullptr; }
-  void finish() const {
-    if (!direct_ && use_ != read) original_.copy_(dense_);
-  }
-
- private:
-  at::Tensor original_, dense_;
-  Use use_;
-  bool direct_;
-};
 
 class MessageOperand final : public Operand {
  public:
@@ -86,8 +60,8 @@ class NativeCommunicator final : public Communicator {
                       std::vector<std::size_t> counts) override {
     const DataType type = same_type(output, input);
     check(type, op);
-    pieces(counts, input, "reduce_scatter");
-    expect(elements(output) == counts[std::size_t(rank())], "reduce_scatter", "the output", elements(output), counts[std::size_t(rank())]);
+    expect_pieces("reduce_scatter", counts, input, size());
+    expect_elements("reduce_scatter", "the output", output, counts[std::size_t(rank())]);
     return submit(call, [=, group = group_](const CallOptions& options) {
       const Dense in(input, Dense::read), out(output, Dense::write);
       group->reduce_scatter(type, op, in.data(), out.data(), counts, options);
@@ -95,10 +69,11 @@ class NativeCommunicator final : public Communicator {
     });
   }
 
-  Work all_gather(at::Tensor output, at::Tensor input, const CommCall& call, std::vector<std::size_t> counts) override {
+  Work all_gather(at::Tensor output, at::Tensor input, const CommCall& call,
+                  std::vector<std::size_t> counts) override {
     const DataType type = same_type(output, input);
-    pieces(counts, output, "all_gather");
-    expect(elements(input) == counts[std::size_t(rank())], "all_gather", "the input", elements(input), counts[std::size_t(rank())]);
+    expect_pieces("all_gather", counts, output, size());
+    expect_elements("all_gather", "the input", input, counts[std::size_t(rank())]);
     return submit(call, [=, group = group_](const CallOptions& options) {
       const Dense in(input, Dense::read), out(output, Dense::write);
       group->all_gather(type, in.data(), out.data(), counts, options);
@@ -121,7 +96,8 @@ class NativeCommunicator final : public Communicator {
     return submit(call, [=, group = group_](const CallOptions& options) {
       const bool is_root = group->rank() == root;
       const Dense data(tensor, is_root ? Dense::both : Dense::read);
-      group->reduce(type, op, data.data(), is_root ? data.data() : nullptr, elements(tensor), root, options);
+      group->reduce(type, op, data.data(), is_root ? data.data() : nullptr, elements(tensor), root,
+                    options);
       data.finish();
     });
   }
@@ -129,9 +105,11 @@ class NativeCommunicator final : public Communicator {
   Work gather(at::Tensor output, at::Tensor input, int root, const CommCall& call) override {
     const DataType type = data_type(input.scalar_type());
     const std::vector<std::size_t> counts(std::size_t(size()), elements(input));
-    if (rank() == root) expect(elements(output) == elements(input) * counts.size(), "gather", "the output", elements(output), elements(input) * counts.size());
+    if (rank() == root)
+      expect_elements("gather", "the output", output, elements(input) * counts.size());
     return submit(call, [=, group = group_](const CallOptions& options) {
-      const Dense in(input, Dense::read), out(group->rank() == root ? output : at::Tensor(), Dense::write);
+      const Dense in(input, Dense::read),
+          out(group->rank() == root ? output : at::Tensor(), Dense::write);
       group->gather(type, in.data(), out.data(), counts, root, options);
       out.finish();
     });
@@ -140,19 +118,21 @@ class NativeCommunicator final : public Communicator {
   Work scatter(at::Tensor output, at::Tensor input, int root, const CommCall& call) override {
     const DataType type = data_type(output.scalar_type());
     const std::vector<std::size_t> counts(std::size_t(size()), elements(output));
-    if (rank() == root) expect(elements(input) == elements(output) * counts.size(), "scatter", "the input", elements(input), elements(output) * counts.size());
+    if (rank() == root)
+      expect_elements("scatter", "the input", input, elements(output) * counts.size());
     return submit(call, [=, group = group_](const CallOptions& options) {
-      const Dense in(group->rank() == root ? input : at::Tensor(), Dense::read), out(output, Dense::write);
+      const Dense in(group->rank() == root ? input : at::Tensor(), Dense::read),
+          out(output, Dense::write);
       group->scatter(type, in.data(), out.data(), counts, root, options);
       out.finish();
     });
   }
 
-  Work all_to_all(at::Tensor output, at::Tensor input, const CommCall& call, std::vector<std::size_t> there,
-                  std::vector<std::size_t> back) override {
+  Work all_to_all(at::Tensor output, at::Tensor input, const CommCall& call,
+                  std::vector<std::size_t> there, std::vector<std::size_t> back) override {
     const DataType type = same_type(output, input);
-    pieces(there, input, "all_to_all");
-    pieces(back, output, "all_to_all");
+    expect_pieces("all_to_all", there, input, size());
+    expect_pieces("all_to_all", back, output, size());
     return submit(call, [=, group = group_](const CallOptions& options) {
       const Dense in(input, Dense::read), out(output, Dense::write);
       group->all_to_all(type, in.data(), out.data(), there, back, options);
@@ -163,14 +143,16 @@ class NativeCommunicator final : public Communicator {
   Work send(at::Tensor tensor, int to, std::uint64_t tag, const CommCall& call) override {
     data_type(tensor.scalar_type());
     Dense dense(tensor, Dense::read);
-    auto ticket = group_->send(dense.data(), tensor.nbytes(), to, tag, {.tag = call.tag, .timeout = call.timeout}, !call.blocking);
+    auto ticket = group_->send(dense.data(), tensor.nbytes(), to, tag,
+                               {.tag = call.tag, .timeout = call.timeout}, !call.blocking);
     return Work(std::make_shared<MessageOperand>(group_, std::move(ticket), std::move(dense)));
   }
 
   Work receive(at::Tensor tensor, int from, std::uint64_t tag, const CommCall& call) override {
     data_type(tensor.scalar_type());
     Dense dense(tensor, Dense::write);
-    auto ticket = group_->receive(dense.data(), tensor.nbytes(), from, tag, {.tag = call.tag, .timeout = call.timeout}, !call.blocking);
+    auto ticket = group_->receive(dense.data(), tensor.nbytes(), from, tag,
+                                  {.tag = call.tag, .timeout = call.timeout}, !call.blocking);
     return Work(std::make_shared<MessageOperand>(group_, std::move(ticket), std::move(dense)));
   }
 
@@ -180,16 +162,20 @@ class NativeCommunicator final : public Communicator {
 
   std::shared_ptr<Communicator> split(int colour, int key) override {
     std::shared_ptr<Group> group;
-    submit({.blocking = true}, [&](const CallOptions&) { group = group_->split(colour, key); }).wait();
+    submit({.blocking = true}, [&](const CallOptions&) {
+      group = group_->split(colour, key);
+    }).wait();
     return group ? std::make_shared<NativeCommunicator>(std::move(group)) : nullptr;
   }
 
   at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType type) override {
-    const auto count = std::accumulate(sizes.begin(), sizes.end(), std::int64_t{1}, std::multiplies<>());
+    const auto count =
+        std::accumulate(sizes.begin(), sizes.end(), std::int64_t{1}, std::multiplies<>());
     auto memory = group_->allocate(std::size_t(count) * at::elementSize(type));
     void* data = memory.get();
-    return at::from_blob(data, sizes, [memory = std::move(memory)](void*) mutable { memory.reset(); },
-                         at::TensorOptions().dtype(type));
+    return at::from_blob(
+        data, sizes, [memory = std::move(memory)](void*) mutable { memory.reset(); },
+        at::TensorOptions().dtype(type));
   }
 
   Ledger& ledger() override { return group_->ledger(); }
@@ -203,31 +189,6 @@ class NativeCommunicator final : public Communicator {
           body(CallOptions{.tag = tag, .timeout = timeout, .patient = patient});
         },
         call.blocking);
-  }
-
-  static DataType same_type(const at::Tensor& a, const at::Tensor& b) {
-    if (a.scalar_type() != b.scalar_type())
-      throw InvalidArgument(fmt::format("the output is of type {}, the input of type {}: they must be the same",
-                                        at::toString(a.scalar_type()), at::toString(b.scalar_type())));
-    return data_type(a.scalar_type());
-  }
-
-  static void expect(bool fits, const char* operation, const char* what, std::size_t got, std::size_t wanted) {
-    if (!fits) throw InvalidArgument(fmt::format("{}: {} has {} elements where {} are needed", operation, what, got, wanted));
-  }
-
-  // Even pieces where none are given; they must add up to the whole.
-  void pieces(std::vector<std::size_t>& counts, const at::Tensor& whole, const char* operation) const {
-    const std::size_t ranks = std::size_t(size()), all = elements(whole);
-    if (counts.empty()) {
-      if (all % ranks != 0)
-        throw InvalidArgument(fmt::format("{}: {} elements do not divide evenly over {} ranks; give the counts", operation, all, ranks));
-      counts.assign(ranks, all / ranks);
-    }
-    const std::size_t sum = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
-    if (counts.size() != ranks || sum != all)
-      throw InvalidArgument(fmt::format("{}: {} counts that add up to {} were given for {} ranks and a tensor of {} elements",
-                                        operation, counts.size(), sum, ranks, all));
   }
 
   std::shared_ptr<Group> group_;

@@ -1,0 +1,65 @@
+#include <fmt/format.h>
+
+#include <memory>
+
+#include "cli/commands.h"
+#include "echelon/base/error.h"
+#include "echelon/net/launcher.h"
+
+namespace echelon::cli {
+namespace {
+
+constexpr const char* examples = R"(Examples:
+  echelon launch --nproc 4 -- ./train --rate 1e-3     four ranks of a program here, their lines marked [0] to [3]
+  echelon launch --nproc 2 --log-dir logs -- ./train  what each rank prints also in logs/rank-0.log, logs/rank-1.log
+  echelon launch --nproc 8 --nodes 2 --node-rank 0 --rendezvous node0:29400 -- ./train
+                                                      the first of two machines; on the other, --node-rank 1
+
+Ranks find RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and ECHELON_RENDEZVOUS in
+their environment. When one fails, the others are ended and its exit code is given (128 + N for signal N).)";
+
+struct Arguments {
+  LaunchOptions options;
+  bool no_prefix = false, no_bind = false;
+};
+
+}  // namespace
+
+void add_launch(CLI::App& app, int& exit_code, const std::vector<std::string>& program) {
+  auto* command = app.add_subcommand(
+      "launch", "Run a program as the ranks of a job: launch [OPTIONS] -- PROGRAM [ARGUMENTS]");
+  auto arguments = std::make_shared<Arguments>();
+  LaunchOptions& options = arguments->options;
+  command->add_option("--nproc", options.nproc, "Ranks on this machine")
+      ->type_name("N")
+      ->capture_default_str();
+  command->add_option("--nodes", options.nodes, "Machines; run the same on each")
+      ->type_name("M")
+      ->capture_default_str();
+  command->add_option("--node-rank", options.node_rank, "Which of the machines this is, from 0")
+      ->type_name("K")
+      ->capture_default_str();
+  command
+      ->add_option("--rendezvous", options.rendezvous,
+                   "Where machines' ranks meet: a port of machine 0 (torch's store: the next)")
+      ->type_name("HOST:PORT");
+  command->add_option("--log-dir", options.log_dir, "Also add what rank R prints to DIR/rank-R.log")
+      ->type_name("DIR");
+  command->add_flag("--no-prefix", arguments->no_prefix, "Do not put [R] before lines of rank R");
+  command->add_flag("--quiet-others", options.quiet_others, "Show what rank 0 prints only");
+  command->add_flag("--no-bind", arguments->no_bind, "Do not bind ranks to NUMA nodes");
+  command->footer(examples);
+  command->allow_extras();  // to say more of them than that they were not expected
+  command->callback([command, arguments, &exit_code, &program] {
+    if (const auto extras = command->remaining(); !extras.empty())
+      throw InvalidArgument(fmt::format(
+          "{} was not expected; the program to launch and its arguments go after --", extras[0]));
+    LaunchOptions& chosen = arguments->options;
+    chosen.program = program;
+    chosen.prefix = !arguments->no_prefix;
+    chosen.bind = !arguments->no_bind;
+    exit_code = launch(chosen);
+  });
+}
+
+}  // namespace echelon::cli

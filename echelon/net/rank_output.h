@@ -1,0 +1,80 @@
+// What ranks print, on its way through the launcher: whole lines of each rank, marked with its
+// number, never a part of one rank's line inside another's.
+#pragma once
+
+#include <deque>
+#include <string>
+#include <string_view>
+
+#include "echelon/base/deadline.h"
+#include "echelon/net/socket.h"
+
+namespace echelon {
+
+// One of the launcher's own streams. Takes text at once and writes it when the reader is ready: a
+// reader that has stopped must not keep the launcher from seeing a rank die.
+class Outlet {
+ public:
+  explicit Outlet(int fd) : fd_(fd) {}
+
+  void put(std::string_view text);
+  void write_ready();  // as much as goes without waiting
+  void write_all(Deadline deadline);
+
+  int fd() const { return fd_; }
+  bool waiting() const { return written_ < pending_.size(); }
+  // Enough is waiting; read no more from the ranks until it has gone.
+  bool full() const { return pending_.size() - written_ > (1 << 20); }
+  // Why nothing can be written any more (EPIPE: nobody reads), or 0; what comes then is dropped.
+  int broken() const { return broken_; }
+
+ private:
+  int fd_;
+  std::string pending_;
+  std::size_t written_ = 0;
+  int broken_ = 0;
+};
+
+// The last lines that a rank printed on either stream.
+class LastLines {
+ public:
+  static constexpr std::size_t kept = 20;
+  static constexpr std::size_t longest = 1000;
+
+  void add(std::string_view line);
+  const std::deque<std::string>& lines() const { return lines_; }
+
+ private:
+  std::deque<std::string> lines_;
+};
+
+// One stream of one rank, read from its pipe. A line ends at '\n', and at '\r' so that a progress
+// bar is seen as it moves.
+class RankOutput {
+ public:
+  // `outlet` null: not shown. `log` below 0: not written. `prefix` empty: bytes are passed as they
+  // are, whole lines at a time.
+  RankOutput(Descriptor pipe, Outlet* outlet, int log, std::string prefix, LastLines& last);
+
+  // Reads what is there, within reason; closes the pipe at its end.
+  void read_ready();
+  // The rank is gone: reads the rest that is there and passes on a last line without an end.
+  void finish();
+
+  int fd() const { return pipe_.get(); }  // -1 once closed
+  bool held_back() const { return outlet_ && outlet_->full(); }
+
+ private:
+  bool read_some();  // false when there is nothing now
+  void take(std::string_view bytes);
+  void pass(std::string_view line);
+
+  Descriptor pipe_;
+  Outlet* outlet_;
+  int log_;
+  std::string prefix_;
+  LastLines* last_;
+  std::string partial_;
+};
+
+}  // namespace echelon

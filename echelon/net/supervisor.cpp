@@ -1,0 +1,263 @@
+#include "echelon/net/supervisor.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+#include <csignal>
+#include <cstring>
+
+#include "echelon/base/error.h"
+#include "echelon/net/process_tree.h"
+
+namespace echelon {
+
+namespace {
+
+using namespace std::chrono_literals;
+
+// After SIGKILL only the kernel can hold a process.
+constexpr auto kill_time = 1s;
+// For a reader of our output that has stopped.
+constexpr auto flush_time = 500ms;
+
+// As many open files as the system allows: three for each rank. Returns the limit before.
+rlimit raise_file_limit() {
+  rlimit before{};
+  ::getrlimit(RLIMIT_NOFILE, &before);
+  const rlimit raised{before.rlim_max, before.rlim_max};
+  ::setrlimit(RLIMIT_NOFILE, &raised);
+  return before;
+}
+
+std::string why_not_run(const std::string& program, int error) {
+  const bool there = program.find('/') != std::string::npos && ::access(program.c_str(), F_OK) == 0;
+  if (error == ENOENT && there)
+    return fmt::format("cannot run {}: the interpreter named in its first line is not there",
+                       program);
+  return fmt::format("cannot run {}: {}", program, std::strerror(error));
+}
+
+}  // namespace
+
+Supervisor::Supervisor(const LaunchOptions& options, JobSetup job, const LaunchSignals& signals,
+                       Descriptor launcher)
+    : options_(options),
+      job_(std::move(job)),
+      launch_signals_(signals),
+      launcher_(std::move(launcher)),
+      signals_(signals.open()) {
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+}
+
+int Supervisor::run() {
+  try {
+    start();
+    while (running_ > 0) wait_for_something();
+  } catch (const std::exception& error) {
+    say(error.what());
+    exit_code_ = 1;
+  }
+  // Also what ranks left behind that ended well.
+  if (!end_descendants(Deadline::in(kill_time)))
+    say("the system holds processes of the job that were killed; they are left behind");
+  for (auto& rank : ranks_)
+    for (auto& stream : rank.streams) stream.finish();
+  out_.write_all(Deadline::in(flush_time));
+  err_.write_all(Deadline::in(flush_time));
+  return exit_code_;
+}
+
+void Supervisor::start() {
+  if (!options_.log_dir.empty()) {
+    std::error_code error;
+    std::filesystem::create_directories(options_.log_dir, error);
+    if (error)
+      throw Error(
+          fmt::format("cannot make the folder {}: {}", options_.log_dir.string(), error.message()));
+  }
+  const rlimit files = raise_file_limit();
+  for (int i = 0; i < options_.nproc; ++i) {
+    if (start_rank_of(i, files)) continue;
+    kill_all("");
+    break;
+  }
+  // Rank 0's alone from now on: once it is gone, connecting is refused instead of left waiting.
+  job_.listener = Descriptor();
+}
+
+bool Supervisor::start_rank_of(int local_rank, const rlimit& files) {
+  const RankSetup setup = rank_setup(options_, job_, local_rank);
+  Rank& rank = ranks_.emplace_back();
+  rank.rank = setup.rank;
+  if (!options_.log_dir.empty()) {
+    const auto file = options_.log_dir / fmt::format("rank-{}.log", rank.rank);
+    rank.log = Descriptor(::open(file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+    if (!rank.log) throw Error(with_errno(fmt::format("cannot open {}", file.string())));
+  }
+  const bool several = options_.nproc > 1;
+  auto started = start_rank({.program = options_.program,
+                             .setup = setup,
+                             .signals = launch_signals_,
+                             .files = files,
+                             .pipes = several || rank.log,
+                             .input = rank.rank == 0 && !::isatty(STDIN_FILENO),
+                             .listener = rank.rank == 0 ? job_.listener.get() : -1});
+  if (started.error != 0) {
+    say(why_not_run(options_.program.front(), started.error));
+    exit_code_ = started.error == ENOENT || started.error == ENOTDIR ? 127 : 126;
+    ranks_.pop_back();
+    return false;
+  }
+  rank.pid = started.pid;
+  ++running_;
+  const bool shown = rank.rank == 0 || !options_.quiet_others;
+  const std::string prefix = several && options_.prefix ? fmt::format("[{}] ", rank.rank) : "";
+  if (started.out) {
+    rank.streams.emplace_back(std::move(started.out), shown ? &out_ : nullptr, rank.log.get(),
+                              prefix, rank.last);
+    rank.streams.emplace_back(std::move(started.err), shown ? &err_ : nullptr, rank.log.get(),
+                              prefix, rank.last);
+  }
+  return true;
+}
+
+void Supervisor::wait_for_something() {
+  std::vector<pollfd> ready{{signals_.get(), POLLIN, 0}, {launcher_.get(), POLLIN, 0}};
+  std::vector<RankOutput*> streams;
+  for (auto& rank : ranks_) {
+    for (auto& stream : rank.streams) {
+      if (stream.fd() < 0 || stream.held_back()) continue;
+      ready.push_back({stream.fd(), POLLIN, 0});
+      streams.push_back(&stream);
+    }
+  }
+  const std::size_t outlets = ready.size();
+  for (const auto* outlet : {&out_, &err_})
+    if (outlet->waiting()) ready.push_back({outlet->fd(), POLLOUT, 0});
+
+  int timeout = -1;
+  if (terminating_) {
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(kill_at_.remaining()).count();
+    timeout = static_cast<int>(std::min<std::int64_t>(left, INT_MAX - 1)) + 1;
+  }
+  if (::poll(ready.data(), ready.size(), timeout) < 0) {
+    if (errno == EINTR) return;
+    throw Error(with_errno("cannot wait for the ranks"));
+  }
+  if (ready[1].revents) return kill_all("");  // nobody is left to tell
+  // Output before signals: what a rank said comes before the news of its end.
+  for (std::size_t i = 0; i < streams.size(); ++i)
+    if (ready[i + 2].revents) streams[i]->read_ready();
+  if (outlets < ready.size()) {
+    out_.write_ready();
+    err_.write_ready();
+  }
+  if (ready[0].revents) take_signals();
+  if (out_.broken() == EPIPE && !terminating_) terminate(128 + SIGPIPE);
+  if (terminating_ && kill_at_.expired() && running_ > 0) kill_all("did not end and was killed");
+}
+
+void Supervisor::take_signals() {
+  while (const auto signal = LaunchSignals::next(signals_)) {
+    if (*signal == SIGCHLD) {
+      take_ended();
+    } else {
+      pass_on(*signal);
+    }
+  }
+}
+
+void Supervisor::take_ended() {
+  std::vector<Rank*> ended;
+  int status = 0;
+  for (pid_t pid; (pid = ::waitpid(-1, &status, WNOHANG)) > 0;) {
+    // Else an orphan of some rank.
+    const auto rank = std::find_if(ranks_.begin(), ranks_.end(), [&](const Rank& candidate) {
+      return candidate.running && candidate.pid == pid;
+    });
+    if (rank == ranks_.end()) continue;
+    rank->running = false;
+    rank->status = status;
+    --running_;
+    for (auto& stream : rank->streams) stream.finish();
+    if (status != 0) ended.push_back(&*rank);
+  }
+  if (!ended.empty()) judge(ended);
+}
+
+void Supervisor::pass_on(int signal) {
+  if (signal == SIGINT && ++interrupts_ == 2) {
+    exit_code_ = 128 + SIGINT;
+    return kill_all("");
+  }
+  // Ranks are no job of the shell's: what asks them to stop may be ignored.
+  const int passed = signal == SIGTSTP ? SIGSTOP : signal;
+  for (const auto& rank : ranks_)
+    if (rank.running) ::kill(-rank.pid, passed);
+  if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGQUIT)
+    stop_signal_ = signal;
+  if (signal == SIGINT && ::isatty(STDERR_FILENO))
+    err_.put("echelon: waiting for the ranks to end; Ctrl-C again kills them\n");
+}
+
+// Ranks that were asked to end may do so in their own way and time.
+bool Supervisor::is_expected(int status) const {
+  return stop_signal_ != 0 && exit_code_of(status) == 128 + stop_signal_;
+}
+
+void Supervisor::judge(const std::vector<Rank*>& ended) {
+  if (terminating_) return;  // they follow the first
+  // Of several that ended at the same moment, one that was killed did not end for another's sake.
+  const auto killed = std::find_if(ended.begin(), ended.end(),
+                                   [](const Rank* rank) { return WIFSIGNALED(rank->status); });
+  const Rank& first = killed != ended.end() ? **killed : *ended.front();
+  if (exit_code_ == 0) exit_code_ = exit_code_of(first.status);
+  if (!is_expected(first.status)) report(first);
+  if (stop_signal_ == 0) terminate(exit_code_);
+}
+
+void Supervisor::terminate(int exit_code) {
+  if (exit_code_ == 0) exit_code_ = exit_code;
+  terminating_ = true;
+  kill_at_ = Deadline::in(options_.grace);
+  for (const auto& rank : ranks_) {
+    if (!rank.running) continue;
+    ::kill(-rank.pid, SIGTERM);
+    ::kill(-rank.pid, SIGCONT);  // one that is stopped would not see it
+  }
+}
+
+void Supervisor::kill_all(const char* why) {
+  for (auto& rank : ranks_) {
+    if (rank.running && *why) say(fmt::format("rank {} (pid {}) {}", rank.rank, rank.pid, why));
+    rank.running = false;
+  }
+  running_ = 0;  // run() goes on to end all descendants
+}
+
+void Supervisor::say(const std::string& message) {
+  err_.put(fmt::format("echelon: error: {}\n", message));
+}
+
+void Supervisor::report(const Rank& rank) {
+  std::string text =
+      fmt::format("rank {} (pid {}) {}", rank.rank, rank.pid, describe_end(rank.status));
+  if (!rank.last.lines().empty() && options_.nproc > 1) {
+    text += "; its last lines:";
+    for (const auto& line : rank.last.lines()) text += "\n  " + line;
+  }
+  if (rank.log)
+    text += fmt::format("\nAll it printed is in {}",
+                        (options_.log_dir / fmt::format("rank-{}.log", rank.rank)).string());
+  say(text);
+}
+
+}  // namespace echelon

@@ -1,0 +1,67 @@
+// The parent of the ranks: starts them, passes on their output and signals, and ends them. It lives
+// in a process of its own, which the launcher watches and which watches the launcher
+// (launcher.cpp).
+#pragma once
+
+#include <sys/types.h>
+
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "echelon/base/deadline.h"
+#include "echelon/net/launch_signals.h"
+#include "echelon/net/rank_output.h"
+#include "echelon/net/rank_process.h"
+#include "echelon/net/rank_setup.h"
+
+namespace echelon {
+
+class Supervisor {
+ public:
+  // `launcher` is a socket whose other end closes when the launcher dies.
+  Supervisor(const LaunchOptions& options, JobSetup job, const LaunchSignals& signals,
+             Descriptor launcher);
+
+  // The launch's exit code. No descendant is left when it returns.
+  int run();
+
+ private:
+  struct Rank {
+    int rank = 0;
+    pid_t pid = 0;
+    bool running = true;
+    int status = 0;  // as wait gives it
+    Descriptor log;
+    LastLines last;
+    std::deque<RankOutput> streams;  // standard output and error; none when it shares ours
+  };
+
+  void start();
+  bool start_rank_of(int local_rank, const rlimit& files);
+  void wait_for_something();
+  void take_signals();
+  void take_ended();
+  void pass_on(int signal);
+  void judge(const std::vector<Rank*>& ended);
+  bool is_expected(int status) const;
+  void terminate(int exit_code);
+  void kill_all(const char* why);
+  void say(const std::string& message);
+  void report(const Rank& rank);
+
+  const LaunchOptions& options_;
+  JobSetup job_;
+  const LaunchSignals& launch_signals_;
+  Descriptor launcher_, signals_;
+  Outlet out_{1}, err_{2};
+  std::deque<Rank> ranks_;  // a deque: what is in it stays where it is
+  int running_ = 0;
+  int exit_code_ = 0;    // of the first failure
+  int stop_signal_ = 0;  // the last one that was passed on to end the ranks
+  int interrupts_ = 0;
+  bool terminating_ = false;
+  Deadline kill_at_ = Deadline::in(Deadline::Clock::duration::max());
+};
+
+}  // namespace echelon
