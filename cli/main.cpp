@@ -62,6 +62,8 @@ int run(int argc, char** argv) {
   add_train(app, exit_code);
   const std::vector<std::string> program = cut_program(argc, argv);
   add_launch(app, exit_code, program);
+  add_bench(app, exit_code);
+  add_topo(app, exit_code);
   add_generate(app, exit_code);
   add_info(app, exit_code);
   add_version(app, exit_code);

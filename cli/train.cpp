@@ -3,8 +3,12 @@
 #include <memory>
 
 #include "cli/commands.h"
+#include "cli/ranks.h"
 #include "echelon/base/error.h"
+#include "echelon/base/log.h"
 #include "echelon/base/process_memory.h"
+#include "echelon/net/environment.h"
+#include "echelon/net/launcher.h"
 #include "echelon/train/job.h"
 #include "echelon/train/run_directory.h"
 
@@ -14,6 +18,7 @@ namespace {
 constexpr const char* examples = R"(Examples:
   echelon train                                      the default job: a small GPT on Python's own sources
   echelon train --data book.txt                      the same on your own text
+  echelon train --nproc 2                            on two ranks of this machine (srun, mpirun, torchrun: by themselves)
   echelon train job.toml --set optim.rate=1e-3       options from a file, one changed
   echelon train --print-config > job.toml            every option with its value and meaning
   echelon train --set model.init=weights/            start from GPT-2 weights in Hugging Face's format
@@ -22,6 +27,7 @@ constexpr const char* examples = R"(Examples:
 struct Arguments {
   std::string config, data, resume, name, summary;
   std::vector<std::string> set;
+  int nproc = 1;
   bool print_config = false;
 };
 
@@ -62,6 +68,12 @@ void add_train(CLI::App& app, int& exit_code) {
       ->type_name("RUN");
   command->add_option("--json", arguments->summary, "Write a summary of the run")
       ->type_name("FILE");
+  command
+      ->add_option("--nproc", arguments->nproc,
+                   "Ranks to start here; each trains on its part of a batch")
+      ->check(CLI::Range(1, most_local_ranks))
+      ->type_name("N")
+      ->capture_default_str();
   command->add_flag("--print-config", arguments->print_config,
                     "Print every option with its value and meaning, and stop");
   command->footer(examples);
@@ -71,7 +83,20 @@ void add_train(CLI::App& app, int& exit_code) {
       fmt::print("{}", to_toml(fields_of(request.options), Comments::yes));
       return;
     }
+    const JobEnvironment environment = read_environment();
+    if (environment.world == 1 && arguments->nproc > 1) {
+      exit_code = launch({.program = own_command_line(),
+                          .nproc = arguments->nproc,
+                          .rendezvous = {},
+                          .log_dir = {},
+                          .prefix = false});
+      return;
+    }
     keep_freed_memory();
+    if (environment.world > 1) {
+      log::set_rank(environment.rank);
+      request.ranks = Communicator::world(request.options.comm, request.options.net);
+    }
     exit_code = run_job(std::move(request), interrupted()) == JobEnd::interrupted ? 130 : 0;
   });
 }

@@ -49,6 +49,21 @@ if(ECHELON_TORCH)
   endif()
 endif()
 
+# NCCL: the wheel beside a CUDA torch, which torch itself has loaded; else the system's.
+if(TORCH_HAS_CUDA)
+  cmake_path(GET TORCH_ROOT PARENT_PATH site_packages)
+  find_path(ECHELON_NCCL_INCLUDE nccl.h PATHS "${site_packages}/nvidia/nccl/include" NO_DEFAULT_PATH NO_CACHE)
+  find_path(ECHELON_NCCL_INCLUDE nccl.h NO_CACHE)
+  find_file(ECHELON_NCCL_LIBRARY libnccl.so.2 PATHS "${site_packages}/nvidia/nccl/lib" "${TORCH_ROOT}/lib"
+            NO_DEFAULT_PATH NO_CACHE)
+  find_library(ECHELON_NCCL_LIBRARY NAMES libnccl.so.2 nccl NO_CACHE)
+  if(ECHELON_NCCL_INCLUDE AND ECHELON_NCCL_LIBRARY)
+    list(APPEND ECHELON_PARTS nccl)
+    cmake_path(GET ECHELON_NCCL_LIBRARY PARENT_PATH nccl_dir)
+    list(APPEND TORCH_LIBRARY_DIRS "${nccl_dir}")
+  endif()
+endif()
+
 # xz, for the size that a run's result is compared with. ECHELON_LZMA is the library to link, or empty.
 set(ECHELON_LZMA "")
 find_package(LibLZMA QUIET)

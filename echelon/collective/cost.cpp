@@ -53,15 +53,27 @@ double all_reduce_cost(Algorithm algorithm, double n, const Shape& shape, const 
              2 * (m - 1) * across.alpha + 2 * ((m - 1) / m) * n * across.beta +
              (m - 1) / m * (n / g) * gamma;
     case Algorithm::shared_direct:
-      return in.alpha + n * in.beta + (p - 1) * n * gamma;
-    case Algorithm::shared:
-      return 2 * in.alpha + 2 * share * n * in.beta + share * n * gamma;
+      return in.alpha + n * in.beta + (p - 1) * n * (in.beta + gamma);
+    case Algorithm::shared:  // private buffers
+      return 2 * in.alpha + 2 * n * in.beta + share * n * (in.beta + gamma);
     default:
       return std::numeric_limits<double>::infinity();
   }
 }
 
 }  // namespace
+
+// Direct costs a barrier less and more for each byte: the lines cross where that is made up for.
+SharedCrossings shared_crossings(int ranks, const Figures& figures) {
+  const double p = ranks, share = (p - 1) / p, alpha = figures.shared.alpha,
+               beta = figures.shared.beta, gamma = figures.gamma;
+  const auto crossing = [&](double byte) {
+    const double saved = beta + (p - 1) * (beta + gamma) - byte;
+    const double bytes = saved > 0 ? alpha / saved : 1e18;
+    return std::size_t(std::min(bytes, 1e18));
+  };
+  return {crossing(2 * share * beta + share * gamma), crossing(2 * beta + share * (beta + gamma))};
+}
 
 std::string Figures::json() const {
   return nlohmann::ordered_json{{"shared", {{"alpha", shared.alpha}, {"beta", shared.beta}}},

@@ -13,8 +13,10 @@
 //   direct              (p-1)(alpha + n beta + n gamma)
 //   hierarchical        inside 2(g-1) alpha + 2((g-1)/g) n beta + ((g-1)/g) n gamma,
 //                       across 2(m-1) alpha + 2((m-1)/m) n beta + ((m-1)/m)(n/g) gamma
-//   shared, direct      alpha + n beta + (p-1) n gamma
-//   shared              2 alpha + 2((p-1)/p) n beta + ((p-1)/p) n gamma
+//   shared, direct      alpha + n beta + (p-1) n (beta + gamma)
+//   shared              2 alpha + 2((p-1)/p) n beta + ((p-1)/p) n gamma on registered buffers;
+//                       on private ones, which are staged, 2 alpha + 2 n beta + ((p-1)/p) n (beta +
+//                       gamma)
 //
 // On several hosts the g ranks of a host share one network card: what k of them send across at the
 // same time counts k times.
@@ -43,6 +45,12 @@ struct Figures {
   std::string json() const;
   static Figures parse(const std::string& json, const std::string& where);  // throws Corrupt
 };
+
+// On one host, where direct stops being the cheaper way: for registered and for private buffers.
+struct SharedCrossings {
+  std::size_t registered, staged;
+};
+SharedCrossings shared_crossings(int ranks, const Figures& figures);
 
 struct Shape {
   int ranks = 1;

@@ -67,7 +67,8 @@ Group::Group(Private, std::shared_ptr<Endpoint> endpoint, CommOptions options,
       options_(std::move(options)),
       members_(std::move(members)),
       id_(id),
-      ledger_(std::move(ledger)) {
+      ledger_(std::move(ledger)),
+      forced_(parse_algorithm(options_.algorithm)) {
   std::map<std::string, std::vector<int>> hosts;
   std::vector<int> near_ranks;
   for (int i = 0; i < size(); ++i) {
@@ -82,7 +83,10 @@ Group::Group(Private, std::shared_ptr<Endpoint> endpoint, CommOptions options,
   std::size_t fewest = members_.size();
   for (const auto& [host, ranks] : hosts) fewest = std::min(fewest, ranks.size());
   shape_ = {size(), int(hosts.size()), int(fewest)};
-  spins_ = int(near_.size()) <= cores();
+  const auto beside = std::count_if(members_.begin(), members_.end(), [&](int rank) {
+    return endpoint_->card(rank).kernel == endpoint_->card(endpoint_->rank()).kernel;
+  });
+  spins_ = beside <= cores();
   if (near_.size() > 1) shared_ = std::make_unique<SharedGroup>(*endpoint_, near_ranks, blocks);
   messenger_ = std::make_unique<Messenger>(
       *endpoint_, members_, index_, [this](int member, int lane, Deadline deadline) -> Link& {
@@ -134,6 +138,13 @@ void Group::set_figures(const Figures& figures) {
   choices_.clear();
   for (int op = 0; op <= int(Operation::barrier); ++op)
     choices_.push_back(choose(Operation(op), shape_, figures_));
+  if (shared_) {
+    const auto crossings = shared_crossings(int(near_.size()), figures);
+    SharedGroup::Limits limits;
+    limits.registered_from = crossings.registered;
+    limits.staged_from = crossings.staged;
+    shared_->set_limits(limits);
+  }
   if (across_) across_->set_figures(figures);
 }
 
@@ -187,6 +198,7 @@ std::shared_ptr<Group> Group::split(int colour, int key) {
   if (colour >= 0 && near > 1) {
     // Not freed before the endpoint is: a neighbour may still be reading it when this rank is done.
     std::byte* memory = endpoint_->heap().allocate(SharedGroup::block_bytes(int(near)));
+    SharedGroup::clear_block(memory, int(near));
     block = *endpoint_->heap().offset(memory, 1);
   }
   std::vector<std::size_t> all_blocks(members_.size());
@@ -232,18 +244,18 @@ void Group::run(Call& call, const CallOptions& options) {
   call.deadline = Deadline::in(timeout);
   if (size() == 1) return run_alone(call);
   Algorithm chosen = options.algorithm;
-  if (chosen == Algorithm::automatic && call.operation == Operation::all_reduce &&
-      options_.algorithm != "auto")
-    chosen = parse_algorithm(options_.algorithm);
-  if (chosen == Algorithm::automatic) chosen = algorithm(call.operation, choice_bytes(call));
+  if (chosen == Algorithm::automatic && call.operation == Operation::all_reduce) chosen = forced_;
   const bool across = shape_.hosts > 1;
-  if ((chosen == Algorithm::shared || chosen == Algorithm::shared_direct) && across)
-    throw InvalidArgument(
-        fmt::format("{} is for ranks of one host; these are on {}", name(chosen), shape_.hosts));
   if (chosen == Algorithm::hierarchical && !(across && shape_.local > 1))
-    chosen = algorithm(call.operation, choice_bytes(call));  // one level alone: nothing to combine
+    chosen = Algorithm::automatic;  // one level alone: nothing to combine
+  // On one host it also depends on all ranks' buffers, which are known when they have met.
+  if (chosen == Algorithm::automatic && across)
+    chosen = algorithm(call.operation, choice_bytes(call));
   try {
     ++number_;
+    if ((chosen == Algorithm::shared || chosen == Algorithm::shared_direct) && across)
+      throw InvalidArgument(
+          fmt::format("{} is for ranks of one host; these are on {}", name(chosen), shape_.hosts));
     run_checked(call, chosen, spins_ && !options.patient);
   } catch (const std::exception& error) {
     broken_ = std::current_exception();
@@ -253,9 +265,10 @@ void Group::run(Call& call, const CallOptions& options) {
 }
 
 void Group::run_checked(const Call& call, Algorithm chosen, bool spin) {
-  if (chosen == Algorithm::shared || chosen == Algorithm::shared_direct) {
-    const std::uint64_t bytes = shared_->run(call, chosen, spin);
-    ledger_->add(call.operation, call.tag, chosen, LinkKind::shared, bytes);
+  if (chosen == Algorithm::shared || chosen == Algorithm::shared_direct ||
+      chosen == Algorithm::automatic) {
+    const auto [bytes, taken] = shared_->run(call, chosen, spin);
+    ledger_->add(call.operation, call.tag, taken, LinkKind::shared, bytes);
     return;
   }
   if (chosen == Algorithm::hierarchical) return run_hierarchical(call, spin);
@@ -281,8 +294,8 @@ void Group::run_hierarchical(const Call& call, bool spin) {
   inside.op = op;
   inside.out = slice;
   inside.counts = counts;
-  std::uint64_t bytes = shared_->run(inside, Algorithm::shared, spin);
-  if (owner && counts[mine]) {
+  std::uint64_t bytes = shared_->run(inside, Algorithm::shared, spin).bytes;
+  if (owner) {  // of an empty slice too: the other hosts may have called with more
     Call outside = call;
     outside.op = op;
     outside.in = outside.out = slice;
@@ -298,7 +311,7 @@ void Group::run_hierarchical(const Call& call, bool spin) {
   inside.in = slice;
   inside.out = call.out;
   inside.count = 0;
-  bytes += shared_->run(inside, Algorithm::shared, spin);
+  bytes += shared_->run(inside, Algorithm::shared, spin).bytes;
   ledger_->add(call.operation, call.tag, Algorithm::hierarchical, LinkKind::shared, bytes);
 }
 

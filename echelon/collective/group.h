@@ -129,6 +129,7 @@ class Group : public std::enable_shared_from_this<Group> {
   int index_ = 0;
   std::uint64_t id_;
   std::shared_ptr<Ledger> ledger_;
+  Algorithm forced_;  // comm.algorithm
   Shape shape_;
   bool spins_ = false;
 

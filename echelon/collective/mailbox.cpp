@@ -49,6 +49,11 @@ Mailbox::Ticket Mailbox::post(Message message, bool background) {
                     index_, message.sends ? "send to" : "receive from", message.peer, size - 1));
   const Ticket ticket = std::make_shared<Message>(std::move(message));
   std::unique_lock lock(mutex_);
+  if (ticket->peer != anyone && peers_[std::size_t(ticket->peer)].broken) {
+    ticket->error = peers_[std::size_t(ticket->peer)].broken;
+    ticket->done = true;
+    return ticket;
+  }
   if (ticket->sends) {
     peers_[std::size_t(ticket->peer)].sends.push_back(ticket);
   } else {
@@ -92,9 +97,11 @@ void Mailbox::finish(const Ticket& ticket) {
   if (!ticket->sends) receives_.remove(ticket);
 }
 
-// Everything with this member ends in the same error.
+// Everything with this member ends in the same error, now and later: a message may have stopped in
+// the middle, and whatever followed it on the link would be taken for its rest.
 void Mailbox::fail(int member, std::exception_ptr error) {
   auto& peer = peers_[std::size_t(member)];
+  if (!peer.broken) peer.broken = error;
   for (const auto& send : std::exchange(peer.sends, {})) {
     send->error = error;
     send->done = true;
@@ -107,7 +114,32 @@ void Mailbox::fail(int member, std::exception_ptr error) {
     finish(receive);
   }
   peer.target.reset();
+  if (peer.aside) peer.unexpected.pop_back();
   peer.aside = false;
+}
+
+void Mailbox::abandon(const Ticket& ticket, std::exception_ptr error) {
+  if (ticket->done) return;
+  if (ticket->peer != anyone) return fail(ticket->peer, error);
+  ticket->error = error;
+  finish(ticket);
+}
+
+std::vector<int> Mailbox::missing(const Message& message) const {
+  Health& health = endpoint_.health();
+  std::vector<int> others, ranks;
+  for (int member = 0; member < int(peers_.size()); ++member) {
+    if (member == index_ || (message.peer != anyone && message.peer != member)) continue;
+    const int rank = members_[std::size_t(member)];
+    others.push_back(rank);
+    // Over TCP a goodbye may overtake what was sent before; the end of the stream tells.
+    const auto& link = peers_[std::size_t(member)].link;
+    const bool tells = link && link->kind() == LinkKind::tcp && !message.deadline.expired();
+    // Of several it may come from, some may go as long as one is left.
+    const bool may_go = message.peer == anyone && health.state(rank) == Health::State::left;
+    if (!may_go && !(tells && message.peer != anyone)) ranks.push_back(rank);
+  }
+  return message.peer == anyone && ranks.empty() ? others : ranks;
 }
 
 bool Mailbox::connect(int member, Deadline deadline) {
@@ -125,7 +157,8 @@ bool Mailbox::progress() {
   bool moved = false;
   for (int member = 0; member < int(peers_.size()); ++member) {
     auto& peer = peers_[std::size_t(member)];
-    if (member == index_ || (peer.sends.empty() && !peer.target && !wanted(member))) continue;
+    if (member == index_ || peer.broken) continue;
+    if (peer.sends.empty() && !peer.target && !wanted(member)) continue;
     try {
       const Deadline deadline = peer.sends.empty() ? Deadline::in(std::chrono::seconds(30))
                                                    : peer.sends.front()->deadline;
@@ -221,6 +254,8 @@ bool Mailbox::progress_receives(int member) {
     moved = true;
     if (peer.aside) {
       peer.aside = false;
+      // It may have been asked for while it was coming in.
+      if (const Ticket ticket = match(member, peer.incoming.tag)) settle(ticket);
     } else {
       finish(peer.target);
       peer.target.reset();
@@ -231,38 +266,56 @@ bool Mailbox::progress_receives(int member) {
 
 bool Mailbox::done(const Ticket& ticket) {
   const std::lock_guard lock(mutex_);
+  const bool changed = endpoint_.health().changes() != 0;  // before looking at what they sent
   if (!ticket->done) progress();
+  if (!ticket->done) {
+    try {
+      if (changed) endpoint_.health().check_present(missing(*ticket));
+      if (ticket->deadline.expired())
+        throw Timeout(fmt::format("{} reached its deadline", describe(*ticket)));
+    } catch (const std::exception&) {
+      abandon(ticket, std::current_exception());
+    }
+  }
   if (ticket->error) std::rethrow_exception(ticket->error);
   return ticket->done;
 }
 
 void Mailbox::wait(const Ticket& ticket, bool spin) {
-  const std::function<std::string()> what = [&] { return describe(*ticket); };
-  const std::vector<int> concerned = ticket->peer == anyone
-                                         ? std::vector<int>{}
-                                         : std::vector<int>{members_[std::size_t(ticket->peer)]};
-  Waiting waiting(endpoint_.health(), concerned, ticket->deadline, spin, what);
+  const std::function<std::string()> what = [&] {
+    const std::lock_guard lock(mutex_);
+    return describe(*ticket);
+  };
+  std::vector<int> concerned;  // any of them, where it may come from any
+  {
+    const std::lock_guard lock(mutex_);
+    if (ticket->peer == anyone)
+      concerned = members_;
+    else
+      concerned = {members_[std::size_t(ticket->peer)]};
+  }
+  Waiting waiting(endpoint_.health(), concerned, ticket->deadline, Waiting::sockets(spin), what);
   try {
-    for (std::uint64_t round = 0;; ++round) {
+    const auto missing_now = [&] {
+      const std::lock_guard lock(mutex_);
+      return missing(*ticket);
+    };
+    for (std::uint64_t round = 0, turn = 1;; ++round, ++turn) {
       {
         const std::lock_guard lock(mutex_);
         if (!ticket->done && progress()) round = 0;
         if (ticket->error) std::rethrow_exception(ticket->error);
         if (ticket->done) return;
       }
-      waiting.idle(
-          round, [&] { return concerned.empty() ? members_ : concerned; },
-          [](std::chrono::microseconds time) {
-            sleep_for(std::min(time, std::chrono::microseconds(200)));
-          });
+      waiting.busy(turn, missing_now);
+      waiting.idle(round, missing_now, [](std::chrono::microseconds time) {
+        sleep_for(std::min(time, std::chrono::microseconds(200)));
+      });
     }
   } catch (const std::exception&) {
     // Nobody may write to the buffer once its owner has been told that it failed.
     const std::lock_guard lock(mutex_);
-    if (!ticket->done && ticket->peer != anyone)
-      fail(ticket->peer, std::current_exception());
-    else if (!ticket->done)
-      finish(ticket);
+    abandon(ticket, std::current_exception());
     throw;
   }
 }

@@ -80,6 +80,7 @@ class Mailbox {
     Ticket target;  // of the message that is coming in
     bool aside = false;
     std::list<Unexpected> unexpected;  // the last one may still be coming in
+    std::exception_ptr broken;         // why nothing more goes to it or comes from it
   };
 
   bool progress();  // with mutex_ held; true when something moved
@@ -90,6 +91,8 @@ class Mailbox {
   bool wanted(int member) const;  // a receive is posted that this member could answer
   void finish(const Ticket& ticket);
   void fail(int member, std::exception_ptr error);
+  void abandon(const Ticket& ticket, std::exception_ptr error);
+  std::vector<int> missing(const Message& message) const;  // ranks whose leaving would end it
   void settle(const Ticket& ticket);
   void run();
   std::string describe(const Message& message) const;

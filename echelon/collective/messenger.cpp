@@ -81,7 +81,7 @@ class Messenger::Run {
   }
 
   Sent go(Waiting& waiting) {
-    for (std::uint64_t round = 0;; ++round) {
+    for (std::uint64_t round = 0, turn = 1;; ++round, ++turn) {
       bool moved = false, done = true;
       for (auto& lane : lanes_) {
         moved |= send(lane);
@@ -89,6 +89,7 @@ class Messenger::Run {
         done &= lane.done();
       }
       if (done) return sent_;
+      waiting.busy(turn, [&] { return missing(); });
       if (moved)
         round = 0;
       else
@@ -123,7 +124,7 @@ class Messenger::Run {
     for (; lane.send_step < lane.steps.size(); ++lane.send_step, lane.sent = 0) {
       const Step& step = lane.steps[lane.send_step];
       const std::size_t bytes = step.send.count * element_;
-      if (step.to < 0 || bytes == 0) continue;
+      if (step.to < 0) continue;
       const std::size_t limit = ready(lane);
       const std::size_t gone = lane.sent < sizeof(Header) ? 0 : lane.sent - sizeof(Header);
       if (limit < bytes && limit < gone + chunk) return moved;  // not worth a call yet
@@ -149,7 +150,7 @@ class Messenger::Run {
     for (; lane.receive_step < lane.steps.size();) {
       const Step& step = lane.steps[lane.receive_step];
       const std::size_t bytes = step.receive.count * element_;
-      if (step.from < 0 || bytes == 0) {
+      if (step.from < 0) {
         next(lane);
         continue;
       }
@@ -239,19 +240,22 @@ class Messenger::Run {
     return text;
   }
 
-  std::vector<int> missing() const {
+  std::vector<int> missing() {
     std::vector<int> ranks;
     for (const auto& lane : lanes_) {
       if (lane.receive_step < lane.steps.size())
-        add(ranks, lane.steps[lane.receive_step].from);
+        add(ranks, lane.steps[lane.receive_step].from, lane);
       else if (lane.send_step < lane.steps.size())
-        add(ranks, lane.steps[lane.send_step].to);
+        add(ranks, lane.steps[lane.send_step].to, lane);
     }
     return ranks;
   }
 
-  void add(std::vector<int>& ranks, int member) const {
+  // One that has left is missed at once where memory is shared. Over TCP its goodbye may overtake
+  // what it sent before, and the end of the stream tells.
+  void add(std::vector<int>& ranks, int member, const Lane& lane) {
     if (member < 0) return;
+    if (!call_.deadline.expired() && link(member, lane).kind() == LinkKind::tcp) return;
     const int rank = m_.members_[std::size_t(member)];
     if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) ranks.push_back(rank);
   }
@@ -322,7 +326,8 @@ Messenger::Sent Messenger::run_wide(const Call& call, Algorithm algorithm, std::
   wider.in = reinterpret_cast<const std::byte*>(in.get());
   wider.out = reinterpret_cast<std::byte*>(out.get());
   const Sent sent = run(wider, algorithm, number, spin, false);
-  if (call.out) convert(DataType::f32, out.get(), call.type, call.out, out_count);
+  if (call.operation != Operation::reduce || index_ == call.root)
+    convert(DataType::f32, out.get(), call.type, call.out, out_count);
   return sent;
 }
 
@@ -373,7 +378,7 @@ Messenger::Sent Messenger::run(const Call& given, Algorithm algorithm, std::uint
     std::string text = describe(signature(call, algorithm), call.count);
     return call.tag.empty() ? text : fmt::format("{}, tag \"{}\"", text, call.tag);
   };
-  Waiting waiting(endpoint_.health(), members_, call.deadline, spin, what);
+  Waiting waiting(endpoint_.health(), members_, call.deadline, Waiting::sockets(spin), what);
   Sent sent;
   try {
     sent = Run(*this, call, algorithm, number, schedule).go(waiting);

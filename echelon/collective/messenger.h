@@ -2,7 +2,7 @@
 //
 // Each message is 32 bytes of header and the payload. The header says which step of which operation
 // it belongs to, so ranks that called different things find out at the first message instead of
-// summing the wrong numbers:
+// summing the wrong numbers. An empty piece is a message too, so that who expects more finds out:
 //
 //   0   4  magic
 //   4   4  the sender's step

@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 #include <linux/futex.h>
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -9,6 +12,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 #include <limits>
 
@@ -21,10 +25,12 @@ namespace {
 // Work on registered and exposed buffers goes in blocks that stay in a core's cache.
 constexpr std::size_t cache_block = 32 << 10;
 constexpr std::size_t exposed_block = 64 << 10;
+constexpr std::size_t direct_chunk = 64 << 10;
+constexpr std::size_t small = 2 << 10;  // writing past the caches takes longer for less
 constexpr std::size_t line_bytes = 64;
 constexpr std::size_t any_size = std::numeric_limits<std::size_t>::max();
 
-constexpr std::uint64_t in_registered = 1, out_registered = 2, is_exposed = 4;
+constexpr std::uint32_t in_registered = 1, out_registered = 2, is_exposed = 4;
 
 std::size_t rounded(std::size_t bytes, std::size_t unit) {
   return (bytes + unit - 1) / unit * unit;
@@ -45,29 +51,62 @@ std::vector<std::size_t> bounds_of(std::span<const std::size_t> counts) {
   return bounds;
 }
 
+// Equal for equal tables (FNV-1a over words).
+std::uint64_t digest(std::span<const std::size_t> counts) {
+  std::uint64_t hash = 0xcbf29ce484222325u;
+  for (const auto count : counts) {
+    hash = (hash ^ count) * 0x100000001b3u;
+    hash ^= hash >> 32;
+  }
+  return hash;
+}
+
+// Past the caches: what another core will read is faster fetched from memory than from this core's
+// cache, and this core does not need it again.
+void copy_past_cache(std::byte* to, const std::byte* from, std::size_t bytes) {
+#if defined(__SSE2__)
+  std::size_t at = 0;
+  for (; at + 64 <= bytes; at += 64) {
+    const auto* source = reinterpret_cast<const __m128i*>(from + at);
+    auto* target = reinterpret_cast<__m128i*>(to + at);
+    const __m128i a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1),
+                  c = _mm_loadu_si128(source + 2), d = _mm_loadu_si128(source + 3);
+    _mm_stream_si128(target, a);
+    _mm_stream_si128(target + 1, b);
+    _mm_stream_si128(target + 2, c);
+    _mm_stream_si128(target + 3, d);
+  }
+  std::memcpy(to + at, from + at, bytes - at);
+  _mm_sfence();
+#else
+  std::memcpy(to, from, bytes);
+#endif
+}
+
 void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
   if (to != from && bytes) std::memcpy(to, from, bytes);
 }
 
 }  // namespace
 
+// Everything that others look at when an operation begins, in one cache line.
 struct alignas(64) SharedGroup::Line {
-  std::atomic<std::uint64_t> sequence;
-  std::atomic<std::uint32_t> sleepers;
-};
-
-struct alignas(64) SharedGroup::Post {
+  std::atomic<std::uint64_t> sequence;  // the last barrier that was reached
+  std::atomic<std::uint64_t>
+      filled;  // the piece in the staging slot << 32 | bytes of it that are there
+  std::atomic<std::uint32_t> sleepers;  // ranks asleep until `sequence` changes
+  std::uint32_t flags;                  // of the post
   std::uint64_t signature;
   std::uint64_t bytes;    // of the input
+  std::uint64_t counts;   // of the pieces, in one word
   std::uint64_t in, out;  // offsets in the heap, or addresses
-  std::uint64_t flags;
 };
 
-// What of a block is of fixed size. After it: all_to_all's tables, staging slots, result slots,
-// rings.
+// What of a block is of fixed size: a line for operations of even and one for those of odd number,
+// so that a rank that goes on does not write over what a slower one still reads. After it:
+// all_to_all's tables, staging slots, result slots, rings.
 struct SharedGroup::Block {
-  Line line;
-  Post posts[2];
+  Line lines[2];
 };
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free &&
@@ -91,6 +130,13 @@ struct Layout {
 
 std::size_t SharedGroup::block_bytes(int members) {
   return Layout(std::size_t(members), sizeof(Block)).end;
+}
+
+void SharedGroup::clear_block(std::byte* block, int members) {
+  const Layout layout(std::size_t(members), sizeof(Block));
+  std::memset(block, 0, layout.slots);
+  for (std::size_t at = layout.rings; at < layout.end; at += sizeof(SharedRing::Memory))
+    std::memset(block + at, 0, offsetof(SharedRing::Memory, bytes));
 }
 
 SharedGroup::SharedGroup(Endpoint& endpoint, std::vector<int> members,
@@ -143,14 +189,14 @@ std::byte* SharedGroup::result_slot(int member) const {
   return staging_[std::size_t(member)] + layout.results + piece_ % 2 * slice_bytes;
 }
 
-const SharedGroup::Post& SharedGroup::peer_post(int member) const {
-  return blocks_[std::size_t(member)]->posts[number_ % 2];
+SharedGroup::Line& SharedGroup::line(int member) const {
+  return blocks_[std::size_t(member)]->lines[number_ % 2];
 }
 
 void SharedGroup::post(const Call& call, std::uint64_t signature, std::size_t input_bytes,
                        bool exposed) {
-  Post& mine = blocks_[std::size_t(index_)]->posts[number_ % 2];
-  const auto place = [&](const std::byte* buffer, std::size_t bytes, std::uint64_t flag) {
+  Line& mine = line(index_);
+  const auto place = [&](const std::byte* buffer, std::size_t bytes, std::uint32_t flag) {
     if (const auto offset = endpoint_.heap().offset(buffer, bytes); offset && buffer) {
       mine.flags |= flag;
       return std::uint64_t(*offset);
@@ -160,68 +206,84 @@ void SharedGroup::post(const Call& call, std::uint64_t signature, std::size_t in
   mine.signature = signature;
   mine.bytes = input_bytes;
   mine.flags = 0;
+  mine.counts = call.operation == Operation::all_to_all ? 0 : digest(call.counts);
   mine.in = place(call.in, input_bytes, in_registered);
   mine.out = place(call.out, call.bytes(), out_registered);
   if (exposed || (mine.flags & in_registered)) mine.flags |= is_exposed;
 }
 
-void SharedGroup::barrier() {
-  ++sequence_;
-  Line& mine = blocks_[std::size_t(index_)]->line;
-  mine.sequence.store(sequence_, std::memory_order_release);
+void SharedGroup::signal() {
+  Line& mine = line(index_);
+  mine.sequence.store(++sequence_, std::memory_order_release);
   // A sleeper that is missed here looks again by itself: its sleeps are short.
   if (mine.sleepers.load(std::memory_order_relaxed) != 0)
     syscall(SYS_futex, &mine.sequence, FUTEX_WAKE, std::numeric_limits<int>::max(), nullptr,
             nullptr, 0);
-  for (std::size_t k = 0; k < blocks_.size(); ++k) {
-    Line& line = blocks_[k]->line;
-    if (line.sequence.load(std::memory_order_acquire) >= sequence_) continue;
-    waiting_->until([&] { return line.sequence.load(std::memory_order_acquire) >= sequence_; },
-                    [&] {
-                      std::vector<int> missing;
-                      for (std::size_t i = 0; i < blocks_.size(); ++i)
-                        if (blocks_[i]->line.sequence.load(std::memory_order_acquire) < sequence_)
-                          missing.push_back(members_[i]);
-                      return missing;
-                    },
-                    [&](std::chrono::microseconds time) {
-                      const std::uint64_t seen = line.sequence.load(std::memory_order_acquire);
-                      if (seen >= sequence_) return;
-                      const timespec limit = {0, long(time.count()) * 1000};
-                      line.sleepers.fetch_add(1);
-                      syscall(SYS_futex, &line.sequence, FUTEX_WAIT, std::uint32_t(seen), &limit,
-                              nullptr, 0);
-                      line.sleepers.fetch_sub(1);
-                    });
-  }
+}
+
+// Until ready(line) holds for a member.
+template <class Ready>
+void SharedGroup::wait_for(int member, Ready ready) {
+  Line& theirs = line(member);
+  if (ready(theirs)) return;
+  waiting_->until([&] { return ready(theirs); },
+                  [&] {
+                    std::vector<int> missing;
+                    for (int k = 0; k < size(); ++k)
+                      if (!ready(line(k))) missing.push_back(members_[std::size_t(k)]);
+                    return missing;
+                  },
+                  [&](std::chrono::microseconds time) {
+                    const std::uint64_t seen = theirs.sequence.load(std::memory_order_acquire);
+                    if (ready(theirs)) return;
+                    const timespec limit = {0, long(time.count()) * 1000};
+                    theirs.sleepers.fetch_add(1);
+                    syscall(SYS_futex, &theirs.sequence, FUTEX_WAIT, std::uint32_t(seen), &limit,
+                            nullptr, 0);
+                    theirs.sleepers.fetch_sub(1);
+                  });
+}
+
+void SharedGroup::wait_for_all() {
+  for (int k = 0; k < size(); ++k)
+    if (k != index_)
+      wait_for(k, [this](const Line& theirs) {
+        return theirs.sequence.load(std::memory_order_acquire) >= sequence_;
+      });
+}
+
+void SharedGroup::barrier() {
+  signal();
+  wait_for_all();
 }
 
 void SharedGroup::check_posts(const std::function<std::size_t(int)>& expected_bytes) {
-  const Post& mine = peer_post(index_);
+  const Line& mine = line(index_);
   for (int k = 0; k < size(); ++k) {
-    const Post& other = peer_post(k);
+    const Line& other = line(k);
     const std::size_t expected = expected_bytes ? expected_bytes(k) : mine.bytes;
-    if (other.signature == mine.signature && (expected == any_size || other.bytes == expected))
-      continue;
+    const bool same_size = expected == any_size || other.bytes == expected;
+    if (other.signature == mine.signature && same_size && other.counts == mine.counts) continue;
     const std::size_t element =
         std::max<std::size_t>(1, size_of(DataType(mine.signature >> 16 & 0xff)));
     const std::size_t other_type = other.signature >> 16 & 0xff;
     const std::size_t other_element =
         other_type <= std::size_t(DataType::boolean) ? size_of(DataType(other_type)) : 1;
-    throw InvalidArgument(
-        fmt::format("ranks disagree: {} called {}, this rank (rank {}) {}{}",
-                    endpoint_.health().name(members_[std::size_t(k)]),
-                    describe(other.signature, other.bytes / other_element), endpoint_.rank(),
-                    describe(mine.signature, mine.bytes / element),
-                    other.signature == mine.signature && expected != mine.bytes
-                        ? fmt::format(" and expected {} from it", expected / element)
-                        : ""));
+    throw InvalidArgument(fmt::format(
+        "ranks disagree: {} called {}, this rank (rank {}) {}{}",
+        endpoint_.health().name(members_[std::size_t(k)]),
+        describe(other.signature, other.bytes / other_element), endpoint_.rank(),
+        describe(mine.signature, mine.bytes / element),
+        other.signature != mine.signature ? ""
+        : same_size                       ? ", with another table of counts"
+        : expected != mine.bytes ? fmt::format(" and expected {} from it", expected / element)
+                                 : ""));
   }
 }
 
 const std::byte* SharedGroup::look(int member, bool output, std::size_t offset, std::size_t bytes,
                                    std::byte* scratch) const {
-  const Post& post = peer_post(member);
+  const Line& post = line(member);
   const std::uint64_t place = (output ? post.out : post.in) + offset;
   if (post.flags & (output ? out_registered : in_registered)) {
     const std::byte* there = endpoint_.heap(members_[std::size_t(member)]).at(place, bytes);
@@ -260,27 +322,55 @@ void SharedGroup::read_exposed(int member, std::uint64_t address, std::byte* to,
 // ---- Reductions
 // ------------------------------------------------------------------------------------
 
-std::uint64_t SharedGroup::all_reduce_direct(const Call& call) {
+// Copies a piece of the input to the staging slot, telling how far it is, so that the others need
+// not wait for its end.
+void SharedGroup::fill_direct(const Call& call, std::size_t at, std::size_t bytes) {
+  ++piece_;
+  std::byte* to = slot(index_, piece_);
+  Line& mine = line(index_);
+  for (std::size_t done = 0; done < bytes;) {
+    const std::size_t now = std::min(direct_chunk, bytes - done);
+    if (now > small)
+      copy_past_cache(to + done, call.in + at + done, now);
+    else
+      std::memcpy(to + done, call.in + at + done, now);
+    done += now;
+    mine.filled.store(piece_ << 32 | done, std::memory_order_release);
+  }
+}
+
+// The first piece goes out with the post where it is small, else after it: others may then look at
+// the post meanwhile.
+void SharedGroup::begin_direct(const Call& call) {
+  const std::size_t first = std::min(members_.size() * slice_bytes, call.bytes());
+  if (first > small) signal();
+  fill_direct(call, 0, first);
+  if (first <= small) signal();
+}
+
+// Everyone sums all of everyone's vectors. The posts are out; with `filled`, so is the first piece.
+std::uint64_t SharedGroup::all_reduce_direct(const Call& call, bool filled) {
   const std::size_t element = size_of(call.type), bytes = call.bytes();
   const std::size_t piece = members_.size() * slice_bytes;
-  std::array<const void*, 64> few;
-  std::vector<const void*> many;
-  const void** inputs = few.data();
-  if (members_.size() > few.size()) {
-    many.resize(members_.size());
-    inputs = many.data();
+  inputs_.resize(members_.size());
+  for (std::size_t at = 0; at < bytes; at += piece) {
+    const std::size_t length = std::min(piece, bytes - at);
+    if (!filled || at > 0) fill_direct(call, at, length);
+    for (std::size_t done = 0; done < length;) {
+      const std::size_t now = std::min(direct_chunk, length - done);
+      for (int k = 0; k < size(); ++k) {
+        if (k != index_)
+          wait_for(k, [&](const Line& theirs) {
+            return theirs.filled.load(std::memory_order_acquire) >= (piece_ << 32 | (done + now));
+          });
+        inputs_[std::size_t(k)] = k == index_ ? call.in + at + done : slot(k, piece_) + done;
+      }
+      echelon::reduce(call.type, call.op, call.out + at + done, inputs_.data(), size(),
+                      now / element, size());
+      done += now;
+    }
   }
-  std::size_t at = 0;
-  do {
-    const std::size_t now = std::min(piece, bytes - at);
-    ++piece_;
-    copy_bytes(slot(index_, piece_), call.in + at, now);
-    barrier();
-    if (at == 0) check_posts({});
-    for (int k = 0; k < size(); ++k) inputs[k] = slot(k, piece_);
-    echelon::reduce(call.type, call.op, call.out + at, inputs, size(), now / element, size());
-    at += now;
-  } while (at < bytes);
+  went_direct_ = true;
   return (members_.size() - 1) * bytes;
 }
 
@@ -289,24 +379,33 @@ std::uint64_t SharedGroup::reduce(const Call& call) {
   const auto bounds = call.operation == Operation::reduce_scatter
                           ? bounds_of(call.counts)
                           : even_bounds(call.count, element, size());
-  const bool mine_exposed = peer_post(index_).flags & is_exposed;
-  if (!mine_exposed) fill_slot(call, bounds, 0);
-  barrier();
+  const bool mine_exposed = line(index_).flags & is_exposed;
+  const bool direct = call.operation == Operation::all_reduce && direct_allowed_ &&
+                      call.bytes() < limits_.staged_from;
+  if (direct && !mine_exposed) {
+    begin_direct(call);
+  } else {
+    if (!mine_exposed) fill_slot(call, bounds, 0);
+    signal();
+  }
+  wait_for_all();
   check_posts({});
 
-  std::uint64_t common = in_registered | out_registered | is_exposed, any_exposed = 0;
-  std::uint64_t roots_out = 0;
+  std::uint32_t common = in_registered | out_registered | is_exposed, any_exposed = 0;
+  std::uint32_t roots_out = 0;
   for (int k = 0; k < size(); ++k) {
-    common &= peer_post(k).flags;
-    any_exposed |= peer_post(k).flags & is_exposed;
-    if (k == call.root) roots_out = peer_post(k).flags & out_registered;
+    common &= line(k).flags;
+    any_exposed |= line(k).flags & is_exposed;
+    if (k == call.root) roots_out = line(k).flags & out_registered;
   }
   const bool written =
       call.operation == Operation::reduce_scatter ||
       (call.operation == Operation::reduce ? roots_out != 0 : (common & out_registered) != 0);
   if ((common & in_registered) && written) return reduce_registered(call, bounds);
-  if ((common & is_exposed) && call.operation != Operation::reduce)
+  // Registered inputs count as exposed, but here the outputs are read too.
+  if (exposure_ && (common & is_exposed) && call.operation != Operation::reduce)
     return reduce_exposed(call, bounds);
+  if (direct) return all_reduce_direct(call, !mine_exposed);
   if (any_exposed) {  // those fill their slots now, and everybody waits for it
     if (mine_exposed) fill_slot(call, bounds, 0);
     barrier();
@@ -319,9 +418,11 @@ std::uint64_t SharedGroup::reduce_registered(const Call& call,
   const std::size_t element = size_of(call.type), begin = bounds[std::size_t(index_)] * element,
                     end = bounds[std::size_t(index_) + 1] * element;
   const bool scatter = call.operation == Operation::reduce_scatter;
-  std::vector<const void*> inputs(members_.size());
-  std::vector<const std::byte*> ins;
-  std::vector<std::byte*> outs;
+  inputs_.resize(members_.size());
+  auto& ins = ins_;
+  auto& outs = outs_;
+  ins.clear();
+  outs.clear();
   for (int k = 0; k < size(); ++k) {
     ins.push_back(look(k, false, begin, end - begin, nullptr));
     if (!scatter && k != index_ && (call.operation == Operation::all_reduce || k == call.root))
@@ -334,8 +435,8 @@ std::uint64_t SharedGroup::reduce_registered(const Call& call,
   }
   for (std::size_t at = 0; at < end - begin; at += cache_block) {
     const std::size_t now = std::min(cache_block, end - begin - at);
-    for (std::size_t k = 0; k < ins.size(); ++k) inputs[k] = ins[k] + at;
-    echelon::reduce(call.type, call.op, own + at, inputs.data(), size(), now / element, size());
+    for (std::size_t k = 0; k < ins.size(); ++k) inputs_[k] = ins[k] + at;
+    echelon::reduce(call.type, call.op, own + at, inputs_.data(), size(), now / element, size());
     for (std::byte* out : outs) std::memcpy(out + at, own + at, now);
   }
   barrier();
@@ -350,14 +451,14 @@ std::uint64_t SharedGroup::reduce_exposed(const Call& call, std::span<const std:
                     end = bounds[std::size_t(index_) + 1] * element;
   const bool scatter = call.operation == Operation::reduce_scatter;
   scratch_.resize(members_.size() * exposed_block);
-  std::vector<const void*> inputs(members_.size());
+  inputs_.resize(members_.size());
   std::byte* own = scatter ? call.out : call.out + begin;
   for (std::size_t at = 0; at < end - begin; at += exposed_block) {
     const std::size_t now = std::min(exposed_block, end - begin - at);
     for (int k = 0; k < size(); ++k)
-      inputs[std::size_t(k)] =
+      inputs_[std::size_t(k)] =
           look(k, false, begin + at, now, scratch_.data() + std::size_t(k) * exposed_block);
-    echelon::reduce(call.type, call.op, own + at, inputs.data(), size(), now / element, size());
+    echelon::reduce(call.type, call.op, own + at, inputs_.data(), size(), now / element, size());
   }
   barrier();
   const std::uint64_t read = (members_.size() - 1) * (end - begin);
@@ -381,14 +482,15 @@ std::pair<std::size_t, std::size_t> SharedGroup::part(std::span<const std::size_
   return {begin, std::min(begin + per, bounds[slice + 1])};
 }
 
-// Copies a piece of the input, a part of every slice, to the slot that comes next.
+// Copies a piece of the input, a part of every other rank's slice, to the slot that comes next.
 void SharedGroup::fill_slot(const Call& call, std::span<const std::size_t> bounds,
                             std::size_t piece) {
   const std::size_t element = size_of(call.type);
   std::byte* to = slot(index_, piece_ + 1);
   for (std::size_t k = 0; k < members_.size(); ++k) {
+    if (k == std::size_t(index_)) continue;  // nobody else reads that
     const auto [begin, end] = part(bounds, piece, k, element);
-    copy_bytes(to + k * slice_bytes, call.in + begin * element, (end - begin) * element);
+    copy_past_cache(to + k * slice_bytes, call.in + begin * element, (end - begin) * element);
   }
 }
 
@@ -399,24 +501,31 @@ std::uint64_t SharedGroup::reduce_staged(const Call& call, std::span<const std::
   for (std::size_t k = 0; k < members_.size(); ++k)
     longest = std::max(longest, bounds[k + 1] - bounds[k]);
   const std::size_t pieces = (longest + per - 1) / per;
-  std::vector<const void*> inputs(members_.size());
+  inputs_.resize(members_.size());
+  const bool keeps = !scatter && (call.operation == Operation::all_reduce || index_ == call.root);
   std::uint64_t moved = 0;
   for (std::size_t i = 0; i < pieces; ++i) {
     ++piece_;
     if (i + 1 < pieces) fill_slot(call, bounds, i + 1);
     const auto [begin, end] = part(bounds, i, std::size_t(index_), element);
     for (int k = 0; k < size(); ++k)
-      inputs[std::size_t(k)] = slot(k, piece_) + std::size_t(index_) * slice_bytes;
-    std::byte* to =
-        scatter ? call.out + (begin - bounds[std::size_t(index_)]) * element : result_slot(index_);
-    echelon::reduce(call.type, call.op, to, inputs.data(), size(), end - begin, size());
-    moved += (members_.size() - 1) * (end - begin) * element;
+      inputs_[std::size_t(k)] = k == index_ ? call.in + begin * element
+                                            : slot(k, piece_) + std::size_t(index_) * slice_bytes;
+    const std::size_t bytes = (end - begin) * element;
+    std::byte* to = scatter ? call.out + (begin - bounds[std::size_t(index_)]) * element
+                    : keeps ? call.out + begin * element
+                            : result_slot(index_);
+    echelon::reduce(call.type, call.op, to, inputs_.data(), size(), end - begin, size());
+    if (keeps && call.operation == Operation::all_reduce)
+      copy_past_cache(result_slot(index_), to, bytes);
+    moved += (members_.size() - 1) * bytes;
     if (!scatter || i + 1 < pieces) barrier();
-    if (scatter || (call.operation == Operation::reduce && index_ != call.root)) continue;
+    if (!keeps) continue;
     for (int k = 0; k < size(); ++k) {
+      if (k == index_) continue;
       const auto [from, until] = part(bounds, i, std::size_t(k), element);
       copy_bytes(call.out + from * element, result_slot(k), (until - from) * element);
-      if (k != index_) moved += (until - from) * element;
+      moved += (until - from) * element;
     }
   }
   return moved;
@@ -429,10 +538,10 @@ std::uint64_t SharedGroup::move(const Call& call, std::size_t input_bytes,
                                 const std::function<std::vector<Transfer>()>& plan,
                                 const std::function<std::size_t(int)>& expected_bytes) {
   const std::size_t piece = members_.size() * slice_bytes;
-  const bool mine_exposed = peer_post(index_).flags & is_exposed;
+  const bool mine_exposed = line(index_).flags & is_exposed;
   const auto fill = [&](std::size_t i) {
     const std::size_t from = std::min(i * piece, input_bytes);
-    copy_bytes(slot(index_, piece_), call.in + from, std::min(piece, input_bytes - from));
+    copy_past_cache(slot(index_, piece_), call.in + from, std::min(piece, input_bytes - from));
   };
   ++piece_;
   if (!mine_exposed) fill(0);
@@ -443,7 +552,7 @@ std::uint64_t SharedGroup::move(const Call& call, std::size_t input_bytes,
   bool all_exposed = true, any_unfilled = false;
   std::size_t longest = 0;
   for (int k = 0; k < size(); ++k) {
-    const Post& post = peer_post(k);
+    const Line& post = line(k);
     if (post.bytes == 0) continue;
     if (post.flags & is_exposed)
       any_unfilled = true;
@@ -509,7 +618,7 @@ std::vector<SharedGroup::Transfer> SharedGroup::all_to_all_transfers(const Call&
     std::size_t begin = 0;
     for (int before = 0; before < index_; ++before) begin += theirs[before];
     const std::size_t end = begin + theirs[index_];
-    if (end < begin || end * element > peer_post(k).bytes)
+    if (end < begin || end * element > line(k).bytes)
       throw Corrupt(fmt::format("the table of {} for all_to_all contradicts its size", who));
     transfers.push_back({k, begin * element, end * element, bounds[std::size_t(k)] * element});
   }
@@ -522,12 +631,18 @@ std::uint64_t* SharedGroup::table(int member) const {
          number_ % 2 * members_.size();
 }
 
-std::uint64_t SharedGroup::run(const Call& call, Algorithm algorithm, bool spin) {
+SharedGroup::Result SharedGroup::run(const Call& call, Algorithm algorithm, bool spin) {
+  went_direct_ = false;
+  const std::uint64_t bytes = run_posted(call, algorithm, spin);
+  return {bytes, went_direct_ ? Algorithm::shared_direct : Algorithm::shared};
+}
+
+std::uint64_t SharedGroup::run_posted(const Call& call, Algorithm algorithm, bool spin) {
   const std::function<std::string()> what = [&] {
     std::string text = describe(signature(call, algorithm), call.count);
     return call.tag.empty() ? text : fmt::format("{}, tag \"{}\"", text, call.tag);
   };
-  Waiting waiting(endpoint_.health(), members_, call.deadline, spin, what);
+  Waiting waiting(endpoint_.health(), members_, call.deadline, Waiting::memory(spin), what);
   waiting_ = &waiting;
   ++number_;
   const std::size_t element = size_of(call.type);
@@ -548,10 +663,15 @@ std::uint64_t SharedGroup::run(const Call& call, Algorithm algorithm, bool spin)
       check_posts({});
       return 0;
     case Operation::all_reduce:
-      if (algorithm == Algorithm::shared_direct || call.count == 0) {
+      if (algorithm == Algorithm::shared_direct ||
+          (algorithm == Algorithm::automatic && call.bytes() < limits_.registered_from)) {
         post(call, signed_as, call.bytes(), false);
-        return all_reduce_direct(call);
+        begin_direct(call);
+        wait_for_all();
+        check_posts({});
+        return all_reduce_direct(call, true);
       }
+      direct_allowed_ = algorithm == Algorithm::automatic;
       [[fallthrough]];
     case Operation::reduce:
       post(call, signed_as, call.bytes(), exposed(call.bytes()));

@@ -45,6 +45,8 @@ class SharedGroup {
   static constexpr int rings = 3;
 
   static std::size_t block_bytes(int members);
+  // Makes a block that may have been used before as good as new. Before others know of it.
+  static void clear_block(std::byte* block, int members);
 
   // `members` are ranks of the job on one host, in the group's order; `blocks` the offsets of their
   // blocks in their heaps (own: allocated and zero).
@@ -57,20 +59,27 @@ class SharedGroup {
   bool probe_exposure();  // what this rank can do
   void set_exposure(bool agreed) { exposure_ = agreed; }
 
-  // Runs the call; gives the payload bytes of peers that this rank read or wrote.
-  std::uint64_t run(const Call& call, Algorithm algorithm, bool spin);
+  struct Result {
+    std::uint64_t bytes;  // payload of peers that this rank read or wrote
+    Algorithm algorithm;  // that was taken
+  };
+  // By shared_direct, by shared, or (automatic) by whichever suits size and buffers.
+  Result run(const Call& call, Algorithm algorithm, bool spin);
 
   std::unique_ptr<Link> link(int member, int ring);
 
-  // Sizes at which paths change; same on all ranks.
+  // Sizes at which an all-reduce changes its path; the same on all ranks.
   struct Limits {
-    std::size_t exposed_from = 512 << 10;  // private buffers are read in place from here on
-    std::size_t slice = 128 << 10;         // of a staged piece
+    std::size_t registered_from = 2 << 10;  // below, also registered buffers go the direct way
+    std::size_t staged_from = 32 << 10;     // private buffers: below direct, from here on staged
+    std::size_t exposed_from = 512
+                               << 10;  // private buffers are read in place, where that is agreed
+    std::size_t slice = 128 << 10;     // of a staged piece
   };
+  void set_limits(const Limits& limits) { limits_ = limits; }
 
  private:
   struct Line;
-  struct Post;
   struct Block;
   struct Transfer {
     int from;                // member
@@ -79,10 +88,17 @@ class SharedGroup {
   };
 
   void post(const Call& call, std::uint64_t signature, std::size_t input_bytes, bool exposed);
+  void signal();
+  template <class Ready>
+  void wait_for(int member, Ready ready);
+  void wait_for_all();
   void barrier();
   void check_posts(const std::function<std::size_t(int)>& expected_bytes);
 
-  std::uint64_t all_reduce_direct(const Call& call);
+  std::uint64_t run_posted(const Call& call, Algorithm algorithm, bool spin);
+  void begin_direct(const Call& call);
+  void fill_direct(const Call& call, std::size_t at, std::size_t bytes);
+  std::uint64_t all_reduce_direct(const Call& call, bool filled);
   std::uint64_t reduce(const Call& call);  // all_reduce, reduce, reduce_scatter
   std::uint64_t reduce_registered(const Call& call, std::span<const std::size_t> bounds);
   std::uint64_t reduce_exposed(const Call& call, std::span<const std::size_t> bounds);
@@ -102,7 +118,7 @@ class SharedGroup {
   std::byte* slot(int member, std::uint64_t piece) const;
   std::byte* result_slot(int member) const;  // of the current piece
   std::uint64_t* table(int member) const;
-  const Post& peer_post(int member) const;
+  Line& line(int member) const;
   // The bytes of a member's posted input or output: in place when registered, else read into
   // scratch.
   const std::byte* look(int member, bool output, std::size_t offset, std::size_t bytes,
@@ -117,7 +133,12 @@ class SharedGroup {
   std::vector<std::byte*> staging_;
   bool exposure_ = false;
   Limits limits_;
+  bool direct_allowed_ = false;  // of the running call
+  bool went_direct_ = false;
   std::vector<std::byte> scratch_;
+  std::vector<const void*> inputs_;  // kept, so that a call allocates nothing
+  std::vector<const std::byte*> ins_;
+  std::vector<std::byte*> outs_;
 
   std::uint64_t sequence_ = 0;  // barriers passed
   std::uint64_t number_ = 0;    // operations begun

@@ -16,11 +16,13 @@ bool Waiting::ended(std::uint64_t round) {
     health_.check(members_);
     return true;  // someone left: whether it matters depends on who is missing
   }
-  return (round % 16 == 0 || round >= yields) && deadline_.expired();
+  if (changes_ != 0 && round % 64 == 0) return true;
+  return (round % 16 == 0 || round >= std::uint64_t(patience_.yields)) && deadline_.expired();
 }
 
-std::chrono::microseconds Waiting::pause(std::uint64_t round) {
-  return std::chrono::microseconds(std::min<std::uint64_t>(50 * (round - yields + 1), 2000));
+std::chrono::microseconds Waiting::pause(std::uint64_t round) const {
+  return std::chrono::microseconds(
+      std::min<std::uint64_t>(50 * (round - std::uint64_t(patience_.yields) + 1), 2000));
 }
 
 void Waiting::fail(const std::vector<int>& missing) {

@@ -28,17 +28,24 @@ inline void cpu_relax() {
 
 class Waiting {
  public:
-  static constexpr int spins = 2000;   // some tens of microseconds
-  static constexpr int yields = 1000;  // some hundreds more, when nobody else wants the core
+  struct Patience {
+    int spins;   // looks in a tight loop
+    int yields;  // looks between which others may run; then sleeps
+  };
+  // In shared memory a look is a load. Longer spinning would gain nothing: a yield that nobody
+  // takes up costs a fraction of a microsecond.
+  static constexpr Patience memory(bool spin) { return {spin ? 256 : 0, 1000}; }
+  // Over sockets a look is a system call, and a sleep ends when there is something to do.
+  static constexpr Patience sockets(bool spin) { return {spin ? 200 : 0, 20}; }
 
   // `members` are those whose loss ends any wait. `missing` says on whom this one depends, asked
   // only when something is wrong; `what` names it: "all_reduce (sum) of 1000 fp32, tag \"grad\"".
-  Waiting(Health& health, const std::vector<int>& members, Deadline deadline, bool spin,
+  Waiting(Health& health, const std::vector<int>& members, Deadline deadline, Patience patience,
           const std::function<std::string()>& what)
       : health_(health),
         members_(members),
         deadline_(deadline),
-        spin_(spin),
+        patience_(patience),
         what_(what),
         changes_(0) {}
 
@@ -46,18 +53,16 @@ class Waiting {
   // until it is worth looking again, but no longer than that.
   template <class Ready, class Missing, class Sleep>
   void until(Ready ready, Missing missing, Sleep sleep) {
-    if (spin_) {
-      for (int i = 0; i < spins; ++i) {
-        if (ready()) return;
-        cpu_relax();
-      }
+    for (int i = 0; i < patience_.spins; ++i) {
+      if (ready()) return;
+      cpu_relax();
     }
     for (std::uint64_t round = 0; !ready(); ++round) {
       if (ended(round)) {
         if (ready()) return;
         fail(missing());
       }
-      if (round < yields) {
+      if (round < std::uint64_t(patience_.yields)) {
         sched_yield();
       } else {
         sleep(pause(round));
@@ -65,28 +70,37 @@ class Waiting {
     }
   }
 
+  // For loops in which something moves at every turn.
+  template <class Missing>
+  void busy(std::uint64_t turn, Missing missing) {
+    if (turn % 256 == 0 && deadline_.expired()) fail(missing());
+  }
+
   // For loops that cannot be written as one condition: call when nothing moved. The number of calls
   // since something did is `round`.
   template <class Missing, class Sleep>
   void idle(std::uint64_t round, Missing missing, Sleep sleep) {
-    if (spin_ && round < spins) return cpu_relax();
-    if (ended(round)) fail(missing());
-    if (round < spins + yields) {
+    if (round < std::uint64_t(patience_.spins)) return cpu_relax();
+    round -= std::uint64_t(patience_.spins);
+    // What one who left sent before may have come since the caller looked: it looks again first.
+    const std::uint64_t known = changes_;
+    if (ended(round) && changes_ == known) fail(missing());
+    if (round < std::uint64_t(patience_.yields)) {
       sched_yield();
     } else {
-      sleep(pause(round - spins));
+      sleep(pause(round));
     }
   }
 
  private:
   bool ended(std::uint64_t round);
-  static std::chrono::microseconds pause(std::uint64_t round);
+  std::chrono::microseconds pause(std::uint64_t round) const;
   void fail(const std::vector<int>& missing);  // throws if these ranks are gone or it is too late
 
   Health& health_;
   const std::vector<int>& members_;
   Deadline deadline_;
-  bool spin_;
+  Patience patience_;
   const std::function<std::string()>& what_;
   std::uint64_t changes_;  // of the health that was looked at last
 };

@@ -11,6 +11,7 @@ namespace echelon {
 std::shared_ptr<Communicator> mpi_world(const CommOptions& options);
 
 // On the current CUDA device. `control` carries the id that NCCL's ranks find each other by.
-std::shared_ptr<Communicator> nccl_world(std::shared_ptr<Communicator> control, const CommOptions& options);
+std::shared_ptr<Communicator> nccl_world(std::shared_ptr<Communicator> control,
+                                         const CommOptions& options);
 
 }  // namespace echelon

@@ -25,15 +25,24 @@ at::Tensor Communicator::allocate(at::IntArrayRef sizes, at::ScalarType type) {
 
 DataType data_type(at::ScalarType type) {
   switch (type) {
-    case at::kDouble: return DataType::f64;
-    case at::kFloat: return DataType::f32;
-    case at::kHalf: return DataType::f16;
-    case at::kBFloat16: return DataType::bf16;
-    case at::kLong: return DataType::i64;
-    case at::kInt: return DataType::i32;
-    case at::kChar: return DataType::i8;
-    case at::kByte: return DataType::u8;
-    case at::kBool: return DataType::boolean;
+    case at::kDouble:
+      return DataType::f64;
+    case at::kFloat:
+      return DataType::f32;
+    case at::kHalf:
+      return DataType::f16;
+    case at::kBFloat16:
+      return DataType::bf16;
+    case at::kLong:
+      return DataType::i64;
+    case at::kInt:
+      return DataType::i32;
+    case at::kChar:
+      return DataType::i8;
+    case at::kByte:
+      return DataType::u8;
+    case at::kBool:
+      return DataType::boolean;
     default:
       throw InvalidArgument(fmt::format(
           "tensors of type {} cannot be exchanged; allowed: double, float, half, bfloat16, long, int, char, byte, bool",

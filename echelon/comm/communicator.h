@@ -6,15 +6,17 @@
 //   sum.wait();
 //
 // Every operation is asynchronous and must be called by all ranks of the communicator in the same
-// order, with the same shapes and types. Operations of one communicator run one after another in that
-// order; different communicators (split) run beside each other. Send and receive are apart from both.
+// order, with the same shapes and types. Operations of one communicator run one after another in
+// that order; different communicators (split) run beside each other. Send and receive are apart
+// from both.
 //
 // Errors come out of wait() and done(): PeerLost when a rank is gone, Timeout at the deadline,
 // InvalidArgument on all ranks where they called different things. After one, the communicator is
 // broken and says so again.
 //
-// Three backends, one interface: native (CPU; tensors elsewhere are staged through the CPU), MPI (of
-// the cluster's own library) and NCCL (on its own stream). What was not built says so in one line.
+// Three backends, one interface: native (CPU; tensors elsewhere are staged through the CPU), MPI
+// (of the cluster's own library) and NCCL (on its own stream). What was not built says so in one
+// line.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -38,7 +40,7 @@ namespace echelon {
 class Group;
 
 struct CommCall {
-  std::string tag = {};                        // what it is for: in the ledger, in traces, in errors
+  std::string tag = {};  // what it is for: in the ledger, in traces, in errors
   std::chrono::steady_clock::duration timeout = {};  // 0: comm.timeout
   // The caller will wait at once: the operation may run in its thread, which saves handing it over.
   bool blocking = false;
@@ -48,8 +50,10 @@ class Communicator {
  public:
   static constexpr int anyone = -1;
 
-  // All ranks of the job that the environment describes (see docs/clusters.md); alone: a world of one.
-  static std::shared_ptr<Communicator> world(const CommOptions& comm = {}, const NetOptions& net = {});
+  // All ranks of the job that the environment describes (see docs/clusters.md); alone: a world of
+  // one.
+  static std::shared_ptr<Communicator> world(const CommOptions& comm = {},
+                                             const NetOptions& net = {});
 
   // A communicator of the embedding program. What it did not start it does not end: MPI stays
   // initialised, the handle stays valid. `comm` is MPI_Comm_c2f(communicator).
@@ -65,20 +69,24 @@ class Communicator {
   virtual Work all_reduce(at::Tensor tensor, ReduceOp op, const CommCall& call = {}) = 0;
   // `input` is all pieces one after another, `output` this rank's. counts: elements by rank; empty:
   // even.
-  virtual Work reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op, const CommCall& call = {},
-                              std::vector<std::size_t> counts = {}) = 0;
+  virtual Work reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op,
+                              const CommCall& call = {}, std::vector<std::size_t> counts = {}) = 0;
   virtual Work all_gather(at::Tensor output, at::Tensor input, const CommCall& call = {},
                           std::vector<std::size_t> counts = {}) = 0;
   virtual Work broadcast(at::Tensor tensor, int root, const CommCall& call = {}) = 0;
   virtual Work reduce(at::Tensor tensor, ReduceOp op, int root, const CommCall& call = {}) = 0;
   // `output` is used on the root alone, `input` of a scatter likewise.
   virtual Work gather(at::Tensor output, at::Tensor input, int root, const CommCall& call = {}) = 0;
-  virtual Work scatter(at::Tensor output, at::Tensor input, int root, const CommCall& call = {}) = 0;
+  virtual Work scatter(at::Tensor output, at::Tensor input, int root,
+                       const CommCall& call = {}) = 0;
   // counts: elements for each rank and from each; empty: even.
   virtual Work all_to_all(at::Tensor output, at::Tensor input, const CommCall& call = {},
-                          std::vector<std::size_t> there = {}, std::vector<std::size_t> back = {}) = 0;
-  virtual Work send(at::Tensor tensor, int to, std::uint64_t tag = 0, const CommCall& call = {}) = 0;
-  virtual Work receive(at::Tensor tensor, int from, std::uint64_t tag = 0, const CommCall& call = {}) = 0;
+                          std::vector<std::size_t> there = {},
+                          std::vector<std::size_t> back = {}) = 0;
+  virtual Work send(at::Tensor tensor, int to, std::uint64_t tag = 0,
+                    const CommCall& call = {}) = 0;
+  virtual Work receive(at::Tensor tensor, int from, std::uint64_t tag = 0,
+                       const CommCall& call = {}) = 0;
   virtual Work barrier(const CommCall& call = {}) = 0;
 
   // Ranks of one colour become a communicator, ordered by key; nullptr for a negative colour.

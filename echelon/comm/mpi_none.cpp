@@ -8,6 +8,8 @@ constexpr const char* missing = "this build has no MPI: install libopenmpi-dev a
 
 std::shared_ptr<Communicator> mpi_world(const CommOptions&) { throw InvalidArgument(missing); }
 
-std::shared_ptr<Communicator> Communicator::adopt_mpi(int, const CommOptions&) { throw InvalidArgument(missing); }
+std::shared_ptr<Communicator> Communicator::adopt_mpi(int, const CommOptions&) {
+  throw InvalidArgument(missing);
+}
 
 }  // namespace echelon

@@ -17,8 +17,10 @@ class Queue::Job final : public Operand {
   void wait() override {
     std::unique_lock lock(queue_.mutex_);
     while (!done_) {
-      if (!queue_.busy_) queue_.run_next(lock, false);
-      else queue_.changed_.wait(lock);
+      if (!queue_.busy_)
+        queue_.run_next(lock, false);
+      else
+        queue_.changed_.wait(lock);
     }
     if (error_) std::rethrow_exception(error_);
   }
@@ -35,8 +37,10 @@ Queue::~Queue() {
   {
     std::unique_lock lock(mutex_);
     while (busy_ || !jobs_.empty()) {
-      if (!busy_) run_next(lock, false);
-      else changed_.wait(lock);
+      if (!busy_)
+        run_next(lock, false);
+      else
+        changed_.wait(lock);
     }
     stop_ = true;
   }

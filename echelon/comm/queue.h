@@ -1,6 +1,6 @@
 // Operations in the order they were issued, run one at a time: by a thread of the queue, or by the
-// thread that waits for one, whichever comes first. So an operation that is waited for at once costs
-// no handing over, and one that is not goes on by itself.
+// thread that waits for one, whichever comes first. So an operation that is waited for at once
+// costs no handing over, and one that is not goes on by itself.
 #pragma once
 
 #include <condition_variable>
@@ -25,8 +25,8 @@ class Queue {
   Queue(const Queue&) = delete;
   Queue& operator=(const Queue&) = delete;
 
-  // With `blocking`, the operation is done when this returns if nothing else was queued; its error, if
-  // any, still comes out of the work.
+  // With `blocking`, the operation is done when this returns if nothing else was queued; its error,
+  // if any, still comes out of the work.
   Work submit(Body body, bool blocking);
 
  private:

@@ -10,13 +10,13 @@ namespace echelon {
 class Operand {
  public:
   virtual ~Operand() = default;
-  virtual bool done() = 0;  // throws what went wrong
-  virtual void wait() = 0;  // until done or its deadline; throws what went wrong
+  virtual bool done() = 0;             // throws what went wrong
+  virtual void wait() = 0;             // until done or its deadline; throws what went wrong
   virtual int source() { return -1; }  // of a receive: from whom
 };
 
-// Handed out by every operation of a communicator. Its tensors must not be touched before wait() has
-// returned; dropping it does not cancel the operation.
+// Handed out by every operation of a communicator. Its tensors must not be touched before wait()
+// has returned; dropping it does not cancel the operation.
 class Work {
  public:
   Work() = default;  // of nothing: done

@@ -21,6 +21,7 @@ enum Kind : std::uint8_t { announce = 16, give_up_frame, goodbye };
 
 constexpr std::uint64_t control_channel = 0;
 constexpr auto announce_time = std::chrono::seconds(10);
+constexpr auto connect_time = std::chrono::seconds(1);
 constexpr auto farewell_time = std::chrono::milliseconds(500);
 
 Deadline::Clock::duration seconds(double time) {
@@ -42,6 +43,7 @@ std::string encode_card(const Endpoint::Card& card) {
   const Frame frame = FrameWriter()
                           .text(card.host)
                           .text(card.machine)
+                          .text(card.kernel)
                           .number(card.process)
                           .number(card.job)
                           .text(card.address.host)
@@ -59,6 +61,7 @@ Endpoint::Card decode_card(const std::string& text, int rank) {
   Endpoint::Card card;
   card.host = reader.text(256);
   card.machine = reader.text(256);
+  card.kernel = reader.text(256);
   card.process = reader.number();
   card.job = reader.number();
   card.address.host = reader.text(256);
@@ -113,6 +116,7 @@ Endpoint::Endpoint(int rank, int world, const std::string& bind, const NetOption
   mine.host = options.host.empty() ? host_id() : options.host;
   if (!options.shared_memory) mine.host += fmt::format("-{:x}", random_number());
   mine.machine = machine_name();
+  mine.kernel = machine_id();
   mine.process = std::uint64_t(getpid());
   mine.job = random_number();
   if (world > 1)
@@ -187,7 +191,17 @@ std::unique_ptr<Stream> Endpoint::connect(int rank, std::uint64_t channel, std::
                                           Deadline deadline) {
   const Card& other = card(rank);
   const bool local = near(rank) && channel == control_channel;
-  auto socket = local ? connect_local(other.local, deadline) : connect_tcp(other.address, deadline);
+  Descriptor socket;
+  while (!socket) {  // in short tries, so that a death is not waited for to the deadline
+    const Deadline soon =
+        Deadline::in(std::min<Deadline::Clock::duration>(deadline.remaining(), connect_time));
+    try {
+      socket = local ? connect_local(other.local, soon) : connect_tcp(other.address, soon);
+    } catch (const Timeout&) {
+      health_->check_present({rank});
+      if (deadline.expired()) throw;
+    }
+  }
   auto stream = connect_proven(std::move(socket), health_->name(rank), options_.tls && !local,
                                token_, deadline);
   write_frame(*stream,

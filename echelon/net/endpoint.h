@@ -36,7 +36,8 @@ class Endpoint {
   // What a rank tells the others at the rendezvous.
   struct Card {
     std::string host;     // equal for ranks that can share memory
-    std::string machine;  // for people
+    std::string machine;  // its name, for people
+    std::string kernel;   // equal for ranks that share cores
     std::uint64_t process = 0;
     std::uint64_t job = 0;  // rank 0's is the job's: two jobs with one token do not mix
     Address address;

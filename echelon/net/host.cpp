@@ -79,11 +79,14 @@ std::optional<double> quota_of(const std::filesystem::path& group) {
 
 std::string host_id() {
   if (const char* given = std::getenv("ECHELON_HOST_ID"); given && *given) return given;
-  std::string kernel = first_line("/proc/sys/kernel/random/boot_id");
-  if (kernel.empty()) kernel = host_name();
   std::error_code ignored;
   const auto network = std::filesystem::read_symlink("/proc/self/ns/net", ignored);
-  return fmt::format("{:016x}", derive_key(0, kernel + " " + network.string()));
+  return fmt::format("{:016x}", derive_key(0, machine_id() + " " + network.string()));
+}
+
+std::string machine_id() {
+  const std::string kernel = first_line("/proc/sys/kernel/random/boot_id");
+  return kernel.empty() ? host_name() : kernel;
 }
 
 std::string full_host_name() {

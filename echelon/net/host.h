@@ -12,6 +12,9 @@ namespace echelon {
 // replaces it, to try on one machine what happens on several.
 std::string host_id();
 
+// The same for processes that share this machine's cores, whatever namespaces they are in.
+std::string machine_id();
+
 // This machine's name with its domain where it has one:
 // "train-2.workers.default.svc.cluster.local".
 std::string full_host_name();

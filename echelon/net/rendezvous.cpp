@@ -35,9 +35,10 @@ std::vector<std::string> Rendezvous::exchange(const std::string& card, Deadline 
 
 std::vector<std::string> Rendezvous::gather(const std::string& card, Deadline deadline) {
   if (!listener) listener = listen_tcp(interface_address(address.host), address.port);
-  std::mutex mutex;  // the next three
+  std::mutex mutex;  // the next four
   std::condition_variable arrived;
   std::map<int, std::pair<std::string, std::unique_ptr<Stream>>> guests;
+  std::vector<std::unique_ptr<Stream>> misfits;
   std::string problem;
   bool late = false;
 
@@ -64,6 +65,7 @@ std::vector<std::string> Rendezvous::gather(const std::string& card, Deadline de
                       .second) {
         problem = fmt::format("two processes came as rank {}: each needs its own", guest);
       }
+      if (stream) misfits.push_back(std::move(stream));
       arrived.notify_all();
     });
     std::unique_lock lock(mutex);
@@ -80,9 +82,14 @@ std::vector<std::string> Rendezvous::gather(const std::string& card, Deadline de
   }
   if (!problem.empty()) {
     const auto kind = late ? kind_of(Timeout("")) : kind_of(InvalidArgument(""));
-    for (auto& [r, guest] : guests)
-      write_frame(*guest.second, FrameWriter().number(kind).text(problem).frame(misfit),
-                  Deadline::in(std::chrono::seconds(1)));
+    for (auto& [r, guest] : guests) misfits.push_back(std::move(guest.second));
+    for (const auto& guest : misfits) {
+      try {
+        write_frame(*guest, FrameWriter().number(kind).text(problem).frame(misfit),
+                    Deadline::in(std::chrono::seconds(1)));
+      } catch (const Error&) {  // gone itself: the problem stays the same
+      }
+    }
     throw_kind(kind, problem);
   }
   FrameWriter writer;

@@ -102,7 +102,8 @@ std::byte* SharedHeap::allocate(std::size_t bytes) {
   const std::size_t alignment = bytes >= page ? page : 64;
   const std::size_t length = rounded(std::max<std::size_t>(bytes, 1), alignment);
   const std::lock_guard lock(mutex_);
-  for (auto block = free_.begin(); block != free_.end(); ++block) {
+  const bool fits = bytes <= mapping_->size();  // else the length may have wrapped around
+  for (auto block = free_.begin(); fits && block != free_.end(); ++block) {
     const auto [start, size] = *block;
     const std::size_t begin = rounded(start, alignment);
     if (begin - start > size || length > size - (begin - start)) continue;
@@ -124,26 +125,26 @@ void SharedHeap::free(void* pointer) {
   const auto used = used_.find(std::size_t(static_cast<std::byte*>(pointer) - mapping_->base()));
   if (used == used_.end())
     throw InvalidArgument("this memory is not of the shared heap, or was freed already");
-  auto [start, length] = *used;
+  const std::size_t start = used->first, end = start + used->second;
   used_.erase(used);
-  allocated_ -= length;
-  if (const std::size_t first = rounded(start, page), last = (start + length) / page * page;
-      last > first)
-    fallocate(mapping_->file(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(first),
-              off_t(last - first));
+  allocated_ -= end - start;
+  std::size_t from = start, until = end;  // of the free block that this becomes part of
   auto next = free_.upper_bound(start);
-  if (next != free_.end() && next->first == start + length) {
-    length += next->second;
+  if (next != free_.end() && next->first == end) {
+    until += next->second;
     next = free_.erase(next);
   }
   if (next != free_.begin()) {
     const auto previous = std::prev(next);
-    if (previous->first + previous->second == start) {
-      previous->second += length;
-      return;
-    }
+    if (previous->first + previous->second == start) from = previous->first;
   }
-  free_[start] = length;
+  free_[from] = until - from;
+  // A page that it shared with others goes with the last of them.
+  const std::size_t first = std::max(rounded(from, page), start / page * page),
+                    last = std::min(until / page * page, rounded(end, page));
+  if (last > first)
+    fallocate(mapping_->file(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(first),
+              off_t(last - first));
 }
 
 std::optional<std::size_t> SharedHeap::offset(const void* pointer, std::size_t bytes) const {

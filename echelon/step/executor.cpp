@@ -9,8 +9,13 @@
 
 namespace echelon {
 
-Executor::Executor(Stack& stack, MasterUpdate& update, Table table, int micro_batches)
-    : stack_(stack), update_(update), table_(std::move(table)), micro_batches_(micro_batches) {
+Executor::Executor(Stack& stack, MasterUpdate& update, Table table, int micro_batches,
+                   std::shared_ptr<Communicator> ranks)
+    : stack_(stack),
+      update_(update),
+      table_(std::move(table)),
+      micro_batches_(micro_batches),
+      ranks_(std::move(ranks)) {
   if (stack.size() == 0)
     throw InvalidArgument("the model has no layers; add them, and a loss as the last");
   validate(table_, stack.size(), micro_batches);
@@ -47,6 +52,9 @@ at::Tensor Executor::run(const at::Tensor& input, const at::Tensor& target) {
       case Action::Kind::backward:
         backward(action);
         break;
+      case Action::Kind::reduce:
+        reduce();
+        break;
       case Action::Kind::update: {
         MemoryScope scope(MemoryKind::workspace);
         stack_.zero_unwritten_grads();
@@ -56,6 +64,13 @@ at::Tensor Executor::run(const at::Tensor& input, const at::Tensor& target) {
     }
   }
   return loss_;
+}
+
+void Executor::reduce() {
+  stack_.zero_unwritten_grads();
+  ranks_->all_reduce(stack_.grads(), ReduceOp::average, {.tag = "gradients", .blocking = true})
+      .wait();
+  ranks_->all_reduce(loss_, ReduceOp::average, {.tag = "loss", .blocking = true}).wait();
 }
 
 void Executor::forward(const Action& action) {

@@ -15,6 +15,8 @@ std::string to_string(const Action& action) {
       return fmt::format("forward(layer {}, micro-batch {})", action.layer, action.micro_batch);
     case Action::Kind::backward:
       return fmt::format("backward(layer {}, micro-batch {})", action.layer, action.micro_batch);
+    case Action::Kind::reduce:
+      return "reduce";
     case Action::Kind::update:
       return "update";
   }
@@ -31,6 +33,12 @@ Table one_process(int layers, int micro_batches) {
   return table;
 }
 
+Table data_parallel(int layers, int micro_batches) {
+  Table table = one_process(layers, micro_batches);
+  table.insert(table.end() - 1, {Action::Kind::reduce});
+  return table;
+}
+
 void validate(const Table& table, int layers, int micro_batches) {
   enum class Stage { none, forwarded, done };
   std::vector<Stage> stages(
@@ -39,7 +47,7 @@ void validate(const Table& table, int layers, int micro_batches) {
     return stages[static_cast<std::size_t>(layer) * static_cast<std::size_t>(micro_batches) +
                   static_cast<std::size_t>(micro_batch)];
   };
-  bool updated = false;
+  bool reduced = false, updated = false;
   for (std::size_t i = 0; i < table.size(); ++i) {
     const Action& a = table[i];
     const auto refuse = [&](const std::string& why) {
@@ -47,7 +55,8 @@ void validate(const Table& table, int layers, int micro_batches) {
           fmt::format("action {} of the step, {}, cannot run: {}", i, to_string(a), why));
     };
     if (updated) refuse("the update has ended the step");
-    if (a.kind == Action::Kind::update) {
+    if (a.kind == Action::Kind::reduce && reduced) refuse("it ran before");
+    if (a.kind == Action::Kind::reduce || a.kind == Action::Kind::update) {
       const auto missing =
           std::find_if(stages.begin(), stages.end(), [](Stage s) { return s != Stage::done; });
       if (missing != stages.end()) {
@@ -55,7 +64,7 @@ void validate(const Table& table, int layers, int micro_batches) {
         refuse(fmt::format("backward(layer {}, micro-batch {}) is missing", at / micro_batches,
                            at % micro_batches));
       }
-      updated = true;
+      (a.kind == Action::Kind::reduce ? reduced : updated) = true;
       continue;
     }
     if (a.layer < 0 || a.layer >= layers) refuse(fmt::format("there are {} layers", layers));

@@ -16,6 +16,7 @@
 #include "echelon/base/file.h"
 #include "echelon/base/log.h"
 #include "echelon/base/process_memory.h"
+#include "echelon/comm/job_ledger.h"
 #include "echelon/data/text.h"
 #include "echelon/data/xz.h"
 #include "echelon/nn/attention.h"
@@ -122,10 +123,11 @@ ordered_json summary_of(const JobOptions& options, const Outcome& outcome, std::
   return summary;
 }
 
-std::string plan_of(const JobOptions& options, const Trainer& trainer) {
+std::string plan_of(const JobOptions& options, const Trainer& trainer, const Communicator* ranks) {
   return ordered_json(
-             {{"world", 1},
-              {"schedule", "one process"},
+             {{"world", ranks ? ranks->size() : 1},
+              {"schedule", ranks ? "data parallel" : "one process"},
+              {"communication", ordered_json::parse(ranks ? ranks->plan() : "{}")},
               {"micro_batches", options.train.micro_batches},
               {"threads", at::get_num_threads()},
               {"precision", precision_name(compute_type(options.train))},
@@ -214,6 +216,26 @@ void resolve_model(ModelOptions& model, const std::vector<std::string>& given) {
   model = found;
 }
 
+namespace {
+
+// What ranks other than 0 do: the same steps, in the same pieces.
+JobEnd follow(const JobRequest& request, Trainer& trainer, const std::atomic<bool>& stop) {
+  const auto& train = request.options.train;
+  if (!request.resume.empty()) trainer.restore(RunDirectory::open(request.resume).state());
+  const auto next = [&](std::int64_t every) {
+    return every > 0 ? (trainer.step() / every + 1) * every : train.steps;
+  };
+  while (trainer.step() < train.steps) {
+    const auto until = std::min({next(train.validate_every), next(train.save_every), train.steps});
+    trainer.run_until(until, &stop);
+    if (trainer.step() < until) break;
+  }
+  job_ledger(request.ranks.get());
+  return trainer.step() < train.steps ? JobEnd::interrupted : JobEnd::finished;
+}
+
+}  // namespace
+
 JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   JobOptions& options = request.options;
   const bool resuming = !request.resume.empty();
@@ -232,9 +254,11 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   PeakMemory peak;
   Stack stack = gpt(options.model);
   require_memory(options, stack);
-  Trainer trainer(stack, *data.training, options.train, options.optim);
+  Trainer trainer(stack, *data.training, options.train, options.optim, request.ranks);
   if (!resuming && !options.model.init.empty())
     trainer.load(gpt2_values(options.model.init, stack));
+
+  if (request.ranks && request.ranks->rank() != 0) return follow(request, trainer, stop);
 
   RunDirectory run = resuming ? RunDirectory::open(request.resume)
                               : RunDirectory::create(request.runs, request.name);
@@ -248,8 +272,7 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
     run.rewind_metrics(trainer.step());
   }
   write_file(run.config(), to_toml(fields_of(options), Comments::no));
-  run.write_plan(plan_of(options, trainer));
-  run.write_ledger();
+  run.write_plan(plan_of(options, trainer, request.ranks.get()));
   log::open(run.log());
   log::info(fmt::format("echelon {} ({}), torch {}, {} parameters, step {} of {}", ECHELON_VERSION,
                         ECHELON_COMMIT, ECHELON_TORCH_VERSION, stack.parameter_count(),
@@ -260,8 +283,9 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
       human_count(static_cast<double>(stack.parameter_count())), options.model.layers,
       options.model.width, options.model.heads, options.model.context,
       precision_name(compute_type(options.train)),
-      options.train.device == "cuda" ? std::string("a GPU")
-                                     : fmt::format("{} CPU threads", at::get_num_threads()));
+      (request.ranks ? fmt::format("{} ranks, each on ", request.ranks->size()) : std::string()) +
+          (options.train.device == "cuda" ? std::string("a GPU")
+                                          : fmt::format("{} CPU threads", at::get_num_threads())));
   fmt::print("data        {}\n", data.description);
   fmt::print("run         {}\n", run.path().string());
   if (resuming) fmt::print("resumed     after step {}\n", trainer.step());
@@ -287,13 +311,13 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
       return every > 0 ? (trainer.step() / every + 1) * every : options.train.steps;
     };
     try {
-      while (trainer.step() < options.train.steps && !stop.load()) {
+      while (trainer.step() < options.train.steps) {
         const auto until = std::min({next(options.train.validate_every),
                                      next(options.train.save_every), options.train.steps});
         trainer.run_until(until, &stop);
         // Also when interrupted just here: a resumed run would not come back to it.
-        const bool whole = trainer.step() == until;
-        if (whole && until < options.train.steps && data.validation != nullptr &&
+        if (trainer.step() < until) break;
+        if (until < options.train.steps && data.validation != nullptr &&
             until % options.train.validate_every == 0) {
           const double loss = trainer.evaluate(*data.validation, options.train.validate_samples);
           run.add_validation(until, loss, data.bytes);
@@ -301,7 +325,7 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
                                    fmt::format("{}", options.train.steps).size(),
                                    loss / std::numbers::ln2));
         }
-        if (whole && options.train.save_every > 0 && until % options.train.save_every == 0)
+        if (options.train.save_every > 0 && until % options.train.save_every == 0)
           trainer.save(run.state());
       }
     } catch (const NotFinite& error) {
@@ -312,6 +336,7 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
                       error.what(), run.path().string()));
     }
   }
+  run.write_ledger(job_ledger(request.ranks.get()));
   if (trainer.step() < options.train.steps) {
     trainer.save(run.state());
     log::info(fmt::format("interrupted after step {}", trainer.step()));

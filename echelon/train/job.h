@@ -3,9 +3,11 @@
 
 #include <atomic>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "echelon/comm/communicator.h"
 #include "echelon/train/options.h"
 
 namespace echelon {
@@ -17,6 +19,9 @@ struct JobRequest {
   std::string name;                     // of the run; empty: the time
   std::filesystem::path resume;         // a run directory to go on with; empty: a new run
   std::filesystem::path summary;        // JSON file to write at the end; empty: none
+  // All ranks of the job, each with the same request; nullptr: one process. Rank 0 shows and
+  // writes, the others only compute.
+  std::shared_ptr<Communicator> ranks;
 };
 
 enum class JobEnd { finished, interrupted };

@@ -4,7 +4,9 @@
 #include <string>
 
 #include "echelon/base/options.h"
+#include "echelon/collective/options.h"
 #include "echelon/data/options.h"
+#include "echelon/net/options.h"
 #include "echelon/nn/options.h"
 #include "echelon/optim/options.h"
 
@@ -56,12 +58,16 @@ struct JobOptions {
   DataOptions data;
   TrainOptions train;
   OptimOptions optim;
+  CommOptions comm;
+  NetOptions net;
 
   void fields(Fields& f) {
     f.section("model", model);
     f.section("data", data);
     f.section("train", train);
     f.section("optim", optim);
+    f.section("comm", comm);
+    f.section("net", net);
   }
 };
 

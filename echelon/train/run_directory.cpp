@@ -109,11 +109,8 @@ void RunDirectory::write_plan(const std::string& json) const {
   write_file(path_ / "plan.json", json + "\n");
 }
 
-void RunDirectory::write_ledger() const {
-  write_file(path_ / "ledger.json",
-             ordered_json({{"world", 1}, {"sent_bytes", 0}, {"operations", ordered_json::array()}})
-                     .dump(2) +
-                 "\n");
+void RunDirectory::write_ledger(const std::string& json) const {
+  write_file(path_ / "ledger.json", json);
 }
 
 void RunDirectory::write_memory(const MemoryUse& peak, std::uint64_t start,

@@ -33,7 +33,7 @@ class RunDirectory {
   void add_validation(std::int64_t step, double loss, bool bytes);
 
   void write_plan(const std::string& json) const;
-  void write_ledger() const;  // one process sends nothing
+  void write_ledger(const std::string& json) const;
   void write_memory(const MemoryUse& peak, std::uint64_t start, std::uint64_t peak_process) const;
 
  private:

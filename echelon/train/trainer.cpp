@@ -71,11 +71,12 @@ struct Trainer::InFlight {
 };
 
 Trainer::Trainer(Stack& stack, const Dataset& data, const TrainOptions& train,
-                 const OptimOptions& optim)
+                 const OptimOptions& optim, std::shared_ptr<Communicator> ranks)
     : stack_(stack),
       data_(data),
       train_(train),
       optim_(optim),
+      ranks_(ranks && ranks->size() > 1 ? std::move(ranks) : nullptr),
       device_(device_of(train)),
       sampler_(static_cast<std::uint64_t>(train.seed), data.size(), train.batch),
       memory_(std::make_unique<MemoryAccount>()),
@@ -84,9 +85,14 @@ Trainer::Trainer(Stack& stack, const Dataset& data, const TrainOptions& train,
   check_options(fields_of(optim_));
   if (data.size() < 1)
     throw InvalidArgument("there is no sample to train on: the dataset is empty");
-  if (train.batch % train.micro_batches != 0) {
-    throw InvalidArgument(fmt::format("train.micro_batches = {} does not divide train.batch = {}",
-                                      train.micro_batches, train.batch));
+  if (const int world = ranks_ ? ranks_->size() : 1;
+      train.batch % (train.micro_batches * world) != 0) {
+    throw InvalidArgument(
+        world == 1
+            ? fmt::format("train.micro_batches = {} does not divide train.batch = {}",
+                          train.micro_batches, train.batch)
+            : fmt::format("train.batch = {} does not divide over {} ranks of {} micro-batches",
+                          train.batch, world, train.micro_batches));
   }
   if (train.threads > 0) at::set_num_threads(static_cast<int>(train.threads));
   if (train.graph == "on" && !device_.is_cuda())
@@ -95,14 +101,18 @@ Trainer::Trainer(Stack& stack, const Dataset& data, const TrainOptions& train,
     throw InvalidArgument(
         "train.graph=on, but a layer of the model runs through autograd, which is not recorded; use auto or off");
   }
-  graph_wanted_ = device_.is_cuda() && train.graph != "off" && stack.capturable();
+  if (train.graph == "on" && ranks_)
+    throw InvalidArgument(
+        "train.graph=on is for one process: a reduction over ranks is not recorded");
+  graph_wanted_ = device_.is_cuda() && train.graph != "off" && stack.capturable() && !ranks_;
   if (device_.is_cuda()) in_flight_->stream.emplace();
   stack.allocate(device_, compute_type(train), Gradients::yes);
   update_ = std::make_unique<MasterUpdate>(stack, optim);
   update_->load(random_values(static_cast<std::uint64_t>(train.seed)));
   const int micro_batches = static_cast<int>(train.micro_batches);
-  executor_ = std::make_unique<Executor>(stack, *update_, one_process(stack.size(), micro_batches),
-                                         micro_batches);
+  const Table table = ranks_ ? data_parallel(stack.size(), micro_batches)
+                             : one_process(stack.size(), micro_batches);
+  executor_ = std::make_unique<Executor>(stack, *update_, table, micro_batches, ranks_);
   report_ = at::zeros({3}, at::TensorOptions(device_).dtype(at::kDouble));
 }
 
@@ -113,12 +123,21 @@ void Trainer::run(const std::atomic<bool>* stop) { run_until(train_.steps, stop)
 void Trainer::run_until(std::int64_t until, const std::atomic<bool>* stop) {
   at::NoGradGuard no_grad;
   in_flight_->last = Clock::now();
-  while (step_ < until && (stop == nullptr || !stop->load())) {
+  while (step_ < until && !stopped(stop)) {
     issue(step_);
     ++step_;
     collect(device_.is_cuda() ? steps_ahead : 0);
   }
   collect(0);
+}
+
+// One rank that is told to stop stops all, after the same step.
+bool Trainer::stopped(const std::atomic<bool>* stop) const {
+  const bool here = stop != nullptr && stop->load();
+  if (!ranks_) return here;
+  const at::Tensor any = at::zeros({1}, at::kByte).fill_(here ? 1 : 0);
+  ranks_->all_reduce(any, ReduceOp::max, {.tag = "stop", .blocking = true}).wait();
+  return any.item<std::uint8_t>() != 0;
 }
 
 // What is the same in every step, so that a graph can record it: tensors of fixed places in,
@@ -131,7 +150,9 @@ void Trainer::compute() {
 
 void Trainer::issue(std::int64_t step) {
   auto& flight = *in_flight_;
-  Batch batch = data_.get(sampler_.indices(step, 0, train_.batch));
+  const std::int64_t world = ranks_ ? ranks_->size() : 1, share = train_.batch / world,
+                     first = ranks_ ? ranks_->rank() * share : 0;
+  Batch batch = data_.get(sampler_.indices(step, first, first + share));
   if (batch.input.is_floating_point()) batch.input = batch.input.to(stack_.type());
   if (batch.target.is_floating_point()) batch.target = batch.target.to(stack_.type());
   const double rate = rate_at(optim_, step, train_.steps);
@@ -143,7 +164,7 @@ void Trainer::issue(std::int64_t step) {
   }
   slot.step = step + 1;
   slot.rate = rate;
-  slot.targets = batch.target.numel();
+  slot.targets = batch.target.numel() * world;
   if (device_.is_cpu()) {
     input_ = batch.input;
     target_ = batch.target;

@@ -10,6 +10,9 @@
 // The model's parameters are then the trained ones. On a GPU no step waits for the host: numbers
 // are reported a few steps late. Same options, same data, same bits (on the CPU; with one number of
 // threads).
+//
+// Several ranks: Trainer(stack, data, train, optim, Communicator::world()). Their sums are rounded
+// in another order than one process's, so the parameters agree to rounding, not to the bit.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,6 +25,7 @@
 #include <string>
 
 #include "echelon/base/error.h"
+#include "echelon/comm/communicator.h"
 #include "echelon/data/dataset.h"
 #include "echelon/data/sampler.h"
 #include "echelon/nn/memory.h"
@@ -38,7 +42,7 @@ struct StepReport {
   double grad_norm = 0;   // before clipping
   double rate = 0;
   double seconds = 0;        // since the step before
-  std::int64_t targets = 0;  // values predicted: tokens of a language model
+  std::int64_t targets = 0;  // values predicted, by all ranks: tokens of a language model
 };
 
 // The loss or a gradient stopped being finite.
@@ -51,7 +55,10 @@ class Trainer {
  public:
   // Gives the stack its memory. InvalidArgument where the options do not fit the machine, the stack
   // or the data. All that is referred to must outlive the trainer.
-  Trainer(Stack& stack, const Dataset& data, const TrainOptions& train, const OptimOptions& optim);
+  // With several ranks, each trains on its part of the global batch and all keep the same
+  // parameters; every rank makes the same trainer and the same calls.
+  Trainer(Stack& stack, const Dataset& data, const TrainOptions& train, const OptimOptions& optim,
+          std::shared_ptr<Communicator> ranks = nullptr);
   ~Trainer();
 
   // First values: by default each parameter's own Init with the seed.
@@ -86,11 +93,13 @@ class Trainer {
   void issue(std::int64_t step);
   void compute();
   void collect(std::size_t leave);
+  bool stopped(const std::atomic<bool>* stop) const;
 
   Stack& stack_;
   const Dataset& data_;
   TrainOptions train_;
   OptimOptions optim_;
+  std::shared_ptr<Communicator> ranks_;  // nullptr: one process
   at::Device device_;
   Sampler sampler_;
   std::unique_ptr<MemoryAccount> memory_;

@@ -13,6 +13,7 @@
 
 #include "echelon/collective/group.h"
 #include "echelon/net/endpoint.h"
+#include "tests/net/connection.h"
 
 namespace echelon {
 
@@ -44,16 +45,16 @@ class ThreadExchange {
   int arrived_ = 0;
 };
 
-// Runs `body` on every rank; gives what each threw ("" for nothing).
-inline std::vector<std::string> run_ranks(const Layout& layout,
-                                          const std::function<void(Group&)>& body) {
+// Runs `body` on every rank; gives what it came to on each.
+inline std::vector<Outcome> run_outcomes(const Layout& layout,
+                                         const std::function<void(Group&)>& body) {
   const Token token = Token::random();
   ThreadExchange exchange(layout.world);
-  std::vector<std::string> errors(std::size_t(layout.world));
+  std::vector<Outcome> outcomes(std::size_t(layout.world));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < layout.world; ++rank)
     threads.emplace_back([&, rank] {
-      try {
+      outcomes[std::size_t(rank)] = outcome([&] {
         NetOptions net = layout.net;
         net.heap = net.heap ? net.heap : 256 << 20;
         net.shared_memory = layout.shared_memory;
@@ -62,11 +63,17 @@ inline std::vector<std::string> run_ranks(const Layout& layout,
             rank, layout.world, "127.0.0.1", net, token,
             [&](const std::string& card, Deadline) { return exchange(rank, card); });
         body(*Group::world(endpoint, layout.comm));
-      } catch (const std::exception& error) {
-        errors[std::size_t(rank)] = error.what();
-      }
+      });
     });
   for (auto& thread : threads) thread.join();
+  return outcomes;
+}
+
+// What each rank threw ("" for nothing).
+inline std::vector<std::string> run_ranks(const Layout& layout,
+                                          const std::function<void(Group&)>& body) {
+  std::vector<std::string> errors;
+  for (const auto& one : run_outcomes(layout, body)) errors.push_back(one.message);
   return errors;
 }
 

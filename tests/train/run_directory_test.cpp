@@ -11,6 +11,7 @@
 
 #include "echelon/base/error.h"
 #include "echelon/base/file.h"
+#include "echelon/comm/job_ledger.h"
 #include "tests/base/scratch_folder.h"
 #include "tests/base/thrown.h"
 
@@ -134,7 +135,7 @@ TEST(RunDirectory, WritesWhatWasMeasured) {
   MemoryUse peak;
   peak.bytes = {1, 2, 3, 4, 5};
   run.write_memory(peak, 100, 200);
-  run.write_ledger();
+  run.write_ledger(job_ledger(nullptr));
   const json memory = json::parse(read_file(run.path() / "memory.json"));
   EXPECT_EQ(memory["tensors_at_peak_bytes"], (json{{"parameters", 1},
                                                    {"gradients", 2},

@@ -1,0 +1,47 @@
+"""What every benchmark's page is made of: tables, and what the machine and the build are."""
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+BUILD = Path(os.environ.get("ECHELON_BUILD_DIR", ROOT / "build"))
+
+
+def plain(rows):
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join("  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths)))
+                     for row in rows)
+
+
+def markdown(rows):
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join([lines[0], "|" + "---|" + "--:|" * (len(rows[0]) - 1), *lines[1:]])
+
+
+def output_of(*command):
+    try:
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60).stdout.strip()
+    except OSError:
+        return ""
+
+
+def machine(cpu_note="", device="cpu"):
+    """What a result depends on, as (name, value)."""
+    import torch
+
+    model = platform.processor() or platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.partition(":")[2].strip()
+            break
+    facts = [("CPU", f"{model}, {len(os.sched_getaffinity(0))} cores{cpu_note}"),
+             ("Load before", " ".join(f"{x:.1f}" for x in os.getloadavg())),
+             ("torch", f"{torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"),
+             ("Echelon", output_of(str(BUILD / "echelon"), "version")),
+             ("Commit", output_of("git", "describe", "--always", "--dirty") or "unknown")]
+    if device == "cuda":
+        driver = output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0]
+        facts.insert(1, ("GPU", f"{torch.cuda.get_device_name()}, driver {driver or 'unknown'}, CUDA {torch.version.cuda}"))
+    return facts

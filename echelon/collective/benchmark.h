@@ -1,0 +1,42 @@
+// How fast the collectives of a group are: the measurement behind `echelon bench collectives`.
+//
+// Each repetition begins at a barrier; its time is from there to the end of the operation on rank 0.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "echelon/collective/call.h"
+
+namespace echelon {
+
+class Group;
+
+struct BenchmarkOptions {
+  Operation operation = Operation::all_reduce;
+  DataType type = DataType::f32;
+  std::vector<std::size_t> sizes = {64, 4096, 65536, 1 << 20, 1 << 24, 1 << 26};  // bytes
+  bool registered = false;  // buffers from Group::allocate
+  Algorithm algorithm = Algorithm::automatic;
+  double seconds = 1;  // for each size
+};
+
+struct BenchmarkResult {
+  std::size_t bytes;
+  Algorithm algorithm;
+  double median, p99;  // seconds
+  // Bytes that the slowest way in or out of a rank must carry, over the time: 2((p-1)/p) n for
+  // all_reduce, ((p-1)/p) n for reduce_scatter, all_gather and all_to_all, n for the rest.
+  double bus_bandwidth;
+  double predicted;  // seconds by the cost model
+  double floor;      // seconds that memory alone needs: 2 p n over its bandwidth (all_reduce on one host)
+};
+
+// Collective; what it gives counts on rank 0.
+std::vector<BenchmarkResult> run_benchmark(Group& group, const BenchmarkOptions& options);
+
+// Bytes a second that this process copies in memory, read and written together.
+double memory_bandwidth();
+
+}  // namespace echelon

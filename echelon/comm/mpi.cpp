@@ -1,0 +1,859 @@
+// A communicator of the cluster's own MPI, through its non-blocking calls.
+//
+// An operation is one or more requests of MPI. They are started when it is issued, since MPI
+// matches collectives by their order, and tested from then on: by whoever waits, and by one thread
+// of the process (Library::run). MPI gets on only while it is called, so without that thread an
+// operation that nobody waits for would stand still while the program computes. Where MPI was
+// initialised by the embedding program for less than MPI_THREAD_MULTIPLE there is no such thread:
+// MPI is then called in the threads of our callers alone, and what is not waited for moves when
+// something else is.
+//
+// MPI starts operations beside each other; ours promise to run in order. So one that touches memory
+// of an earlier one that is still under way waits for that one first.
+//
+// All calls of MPI are made under one mutex of the process: MPI_THREAD_SERIALIZED is enough.
+//
+// MPI counts in int. Beyond that, vectors are cut into chunks, and pieces go rank by rank (a
+// broadcast from each, a reduce to each); what has no such form is refused.
+//
+// Ledger: how MPI moves the bytes is its own business. An entry holds what this rank handed to MPI
+// to send or to reduce, once a call, with the algorithm `automatic` and the link `tcp`, whatever
+// MPI took.
+#define OMPI_SKIP_MPICXX 1
+#define MPICH_SKIP_MPICXX 1
+#include <fmt/format.h>
+#include <mpi.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <array>
+#include <climits>
+#include <condition_variable>
+#include <cstring>
+#include <list>
+#include <map>
+#include <mutex>
+#include <numeric>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "echelon/base/deadline.h"
+#include "echelon/base/error.h"
+#include "echelon/collective/call.h"
+#include "echelon/collective/reduce.h"
+#include "echelon/comm/arguments.h"
+#include "echelon/comm/backends.h"
+#include "echelon/comm/dense.h"
+
+namespace echelon {
+namespace {
+
+constexpr std::size_t most = std::size_t{1} << 30;  // elements of one call of MPI
+
+std::string text(int error) {
+  char words[MPI_MAX_ERROR_STRING] = {};
+  int length = 0;
+  MPI_Error_string(error, words, &length);
+  return std::string(words, std::size_t(length));
+}
+
+void must(int result, const char* what) {
+  if (result != MPI_SUCCESS) throw Error(fmt::format("MPI cannot {}: {}", what, text(result)));
+}
+
+bool finalised() {
+  int flag = 0;
+  MPI_Finalized(&flag);
+  return flag != 0;
+}
+
+// Open MPI asks the handler of MPI_COMM_WORLD about a collective that failed, whatever communicator
+// it was on. That handler is the program's: ours is there while a request is ended, and no longer.
+class WorldErrors {
+ public:
+  WorldErrors() {
+    MPI_Comm_get_errhandler(MPI_COMM_WORLD, &before_);
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+  }
+  ~WorldErrors() {
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, before_);
+    MPI_Errhandler_free(&before_);
+  }
+  WorldErrors(const WorldErrors&) = delete;
+  WorldErrors& operator=(const WorldErrors&) = delete;
+
+ private:
+  MPI_Errhandler before_ = MPI_ERRHANDLER_NULL;
+};
+
+MPI_Datatype mpi_type(DataType type) {
+  switch (type) {
+    case DataType::f64:
+      return MPI_DOUBLE;
+    case DataType::f32:
+      return MPI_FLOAT;
+    case DataType::f16:
+    case DataType::bf16:
+      return MPI_UINT16_T;  // reduced by an operation of our own
+    case DataType::i64:
+      return MPI_INT64_T;
+    case DataType::i32:
+      return MPI_INT32_T;
+    case DataType::i8:
+      return MPI_INT8_T;
+    case DataType::u8:
+    case DataType::boolean:
+      return MPI_UINT8_T;
+  }
+  return MPI_BYTE;
+}
+
+template <DataType type, ReduceOp op>
+void combine(void* in, void* inout, int* count, MPI_Datatype*) {
+  const void* const both[] = {in, inout};
+  reduce(type, op, inout, both, 2, std::size_t(*count));
+}
+
+template <DataType type>
+MPI_User_function* combine_by(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::min:
+      return combine<type, ReduceOp::min>;
+    case ReduceOp::max:
+      return combine<type, ReduceOp::max>;
+    case ReduceOp::product:
+      return combine<type, ReduceOp::product>;
+    default:
+      return combine<type, ReduceOp::sum>;
+  }
+}
+
+MPI_User_function* combine_by(DataType type, ReduceOp op) {
+  switch (type) {
+    case DataType::f64:
+      return combine_by<DataType::f64>(op);
+    case DataType::f32:
+      return combine_by<DataType::f32>(op);
+    case DataType::f16:
+      return combine_by<DataType::f16>(op);
+    case DataType::bf16:
+      return combine_by<DataType::bf16>(op);
+    case DataType::i8:
+      return combine_by<DataType::i8>(op);
+    default:
+      return combine_by<DataType::u8>(op);
+  }
+}
+
+// MPI's own operation where it means what ours does: bools are 0 and 1, so that or is max and and
+// is min. MPI has no 16-bit floats and leaves open what the minimum of a NaN is, and Open MPI's
+// sums of bytes saturate on processors with AVX. Under the mutex.
+MPI_Op mpi_op(DataType type, ReduceOp op) {
+  if (op == ReduceOp::average) op = ReduceOp::sum;  // scaled at the end
+  const bool extreme = op == ReduceOp::min || op == ReduceOp::max;
+  const bool half = type == DataType::f16 || type == DataType::bf16;
+  const bool byte = type == DataType::i8 || type == DataType::u8;
+  if (type == DataType::boolean)
+    return op == ReduceOp::min || op == ReduceOp::product ? MPI_MIN : MPI_MAX;
+  if (!half && !(is_floating(type) && extreme) && !(byte && op == ReduceOp::sum))
+    return op == ReduceOp::min       ? MPI_MIN
+           : op == ReduceOp::max     ? MPI_MAX
+           : op == ReduceOp::product ? MPI_PROD
+                                     : MPI_SUM;
+  static auto& made = *new std::map<std::pair<DataType, ReduceOp>, MPI_Op>;
+  const auto [found, is_new] = made.try_emplace({type, op}, MPI_OP_NULL);
+  if (is_new) {
+    must(MPI_Op_create(combine_by(type, op), 1, &found->second), "make an operation");
+  }
+  return found->second;
+}
+
+// What a communicator and the operations under way on it share.
+struct Context {
+  MPI_Comm comm = MPI_COMM_NULL;
+  int rank = 0, size = 1;
+  CommOptions options;
+  Ledger ledger;
+  std::exception_ptr broken;  // under Library::mutex
+};
+
+// Bytes of memory from the first to the last of a tensor.
+struct Extent {
+  const std::byte *begin = nullptr, *end = nullptr;
+  bool written = false;
+
+  Extent(const at::Tensor& tensor, bool writes) : written(writes) {
+    if (!tensor.defined() || tensor.numel() == 0) return;
+    std::int64_t last = 0;
+    for (std::int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
+    begin = static_cast<const std::byte*>(tensor.const_data_ptr());
+    end = begin + (std::size_t(last) + 1) * tensor.element_size();
+  }
+  bool overlaps(const Extent& other) const { return begin < other.end && other.begin < end; }
+  bool conflicts(const Extent& other) const {
+    return (written || other.written) && overlaps(other);
+  }
+};
+
+// An operation under way. All its members are guarded by Library::mutex once it was started.
+class Exchange final : public Operand, public std::enable_shared_from_this<Exchange> {
+ public:
+  Exchange(std::shared_ptr<Context> of, Operation what, const CommCall& call)
+      : context(std::move(of)), operation(what), tag(call.tag), deadline(by(call)) {}
+
+  bool done() override;
+  void wait() override;
+  int source() override { return from; }
+
+  bool advance();  // whether it has ended, well or not
+  void fail(const std::exception_ptr& why);
+  std::string describe() const {
+    return fmt::format("{} (MPI, rank {} of {}){}", name(operation), context->rank, context->size,
+                       tag.empty() ? "" : fmt::format(", tag \"{}\",", tag));
+  }
+  // One call of MPI that makes a request.
+  template <class Begin>
+  void begin(Begin call) {
+    requests.push_back(MPI_REQUEST_NULL);
+    if (const int result = call(&requests.back()); result != MPI_SUCCESS) {
+      requests.pop_back();
+      throw Error(fmt::format("{} cannot start: {}", describe(), text(result)));
+    }
+  }
+  bool message() const { return operation == Operation::send || operation == Operation::receive; }
+
+  std::shared_ptr<Context> context;
+  Operation operation;
+  std::string tag;
+  Deadline deadline;
+  DataType type = DataType::u8;
+  Dense in, out;
+  std::vector<Extent> memory;
+  std::vector<int> counts, offsets, back, back_offsets;  // MPI reads them until the end
+  std::size_t averaged = 0;                              // elements of `out` to divide at the end
+  int from = -1;
+  std::vector<MPI_Request> requests;
+  bool ended = false;
+  std::exception_ptr error;
+
+ private:
+  Deadline by(const CommCall& call) const {
+    return Deadline::in(call.timeout.count() > 0
+                            ? call.timeout
+                            : std::chrono::duration_cast<Deadline::Clock::duration>(
+                                  std::chrono::duration<double>(context->options.timeout)));
+  }
+  bool over();
+  [[noreturn]] void refuse(int result) const;
+  void arrived(const MPI_Status& status);
+  void finish();
+};
+
+// MPI in this process. Never destroyed: MPI may be at work on what it holds until the end.
+class Library {
+ public:
+  static Library& get() {
+    static Library& library = *new Library;
+    return library;
+  }
+
+  std::mutex mutex;                                // every call of MPI, and all below
+  std::list<std::shared_ptr<Exchange>> under_way;  // held so that a dropped work goes on
+  std::vector<std::shared_ptr<Exchange>> failed;   // MPI may still write to their memory
+
+  // MPI_COMM_WORLD may be used when this returns.
+  void initialise() {
+    const std::lock_guard lock(mutex);
+    int flag = 0, level = 0;
+    MPI_Initialized(&flag);
+    if (flag) return;
+    must(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level), "be initialised");
+    if (level < MPI_THREAD_SERIALIZED)
+      throw InvalidArgument("this MPI was built without threads, which Echelon needs");
+    ours_ = true;
+    std::atexit([] { get().finalise(); });
+  }
+
+  // Called with the mutex, after an operation was started.
+  void keep(std::shared_ptr<Exchange> exchange) {
+    under_way.push_back(std::move(exchange));
+    if (!thread_.joinable() && may_have_thread()) thread_ = std::thread([this] { run(); });
+    more_.notify_one();
+  }
+
+  void sweep() {
+    under_way.remove_if([](const auto& exchange) { return exchange->advance(); });
+  }
+
+ private:
+  // Without, calls of the embedding program's might meet ours.
+  bool may_have_thread() const {
+    int level = MPI_THREAD_SINGLE;
+    MPI_Query_thread(&level);
+    return ours_ || level == MPI_THREAD_MULTIPLE;
+  }
+
+  // Sleeps between looks: it is for what nobody waits for, while others want the core.
+  void run() {
+    int idle = 0;
+    for (std::unique_lock lock(mutex);;) {
+      more_.wait(lock, [this] { return stop_ || !under_way.empty(); });
+      if (stop_) return;
+      const std::size_t before = under_way.size();
+      sweep();
+      idle = under_way.size() < before ? 0 : std::min(idle + 1, 10);
+      lock.unlock();
+      std::this_thread::sleep_for(std::chrono::microseconds(20 * (1 + idle)));
+      lock.lock();
+    }
+  }
+
+  // MPI_Finalize waits for all ranks. After an error they might never come: the process then ends
+  // without, and mpirun ends the job.
+  void finalise() {
+    std::unique_lock lock(mutex);
+    while (!under_way.empty() && failed.empty()) {
+      sweep();
+      lock.unlock();
+      sched_yield();
+      lock.lock();
+      for (const auto& exchange : under_way)
+        if (exchange->deadline.expired()) return;
+    }
+    if (!failed.empty() || finalised()) return;
+    stop_ = true;
+    more_.notify_all();
+    lock.unlock();
+    if (thread_.joinable()) thread_.join();
+    MPI_Finalize();
+  }
+
+  bool ours_ = false, stop_ = false;
+  std::condition_variable more_;
+  std::thread thread_;
+};
+
+void Exchange::arrived(const MPI_Status& status) {
+  if (operation != Operation::receive) return;
+  int got = 0, cancelled = 0;
+  MPI_Test_cancelled(&status, &cancelled);
+  if (cancelled) return;  // by the communicator's end
+  MPI_Get_count(&status, mpi_type(type), &got);
+  from = status.MPI_SOURCE;
+  if (got != counts[requests.size() - 1])
+    throw InvalidArgument(fmt::format("{} got {} elements from rank {} where {} were asked for",
+                                      describe(), got, from, counts[requests.size() - 1]));
+}
+
+void Exchange::refuse(int result) const {
+  int kind = 0;
+  MPI_Error_class(result, &kind);
+  if (kind == MPI_ERR_TRUNCATE)
+    throw InvalidArgument(
+        fmt::format("{}: the ranks gave different sizes or types: {}", describe(), text(result)));
+  throw Error(fmt::format("{} failed: {}", describe(), text(result)));
+}
+
+bool Exchange::advance() {
+  try {
+    while (!ended && !requests.empty()) {
+      int flag = 0;
+      MPI_Status status = {};
+      int result = MPI_Request_get_status(requests.back(), &flag, &status);
+      if (result == MPI_SUCCESS && !flag) return false;
+      const WorldErrors returned;
+      if (result == MPI_SUCCESS) result = MPI_Test(&requests.back(), &flag, &status);
+      if (result != MPI_SUCCESS) refuse(result);
+      arrived(status);
+      requests.pop_back();
+    }
+    if (!ended) finish();
+  } catch (...) {
+    fail(std::current_exception());
+  }
+  return ended;
+}
+
+void Exchange::finish() {
+  if (averaged) scale(type, out.data(), averaged, context->size);
+  out.finish();
+  in = out = Dense();
+  ended = true;
+}
+
+void Exchange::fail(const std::exception_ptr& why) {
+  error = why;
+  ended = true;
+  if (!context->broken) context->broken = why;
+  Library::get().failed.push_back(shared_from_this());
+}
+
+// A collective is over when those before it are: operations run in order.
+bool Exchange::over() {
+  if (!advance()) return false;
+  if (message() || error) return true;
+  for (const auto& earlier : Library::get().under_way) {
+    if (earlier.get() == this) break;
+    if (earlier->context == context && !earlier->message() && !earlier->advance()) return false;
+  }
+  return true;
+}
+
+bool Exchange::done() {
+  const std::lock_guard lock(Library::get().mutex);
+  const bool is_over = over();
+  if (!is_over && deadline.expired())
+    fail(std::make_exception_ptr(Timeout(describe() + " reached its deadline")));
+  if (error) std::rethrow_exception(error);
+  return is_over;
+}
+
+// Yields first, then sleeps a little: with more ranks than cores, whom we wait for needs ours.
+void Exchange::wait() {
+  for (int round = 0; !done(); ++round) {
+    if (round < 2000)
+      sched_yield();
+    else
+      std::this_thread::sleep_for(std::chrono::microseconds(std::min(round / 100, 200)));
+  }
+}
+
+// Under the mutex: `comm` is ours from here on.
+std::shared_ptr<Context> make_context(MPI_Comm comm, const CommOptions& options) {
+  auto context = std::make_shared<Context>();
+  context->comm = comm;
+  context->options = options;
+  must(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "set a communicator's error handler");
+  must(MPI_Comm_rank(comm, &context->rank), "say this rank");
+  must(MPI_Comm_size(comm, &context->size), "say how many ranks there are");
+  return context;
+}
+
+class MpiCommunicator final : public Communicator {
+ public:
+  explicit MpiCommunicator(std::shared_ptr<Context> context) : context_(std::move(context)) {}
+
+  // Ends what was dropped while under way; a receive that nobody sent for is cancelled.
+  ~MpiCommunicator() override {
+    std::vector<std::shared_ptr<Exchange>> left;
+    {
+      const std::lock_guard lock(library_.mutex);
+      if (finalised()) return;
+      for (const auto& exchange : library_.under_way) {
+        if (exchange->context != context_ || exchange->ended) continue;
+        if (exchange->operation == Operation::receive)
+          for (auto& request : exchange->requests) MPI_Cancel(&request);
+        left.push_back(exchange);
+      }
+    }
+    for (const auto& exchange : left) {
+      try {
+        exchange->wait();
+      } catch (const std::exception&) {
+        // It had its chance to be heard.
+      }
+    }
+    const std::lock_guard lock(library_.mutex);
+    library_.sweep();
+    if (!context_->broken) MPI_Comm_free(&context_->comm);
+  }
+
+  const char* backend() const override { return "mpi"; }
+  int rank() const override { return context_->rank; }
+  int size() const override { return context_->size; }
+  Ledger& ledger() override { return context_->ledger; }
+
+  Work all_reduce(at::Tensor tensor, ReduceOp op, const CommCall& call) override {
+    const auto exchange = make(Operation::all_reduce, call, {}, tensor);
+    exchange->type = reduced(data_type(tensor.scalar_type()), op);
+    return start(exchange, tensor.nbytes(), [&] {
+      exchange->out = Dense(tensor, Dense::both, scalar(exchange->type));
+      average(*exchange, op, elements(tensor));
+      chunks(elements(tensor), [&](std::size_t at, int count) {
+        exchange->begin([&](MPI_Request* request) {
+          return MPI_Iallreduce(MPI_IN_PLACE, place(exchange->out, at, exchange->type), count,
+                                mpi_type(exchange->type), mpi_op(exchange->type, op), comm(),
+                                request);
+        });
+      });
+    });
+  }
+
+  Work reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op, const CommCall& call,
+                      std::vector<std::size_t> counts) override {
+    const auto exchange = make(Operation::reduce_scatter, call, input, output);
+    exchange->type = reduced(same_type(output, input), op);
+    expect_pieces("reduce_scatter", counts, input, size());
+    expect_elements("reduce_scatter", "the output", output, counts[std::size_t(rank())]);
+    return start(exchange, input.nbytes(), [&] {
+      const DataType type = exchange->type;
+      exchange->in = Dense(input, Dense::read, scalar(type));
+      exchange->out = Dense(output, Dense::write, scalar(type));
+      part(*exchange);
+      average(*exchange, op, elements(output));
+      if (elements(input) <= most) {
+        exchange->counts.assign(counts.begin(), counts.end());
+        exchange->begin([&](MPI_Request* request) {
+          return MPI_Ireduce_scatter(exchange->in.data(), exchange->out.data(),
+                                     exchange->counts.data(), mpi_type(type), mpi_op(type, op),
+                                     comm(), request);
+        });
+        return;
+      }
+      each(counts, [&](int owner, std::size_t first, std::size_t at, int count) {
+        exchange->begin([&](MPI_Request* request) {
+          return MPI_Ireduce(place(exchange->in, first + at, type),
+                             owner == rank() ? place(exchange->out, at, type) : nullptr, count,
+                             mpi_type(type), mpi_op(type, op), owner, comm(), request);
+        });
+      });
+    });
+  }
+
+  Work all_gather(at::Tensor output, at::Tensor input, const CommCall& call,
+                  std::vector<std::size_t> counts) override {
+    const auto exchange = make(Operation::all_gather, call, input, output);
+    const DataType type = exchange->type = same_type(output, input);
+    expect_pieces("all_gather", counts, output, size());
+    expect_elements("all_gather", "the input", input, counts[std::size_t(rank())]);
+    return start(exchange, input.nbytes(), [&] {
+      exchange->in = Dense(input, Dense::read);
+      exchange->out = Dense(output, Dense::write);
+      part(*exchange);
+      if (elements(output) <= most) {
+        lay_out(counts, exchange->counts, exchange->offsets);
+        exchange->begin([&](MPI_Request* request) {
+          return MPI_Iallgatherv(exchange->in.data(), int(elements(input)), mpi_type(type),
+                                 exchange->out.data(), exchange->counts.data(),
+                                 exchange->offsets.data(), mpi_type(type), comm(), request);
+        });
+        return;
+      }
+      const auto mine = counts.begin() + rank();
+      const std::size_t before = std::accumulate(counts.begin(), mine, std::size_t{0});
+      if (input.numel())
+        std::memcpy(place(exchange->out, before, type), exchange->in.data(), input.nbytes());
+      each(counts, [&](int owner, std::size_t first, std::size_t at, int count) {
+        exchange->begin([&](MPI_Request* request) {
+          return MPI_Ibcast(place(exchange->out, first + at, type), count, mpi_type(type), owner,
+                            comm(), request);
+        });
+      });
+    });
+  }
+
+  Work broadcast(at::Tensor tensor, int root, const CommCall& call) override {
+    expect_rank("broadcast", "root", root, size());
+    const bool is_root = rank() == root;
+    const auto exchange = is_root ? make(Operation::broadcast, call, tensor, {})
+                                  : make(Operation::broadcast, call, {}, tensor);
+    const DataType type = exchange->type = data_type(tensor.scalar_type());
+    return start(exchange, is_root ? tensor.nbytes() : 0, [&] {
+      exchange->out = Dense(tensor, is_root ? Dense::read : Dense::write);
+      chunks(elements(tensor), [&](std::size_t at, int count) {
+        exchange->begin([&](MPI_Request* request) {
+          return MPI_Ibcast(place(exchange->out, at, type), count, mpi_type(type), root, comm(),
+                            request);
+        });
+      });
+    });
+  }
+
+  Work reduce(at::Tensor tensor, ReduceOp op, int root, const CommCall& call) override {
+    expect_rank("reduce", "root", root, size());
+    const bool is_root = rank() == root;
+    const auto exchange = is_root ? make(Operation::reduce, call, {}, tensor)
+                                  : make(Operation::reduce, call, tensor, {});
+    exchange->type = reduced(data_type(tensor.scalar_type()), op);
+    return start(exchange, tensor.nbytes(), [&] {
+      const DataType type = exchange->type;
+      exchange->out = Dense(tensor, is_root ? Dense::both : Dense::read, scalar(type));
+      if (is_root) average(*exchange, op, elements(tensor));
+      chunks(elements(tensor), [&](std::size_t at, int count) {
+        void* const data = place(exchange->out, at, type);
+        exchange->begin([&](MPI_Request* request) {
+          return MPI_Ireduce(is_root ? MPI_IN_PLACE : data, is_root ? data : nullptr, count,
+                             mpi_type(type), mpi_op(type, op), root, comm(), request);
+        });
+      });
+    });
+  }
+
+  Work gather(at::Tensor output, at::Tensor input, int root, const CommCall& call) override {
+    expect_rank("gather", "root", root, size());
+    const bool is_root = rank() == root;
+    const std::size_t each_has = fits(elements(input), "gather");
+    if (is_root) {
+      same_type(output, input);
+      expect_elements("gather", "the output", output, each_has * std::size_t(size()));
+    }
+    const auto exchange = make(Operation::gather, call, input, is_root ? output : at::Tensor());
+    const DataType type = exchange->type = data_type(input.scalar_type());
+    return start(exchange, input.nbytes(), [&] {
+      exchange->in = Dense(input, Dense::read);
+      if (is_root) exchange->out = Dense(output, Dense::write);
+      part(*exchange);
+      exchange->begin([&](MPI_Request* request) {
+        return MPI_Igather(exchange->in.data(), int(each_has), mpi_type(type), exchange->out.data(),
+                           int(each_has), mpi_type(type), root, comm(), request);
+      });
+    });
+  }
+
+  Work scatter(at::Tensor output, at::Tensor input, int root, const CommCall& call) override {
+    expect_rank("scatter", "root", root, size());
+    const bool is_root = rank() == root;
+    const std::size_t each_has = fits(elements(output), "scatter");
+    if (is_root) {
+      same_type(output, input);
+      expect_elements("scatter", "the input", input, each_has * std::size_t(size()));
+    }
+    const auto exchange = make(Operation::scatter, call, is_root ? input : at::Tensor(), output);
+    const DataType type = exchange->type = data_type(output.scalar_type());
+    return start(exchange, is_root ? input.nbytes() : 0, [&] {
+      if (is_root) exchange->in = Dense(input, Dense::read);
+      exchange->out = Dense(output, Dense::write);
+      part(*exchange);
+      exchange->begin([&](MPI_Request* request) {
+        return MPI_Iscatter(exchange->in.data(), int(each_has), mpi_type(type),
+                            exchange->out.data(), int(each_has), mpi_type(type), root, comm(),
+                            request);
+      });
+    });
+  }
+
+  Work all_to_all(at::Tensor output, at::Tensor input, const CommCall& call,
+                  std::vector<std::size_t> there, std::vector<std::size_t> back) override {
+    const auto exchange = make(Operation::all_to_all, call, input, output);
+    const DataType type = exchange->type = same_type(output, input);
+    expect_pieces("all_to_all", there, input, size());
+    expect_pieces("all_to_all", back, output, size());
+    fits(std::max(elements(input), elements(output)), "all_to_all");
+    return start(exchange, input.nbytes(), [&] {
+      exchange->in = Dense(input, Dense::read);
+      exchange->out = Dense(output, Dense::write);
+      part(*exchange);
+      lay_out(there, exchange->counts, exchange->offsets);
+      lay_out(back, exchange->back, exchange->back_offsets);
+      exchange->begin([&](MPI_Request* request) {
+        return MPI_Ialltoallv(exchange->in.data(), exchange->counts.data(),
+                              exchange->offsets.data(), mpi_type(type), exchange->out.data(),
+                              exchange->back.data(), exchange->back_offsets.data(), mpi_type(type),
+                              comm(), request);
+      });
+    });
+  }
+
+  Work send(at::Tensor tensor, int to, std::uint64_t tag, const CommCall& call) override {
+    expect_rank("send", "the receiver", to, size());
+    const auto exchange = make(Operation::send, call, tensor, {});
+    const DataType type = exchange->type = data_type(tensor.scalar_type());
+    return start(exchange, tensor.nbytes(), [&] {
+      const int label = mpi_tag(tag);
+      exchange->in = Dense(tensor, Dense::read);
+      chunks(elements(tensor), [&](std::size_t at, int count) {
+        exchange->begin([&](MPI_Request* request) {
+          return MPI_Isend(place(exchange->in, at, type), count, mpi_type(type), to, label, comm(),
+                           request);
+        });
+      });
+    });
+  }
+
+  Work receive(at::Tensor tensor, int from, std::uint64_t tag, const CommCall& call) override {
+    if (from != anyone) expect_rank("receive", "the sender", from, size());
+    // The chunks after the first would have to come from whoever sent that one.
+    else
+      fits(elements(tensor), "receive from anyone", most);
+    const auto exchange = make(Operation::receive, call, {}, tensor);
+    const DataType type = exchange->type = data_type(tensor.scalar_type());
+    return start(exchange, 0, [&] {
+      const int label = mpi_tag(tag);
+      exchange->out = Dense(tensor, Dense::write);
+      chunks(elements(tensor), [&](std::size_t at, int count) {
+        exchange->counts.push_back(count);
+        exchange->begin([&](MPI_Request* request) {
+          return MPI_Irecv(place(exchange->out, at, type), count, mpi_type(type),
+                           from == anyone ? MPI_ANY_SOURCE : from, label, comm(), request);
+        });
+      });
+    });
+  }
+
+  Work barrier(const CommCall& call) override {
+    const auto exchange = make(Operation::barrier, call, {}, {});
+    return start(exchange, 0, [&] {
+      exchange->begin([&](MPI_Request* request) { return MPI_Ibarrier(comm(), request); });
+    });
+  }
+
+  // MPI_Comm_split blocks and knows no deadline; after the barrier all ranks are about to call it.
+  std::shared_ptr<Communicator> split(int colour, int key) override {
+    barrier({.tag = "split"}).wait();
+    const std::lock_guard lock(library_.mutex);
+    MPI_Comm made = MPI_COMM_NULL;
+    must(MPI_Comm_split(comm(), colour < 0 ? MPI_UNDEFINED : colour, key, &made),
+         "split a communicator");
+    if (made == MPI_COMM_NULL) return nullptr;
+    return std::make_shared<MpiCommunicator>(make_context(made, context_->options));
+  }
+
+ private:
+  MPI_Comm comm() const { return context_->comm; }
+
+  std::shared_ptr<Exchange> make(Operation operation, const CommCall& call, const at::Tensor& reads,
+                                 const at::Tensor& writes) const {
+    auto exchange = std::make_shared<Exchange>(context_, operation, call);
+    exchange->memory = {Extent(reads, false), Extent(writes, true)};
+    return exchange;
+  }
+
+  // `begin` starts the requests, under the mutex. Errors come out of the work, except for
+  // arguments.
+  template <class Begin>
+  Work start(const std::shared_ptr<Exchange>& exchange, std::size_t bytes, Begin begin) {
+    if (!exchange->message()) settle(*exchange);
+    const std::lock_guard lock(library_.mutex);
+    library_.sweep();
+    if (context_->broken) {
+      exchange->error = context_->broken;
+      exchange->ended = true;
+      return Work(exchange);
+    }
+    try {
+      begin();
+    } catch (const InvalidArgument&) {
+      throw;
+    } catch (...) {
+      exchange->fail(std::current_exception());
+      return Work(exchange);
+    }
+    context_->ledger.add(exchange->operation, exchange->tag, Algorithm::automatic, LinkKind::tcp,
+                         bytes);
+    library_.keep(exchange);
+    return Work(exchange);
+  }
+
+  // Until nothing is under way on this communicator that the next one must come after.
+  void settle(const Exchange& next) {
+    std::vector<std::shared_ptr<Exchange>> earlier;
+    {
+      const std::lock_guard lock(library_.mutex);
+      for (const auto& exchange : library_.under_way)
+        if (exchange->context == context_ && !exchange->ended && !exchange->message() &&
+            conflict(*exchange, next))
+          earlier.push_back(exchange);
+    }
+    for (const auto& exchange : earlier) {
+      try {
+        exchange->wait();
+      } catch (const std::exception&) {
+        // Its own work says so, and every later one.
+      }
+    }
+  }
+
+  static bool conflict(const Exchange& a, const Exchange& b) {
+    for (const Extent& one : a.memory)
+      for (const Extent& other : b.memory)
+        if (one.conflicts(other)) return true;
+    return false;
+  }
+
+  // MPI forbids what it reads to overlap what it writes.
+  static void part(Exchange& exchange) {
+    if (exchange.memory[0].overlaps(exchange.memory[1])) exchange.in.detach();
+  }
+
+  // The type in which elements of `type` are reduced.
+  DataType reduced(DataType type, ReduceOp op) const {
+    check(type, op);
+    const bool half = type == DataType::f16 || type == DataType::bf16;
+    return half && context_->options.wire == "fp32" ? DataType::f32 : type;
+  }
+
+  static at::ScalarType scalar(DataType type) {
+    constexpr at::ScalarType types[] = {at::kDouble,   at::kFloat, at::kHalf,
+                                        at::kBFloat16, at::kLong,  at::kInt,
+                                        at::kChar,     at::kByte,  at::kBool};
+    return types[std::size_t(type)];
+  }
+
+  static void average(Exchange& exchange, ReduceOp op, std::size_t count) {
+    if (op == ReduceOp::average) exchange.averaged = count;
+  }
+
+  static void* place(const Dense& dense, std::size_t at, DataType type) {
+    return dense.data() ? static_cast<std::byte*>(dense.data()) + at * size_of(type) : nullptr;
+  }
+
+  // body(where, count) for every chunk, and once for nothing at all: an empty operation is one too.
+  template <class Body>
+  static void chunks(std::size_t count, Body body) {
+    for (std::size_t at = 0; at == 0 || at < count; at += most)
+      body(at, int(std::min(most, count - at)));
+  }
+
+  // body(rank, where its piece begins, where in the piece, count) for every chunk of every piece.
+  template <class Body>
+  static void each(const std::vector<std::size_t>& counts, Body body) {
+    std::size_t first = 0;
+    for (std::size_t owner = 0; owner < counts.size(); first += counts[owner++])
+      chunks(counts[owner], [&](std::size_t at, int count) { body(int(owner), first, at, count); });
+  }
+
+  static void lay_out(const std::vector<std::size_t>& from, std::vector<int>& counts,
+                      std::vector<int>& offsets) {
+    counts.assign(from.begin(), from.end());
+    offsets.assign(from.size(), 0);
+    std::exclusive_scan(counts.begin(), counts.end(), offsets.begin(), 0);
+  }
+
+  static std::size_t fits(std::size_t count, const char* operation, std::size_t limit = INT_MAX) {
+    if (count > limit)
+      throw InvalidArgument(
+          fmt::format("{} of {} elements: the MPI backend takes up to {} at once; send it in parts",
+                      operation, count, limit));
+    return count;
+  }
+
+  int mpi_tag(std::uint64_t tag) const {
+    int* largest = nullptr;
+    int found = 0;
+    MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &largest, &found);
+    const int limit = found ? *largest : 32767;
+    if (tag > std::uint64_t(limit))
+      throw InvalidArgument(
+          fmt::format("tag {} is beyond the largest that this MPI has, {}", tag, limit));
+    return int(tag);
+  }
+
+  std::shared_ptr<Context> context_;
+  Library& library_ = Library::get();
+};
+
+std::shared_ptr<Communicator> duplicate(MPI_Comm comm, const CommOptions& options) {
+  const std::lock_guard lock(Library::get().mutex);
+  MPI_Comm made = MPI_COMM_NULL;
+  must(MPI_Comm_dup(comm, &made), "duplicate a communicator");
+  return std::make_shared<MpiCommunicator>(make_context(made, options));
+}
+
+}  // namespace
+
+std::shared_ptr<Communicator> mpi_world(const CommOptions& options) {
+  Library::get().initialise();
+  return duplicate(MPI_COMM_WORLD, options);
+}
+
+std::shared_ptr<Communicator> Communicator::adopt_mpi(int comm, const CommOptions& options) {
+  int initialised = 0;
+  MPI_Initialized(&initialised);
+  if (!initialised || finalised())
+    throw InvalidArgument(
+        "an MPI communicator can be adopted between MPI_Init and MPI_Finalize alone");
+  return duplicate(MPI_Comm_f2c(MPI_Fint(comm)), options);
+}
+
+}  // namespace echelon

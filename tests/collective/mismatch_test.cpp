@@ -1,0 +1,320 @@
+// Ranks that do not call the same thing: all of them are told who called what, soon; nobody hangs,
+// nobody gets a wrong sum, and a broken group stays broken.
+#include <chrono>
+#include <sstream>
+
+#include "tests/collective/elements.h"
+#include "tests/collective/ranks.h"
+
+namespace echelon {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Body = std::function<void(Group&)>;
+
+const std::vector<std::pair<const char*, Layout>> layouts = {
+    {"one host", Layout{.world = 4}},
+    {"two ranks", Layout{.world = 2}},
+    {"two ranks over TCP", Layout{.world = 2, .shared_memory = false}},
+    {"TCP", Layout{.world = 4, .shared_memory = false}},
+    {"two hosts", Layout{.world = 4, .hosts = 2}}};
+
+bool mentions(const Outcome& one, const std::string& text) {
+  return one.message.find(text) != std::string::npos;
+}
+
+// Every rank ends in InvalidArgument that names a rank and contains `words`, and so does the call
+// after it. Where messages go one way only, who only sends may learn of it at the next call.
+void expect_disagreement(const char* what, const Body& body, const std::vector<std::string>& words,
+                         const std::vector<std::pair<const char*, Layout>>& where = layouts) {
+  for (auto [text, layout] : where) {
+    layout.comm.timeout = 5;
+    const auto start = Clock::now();
+    std::vector<Outcome> second(std::size_t(layout.world));
+    const auto first = run_outcomes(layout, [&](Group& group) {
+      const auto call = [&] {
+        body(group);
+        group.barrier();
+      };
+      const auto one = outcome(call);
+      second[std::size_t(group.rank())] = outcome(call);
+      EXPECT_EQ(second[std::size_t(group.rank())].message, one.message) << what << " on " << text;
+      call();
+    });
+    const std::chrono::duration<double> took = Clock::now() - start;
+    EXPECT_LT(took.count(), 4) << what << " on " << text << ": waited for the deadline";
+    for (std::size_t rank = 0; rank < first.size(); ++rank) {
+      EXPECT_EQ(first[rank], "InvalidArgument")
+          << what << " on " << text << ", rank " << rank << ": " << first[rank];
+      EXPECT_TRUE(mentions(first[rank], "ranks disagree") && mentions(first[rank], "rank "))
+          << what << " on " << text << ", rank " << rank << ": " << first[rank];
+      bool any = words.empty();
+      for (const auto& word : words) any |= mentions(first[rank], word);
+      EXPECT_TRUE(any) << what << " on " << text << ", rank " << rank << ": " << first[rank];
+    }
+  }
+}
+
+struct Floats {
+  std::vector<float> in = std::vector<float>(4000, 1), out = std::vector<float>(4000);
+};
+
+TEST(Mismatch, OfCountsIsTold) {
+  for (const auto& [even, odd] : {std::pair{100, 101}, {0, 5}, {1, 2}, {1000, 3000}, {7, 0}})
+    expect_disagreement("counts",
+                        [even = even, odd = odd](Group& group) {
+                          Floats data;
+                          group.all_reduce(DataType::f32, ReduceOp::sum, data.in.data(),
+                                           data.out.data(),
+                                           std::size_t(group.rank() == 1 ? odd : even));
+                        },
+                        {"all_reduce"});
+}
+
+TEST(Mismatch, OfCountsIsToldByEveryAlgorithm) {
+  for (const auto algorithm : message_algorithms(Operation::all_reduce))
+    expect_disagreement(
+        name(algorithm),
+        [&](Group& group) {
+          Floats data;
+          group.all_reduce(DataType::f32, ReduceOp::sum, data.in.data(), data.out.data(),
+                           group.rank() == 1 ? 2 : 3, {.algorithm = algorithm});
+        },
+        {"all_reduce"},
+        {{"TCP", Layout{.world = 3, .shared_memory = false}}, {"rings", Layout{.world = 4}}});
+}
+
+TEST(Mismatch, OfTypesIsTold) {
+  expect_disagreement("types",
+                      [](Group& group) {
+                        Floats data;
+                        group.all_reduce(group.rank() == 1 ? DataType::i32 : DataType::f32,
+                                         ReduceOp::sum, data.in.data(), data.out.data(), 100);
+                      },
+                      {"int32"});
+}
+
+TEST(Mismatch, OfReductionsIsTold) {
+  expect_disagreement("reductions",
+                      [](Group& group) {
+                        Floats data;
+                        group.all_reduce(DataType::f32,
+                                         group.rank() == 0 ? ReduceOp::max : ReduceOp::sum,
+                                         data.in.data(), data.out.data(), 100);
+                      },
+                      {"max"});
+}
+
+TEST(Mismatch, OfOperationsIsTold) {
+  expect_disagreement("operations",
+                      [](Group& group) {
+                        Floats data;
+                        const std::vector<std::size_t> counts(std::size_t(group.size()), 100);
+                        if (group.rank() == 0)
+                          group.barrier();
+                        else
+                          group.all_gather(DataType::f32, data.in.data(), data.out.data(), counts);
+                      },
+                      {"barrier"});
+  expect_disagreement("operations",
+                      [](Group& group) {
+                        Floats data;
+                        if (group.rank() == 1)
+                          group.broadcast(DataType::f32, data.in.data(), 100, 0);
+                        else
+                          group.reduce(DataType::f32, ReduceOp::sum, data.in.data(),
+                                       data.out.data(), 100, 0);
+                      },
+                      {});
+}
+
+TEST(Mismatch, OfRootsIsTold) {
+  for (int kind = 0; kind < 4; ++kind)
+    expect_disagreement(
+        "roots",
+        [&](Group& group) {
+          Floats data;
+          const int root = group.rank() == 1 ? 1 : 0;
+          const std::vector<std::size_t> counts(std::size_t(group.size()), 10);
+          if (kind == 0) group.broadcast(DataType::f32, data.in.data(), 100, root);
+          if (kind == 1)
+            group.reduce(DataType::f32, ReduceOp::sum, data.in.data(), data.out.data(), 100, root);
+          if (kind == 2) group.gather(DataType::f32, data.in.data(), data.out.data(), counts, root);
+          if (kind == 3)
+            group.scatter(DataType::f32, data.in.data(), data.out.data(), counts, root);
+        },
+        {});
+}
+
+TEST(Mismatch, OfAlgorithmsIsTold) {
+  expect_disagreement("algorithms",
+                      [](Group& group) {
+                        Floats data;
+                        group.all_reduce(
+                            DataType::f32, ReduceOp::sum, data.in.data(), data.out.data(), 100,
+                            {.algorithm = group.rank() == 1 ? Algorithm::ring : Algorithm::direct});
+                      },
+                      {"ring"});
+  expect_disagreement(
+      "algorithms in shared memory",
+      [](Group& group) {
+        Floats data;
+        group.all_reduce(
+            DataType::f32, ReduceOp::sum, data.in.data(), data.out.data(), 100,
+            {.algorithm = group.rank() == 1 ? Algorithm::shared : Algorithm::shared_direct});
+      },
+      {"shared_direct"}, {{"one host", Layout{.world = 3}}});
+}
+
+TEST(Mismatch, OfTablesIsTold) {
+  // The same sum, so that only the pieces differ.
+  for (int kind = 0; kind < 5; ++kind)
+    for (const bool registered : {false, true})
+      expect_disagreement("tables",
+                          [&](Group& group) {
+                            std::vector<std::size_t> counts(std::size_t(group.size()), 10);
+                            if (group.rank() == 1) {
+                              counts[0] = 13;
+                              counts[1] = 7;
+                            }
+                            const auto where = registered ? Where::registered : Where::own;
+                            const Place in(group, 4000, where), out(group, 4000, where);
+                            if (kind == 0)
+                              group.reduce_scatter(DataType::f32, ReduceOp::sum, in.data(),
+                                                   out.data(), counts);
+                            if (kind == 1)
+                              group.all_gather(DataType::f32, in.data(), out.data(), counts);
+                            if (kind == 2)
+                              group.gather(DataType::f32, in.data(), out.data(), counts, 0);
+                            if (kind == 3)
+                              group.scatter(DataType::f32, in.data(), out.data(), counts, 0);
+                            if (kind == 4) {
+                              const std::vector<std::size_t> back(std::size_t(group.size()), 10);
+                              group.all_to_all(DataType::f32, in.data(), out.data(), counts, back);
+                            }
+                          },
+                          {});
+}
+
+TEST(Mismatch, InsideAHierarchicalAllReduceIsTold) {
+  for (const auto& [one, other] : {std::pair{1, 2}, {0, 3}, {1000, 1001}})
+    for (const int odd : {0, 2, 3})
+      expect_disagreement("hierarchical",
+                          [&, one = one, other = other](Group& group) {
+                            Floats data;
+                            // A whole host, or one rank of it.
+                            const bool differs = odd == 2 ? group.rank() >= 2 : group.rank() == odd;
+                            group.all_reduce(DataType::f32, ReduceOp::sum, data.in.data(),
+                                             data.out.data(), std::size_t(differs ? other : one),
+                                             {.algorithm = Algorithm::hierarchical});
+                          },
+                          {}, {{"two hosts", Layout{.world = 4, .hosts = 2}}});
+}
+
+TEST(Mismatch, OfOneRanksImpossibleAlgorithmIsToldToAll) {
+  Layout layout{.world = 3, .shared_memory = false};
+  layout.comm.timeout = 5;
+  const auto outcomes = run_outcomes(layout, [](Group& group) {
+    Floats data;
+    const auto algorithm = group.rank() == 1 ? Algorithm::shared : Algorithm::ring;
+    group.all_reduce(DataType::f32, ReduceOp::sum, data.in.data(), data.out.data(), 9,
+                     {.algorithm = algorithm});
+  });
+  for (const auto& one : outcomes) {
+    EXPECT_EQ(one, "InvalidArgument") << one;
+    EXPECT_TRUE(mentions(one, "shared is for ranks of one host")) << one;
+  }
+}
+
+TEST(Mismatch, OfArgumentsThatOneRankCanSeeBreaksNothing) {
+  run_ranks_well({.world = 2}, [](Group& group) {
+    float value = 1;
+    const std::vector<std::size_t> wrong(3, 1);
+    EXPECT_EQ(outcome([&] { group.broadcast(DataType::f32, &value, 1, 2); }), "InvalidArgument");
+    EXPECT_EQ(outcome([&] { group.all_gather(DataType::f32, &value, &value, wrong); }),
+              "InvalidArgument");
+    std::int32_t whole = 1;
+    EXPECT_EQ(
+        outcome([&] { group.all_reduce(DataType::i32, ReduceOp::average, &whole, &whole, 1); }),
+        "InvalidArgument");
+    group.all_reduce(DataType::f32, ReduceOp::sum, &value, &value, 1);
+    EXPECT_EQ(value, 2);
+  });
+}
+
+// ---- Ranks that are not there
+// --------------------------------------------------------------------
+
+TEST(Absence, OfARankIsATimeoutThatNamesIt) {
+  for (auto [text, layout] : layouts) {
+    layout.comm.timeout = 5;
+    const int late = layout.world - 1;
+    std::vector<Outcome> seen(std::size_t(layout.world));
+    run_outcomes(layout, [&](Group& group) {
+      float value = 1;
+      if (group.rank() == late) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(700));
+        return;
+      }
+      const auto start = Clock::now();
+      const auto one = outcome([&] {
+        group.all_reduce(DataType::f32, ReduceOp::sum, &value, &value, 1,
+                         {.tag = "the loss", .timeout = std::chrono::milliseconds(200)});
+      });
+      const std::chrono::duration<double> took = Clock::now() - start;
+      EXPECT_GT(took.count(), 0.15) << text;
+      EXPECT_LT(took.count(), 0.6) << text << ": " << one;
+      seen[std::size_t(group.rank())] = one;
+    });
+    bool named = false;
+    for (int rank = 0; rank < late; ++rank) {
+      const auto& one = seen[std::size_t(rank)];
+      EXPECT_EQ(one, "Timeout") << text << ", rank " << rank << ": " << one;
+      EXPECT_TRUE(mentions(one, "all_reduce (sum)") || mentions(one, "did not connect"))
+          << text << ": " << one;
+      named |= mentions(one, "rank " + std::to_string(late));
+    }
+    EXPECT_TRUE(named) << text << ": nobody named rank " << late << "; rank 0 said " << seen[0];
+  }
+}
+
+TEST(Absence, OfARankThatLeftIsPeerLost) {
+  for (auto [text, layout] : layouts)
+    for (const bool used : {false, true}) {  // whether connections were open
+      layout.comm.timeout = 5;
+      const int gone = 1;
+      const auto start = Clock::now();
+      const auto outcomes = run_outcomes(layout, [&, used = used](Group& group) {
+        Floats data;
+        if (used)
+          group.all_reduce(DataType::f32, ReduceOp::sum, data.in.data(), data.out.data(), 10);
+        if (group.rank() == gone) return;
+        if (used) std::this_thread::sleep_for(std::chrono::milliseconds(30));
+        group.all_reduce(DataType::f32, ReduceOp::sum, data.in.data(), data.out.data(), 10);
+      });
+      const std::chrono::duration<double> took = Clock::now() - start;
+      EXPECT_LT(took.count(), 3) << text << ": waited for the deadline";
+      for (int rank = 0; rank < layout.world; ++rank) {
+        const auto& one = outcomes[std::size_t(rank)];
+        EXPECT_EQ(one, rank == gone ? "done" : "PeerLost")
+            << text << ", rank " << rank << ": " << one;
+        if (rank != gone) EXPECT_TRUE(mentions(one, "rank 1")) << text << ": " << one;
+      }
+    }
+}
+
+TEST(Absence, OfARankDoesNotDisturbGroupsItIsNotIn) {
+  for (const bool shared : {true, false}) {
+    const auto outcomes = run_outcomes({.world = 3, .shared_memory = shared}, [](Group& group) {
+      const auto two = group.split(group.rank() == 1 ? -1 : 0, 0);
+      if (!two) return;
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      float value = 1;
+      for (int i = 0; i < 50; ++i) two->all_reduce(DataType::f32, ReduceOp::max, &value, &value, 1);
+    });
+    for (const auto& one : outcomes) EXPECT_EQ(one, "done") << one;
+  }
+}
+
+}  // namespace
+}  // namespace echelon

@@ -1,0 +1,40 @@
+#include <gtest/gtest.h>
+
+#include <fmt/ranges.h>
+
+#include "echelon/comm/communicator.h"
+#include "tests/collective/ranks.h"
+#include "tests/comm/suite.h"
+
+namespace echelon {
+namespace {
+
+void run_suite(Layout layout) {
+  layout.comm.timeout = 20;  // of an operation: one that hangs is named before the test is killed
+  at::set_num_threads(1);    // each rank is a thread already
+  run_ranks_well(layout, [](Group& group) {
+    const auto failures = CommSuite(native_communicator(group.shared_from_this()), at::kCPU).run();
+    if (!failures.empty()) throw Error(fmt::format("{}", fmt::join(failures, "\n")));
+  });
+}
+
+TEST(NativeCommunicator, PassesTheSuiteAlone) { run_suite({.world = 1}); }
+
+TEST(NativeCommunicator, PassesTheSuiteInSharedMemory) {
+  for (const int world : {2, 3, 4}) {
+    SCOPED_TRACE(world);
+    run_suite({.world = world});
+  }
+}
+
+TEST(NativeCommunicator, PassesTheSuiteOverTcp) {
+  for (const int world : {2, 3, 4}) {
+    SCOPED_TRACE(world);
+    run_suite({.world = world, .hosts = world, .shared_memory = false});
+  }
+}
+
+TEST(NativeCommunicator, PassesTheSuiteOnTwoHostsOfTwo) { run_suite({.world = 4, .hosts = 2}); }
+
+}  // namespace
+}  // namespace echelon
