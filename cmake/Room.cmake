@@ -18,6 +18,7 @@ target_compile_options(
             $<$<BOOL:${ECHELON_WERROR}>:-Werror>
             $<$<CXX_COMPILER_ID:GNU>:-Wno-error=maybe-uninitialized>
             $<$<CXX_COMPILER_ID:GNU>:-Wno-error=array-bounds>
+            $<$<CXX_COMPILER_ID:GNU>:-Wno-error=free-nonheap-object>
             $<$<CXX_COMPILER_ID:GNU>:-Wno-error=stringop-overflow>
             $<$<CXX_COMPILER_ID:GNU>:-Wno-error=restrict>)
 

@@ -78,7 +78,8 @@ SharedCrossings shared_crossings(int ranks, const Figures& figures) {
 std::string Figures::json() const {
   return nlohmann::ordered_json{{"shared", {{"alpha", shared.alpha}, {"beta", shared.beta}}},
                                 {"tcp", {{"alpha", tcp.alpha}, {"beta", tcp.beta}}},
-                                {"gamma", gamma}}
+                                {"gamma", gamma},
+                                {"single_copy", single_copy}}
       .dump();
 }
 
@@ -94,6 +95,7 @@ Figures Figures::parse(const std::string& json, const std::string& where) {
     figures.shared = {figure(all.at("shared").at("alpha")), figure(all.at("shared").at("beta"))};
     figures.tcp = {figure(all.at("tcp").at("alpha")), figure(all.at("tcp").at("beta"))};
     figures.gamma = figure(all.at("gamma"));
+    figures.single_copy = all.at("single_copy").get<bool>();
     return figures;
   } catch (const nlohmann::json::exception& error) {
     throw Corrupt(where + ": " + error.what());

@@ -41,6 +41,7 @@ struct Figures {
   LinkFigures shared{1e-6, 1e-10};
   LinkFigures tcp{3e-5, 1e-9};
   double gamma = 1e-10;
+  bool single_copy = false;  // reading a neighbour's private buffer in place beats staging it
 
   std::string json() const;
   static Figures parse(const std::string& json, const std::string& where);  // throws Corrupt

@@ -98,7 +98,7 @@ Group::Group(Private, std::shared_ptr<Endpoint> endpoint, CommOptions options,
   set_figures(figures_);
 
   if (shared_) {  // whether all of us can read each other's memory: a min over the host
-    std::uint8_t can = options_.single_copy && shared_->probe_exposure(), all = 0;
+    std::uint8_t can = options_.single_copy != "off" && shared_->probe_exposure(), all = 0;
     Call call{.operation = Operation::all_reduce,
               .type = DataType::u8,
               .op = ReduceOp::min,
@@ -108,7 +108,8 @@ Group::Group(Private, std::shared_ptr<Endpoint> endpoint, CommOptions options,
               .tag = "setup",
               .deadline = Deadline::in(seconds(options_.timeout))};
     shared_->run(call, Algorithm::shared_direct, spins_);
-    shared_->set_exposure(all != 0);
+    can_expose_ = all != 0;
+    set_single_copy(options_.single_copy == "on");
   }
   // Slice j of a hierarchical all-reduce belongs to the j-th rank of every host.
   slices_ = shape_.local;
@@ -144,8 +145,13 @@ void Group::set_figures(const Figures& figures) {
     limits.registered_from = crossings.registered;
     limits.staged_from = crossings.staged;
     shared_->set_limits(limits);
+    if (options_.single_copy == "auto") set_single_copy(figures.single_copy);
   }
   if (across_) across_->set_figures(figures);
+}
+
+void Group::set_single_copy(bool wanted) {
+  if (shared_) shared_->set_exposure(can_expose_ && wanted);
 }
 
 std::size_t Group::near_index(int member) const {

@@ -96,6 +96,9 @@ class Group : public std::enable_shared_from_this<Group> {
   Algorithm algorithm(Operation operation, std::size_t bytes) const;
   const std::vector<Choice>& choices(Operation operation) const;
   const Figures& figures() const { return figures_; }
+  // Whether large private buffers are read in place, where all ranks of the host can; the same on all.
+  void set_single_copy(bool wanted);
+  bool can_single_copy() const { return can_expose_; }
   // {"figures": …, "groups": …}: what was measured and chosen, for plan.json.
   std::string plan() const;
 
@@ -134,6 +137,7 @@ class Group : public std::enable_shared_from_this<Group> {
   bool spins_ = false;
 
   std::unique_ptr<SharedGroup> shared_;  // with the members on this host, where there are any
+  bool can_expose_ = false;              // they can read each other's memory
   std::vector<int> near_;                // those members, as indices of the group
   std::unique_ptr<Messenger> messenger_;
   std::unique_ptr<Mailbox> mailbox_;

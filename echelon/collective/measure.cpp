@@ -77,6 +77,22 @@ LinkFigures measure_shared(Group& host, double gamma) {
   return figures;
 }
 
+// A large all-reduce of private memory both ways. Reading in place must clearly win: it needs the kernel
+// for every piece, which is cheap on one machine and dear on another.
+bool measure_single_copy(Group& host) {
+  if (!host.can_single_copy()) return false;
+  std::vector<float> values((4 << 20) / sizeof(float), 1.f);
+  double times[2];
+  for (const bool single : {false, true}) {
+    host.set_single_copy(single);
+    times[single] = time_of(7, 0.4, [&] {
+      host.all_reduce(DataType::f32, ReduceOp::max, values.data(), values.data(), values.size(),
+                      {.algorithm = Algorithm::automatic});
+    });
+  }
+  return times[true] < 0.9 * times[false];
+}
+
 // Between rank 0 and the first rank on another host, the others waiting: half of a round trip, and
 // what each byte of a large message adds.
 LinkFigures measure_tcp(Group& group, int other) {
@@ -160,15 +176,15 @@ Figures measure_figures(Group& group) {
   if (group.size() == 1) return {};
   const auto folder = cache_folder();
   const fs::path file = folder ? *folder / topology_key(group) : fs::path();
-  std::array<double, 6> numbers = {};
+  std::array<double, 7> numbers = {};
   const auto share = [&] {
     group.broadcast(DataType::f64, numbers.data(), numbers.size(), 0, {.tag = "measure"});
   };
   const auto pack = [&](const Figures& f) {
-    numbers = {1, f.shared.alpha, f.shared.beta, f.tcp.alpha, f.tcp.beta, f.gamma};
+    numbers = {1, f.shared.alpha, f.shared.beta, f.tcp.alpha, f.tcp.beta, f.gamma, double(f.single_copy)};
   };
   const auto unpack = [&] {
-    return Figures{{numbers[1], numbers[2]}, {numbers[3], numbers[4]}, numbers[5]};
+    return Figures{{numbers[1], numbers[2]}, {numbers[3], numbers[4]}, numbers[5], numbers[6] != 0};
   };
   if (group.rank() == 0 && folder)
     if (const auto cached = read_cache(file)) pack(*cached);
@@ -188,8 +204,10 @@ Figures measure_figures(Group& group) {
     if (other < 0 && !host.empty() && host != group.endpoint().card(group.members()[0]).host)
       other = i;
   }
-  if (const auto host = group.split(colour, group.rank()); host->size() > 1)
+  if (const auto host = group.split(colour, group.rank()); host->size() > 1) {
     figures.shared = measure_shared(*host, figures.gamma);
+    figures.single_copy = measure_single_copy(*host);
+  }
   if (other > 0 && (group.rank() == 0 || group.rank() == other))
     figures.tcp = measure_tcp(group, other);
   if (group.rank() == 0) {

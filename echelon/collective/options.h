@@ -11,7 +11,7 @@ struct CommOptions {
   std::string algorithm = "auto";
   std::string wire = "same";
   double timeout = 300;
-  bool single_copy = true;
+  std::string single_copy = "auto";
   std::string plan = "";
 
   void fields(Fields& f) {
@@ -24,9 +24,9 @@ struct CommOptions {
           {.choices = {"same", "fp32"}});
     f.add("timeout", timeout, "how long an operation may take, from its call to its end",
           {.minimum = 0, .above_minimum = true, .unit = "s"});
-    f.add(
-        "single_copy", single_copy,
-        "read large private buffers of ranks on the same host in place, where the system allows it");
+    f.add("single_copy", single_copy,
+          "read large private buffers of ranks on the same host in place; auto: where the system allows it and it was measured to be faster",
+          {.choices = {"auto", "on", "off"}});
     f.add("plan", plan, "a plan.json whose figures and choices are taken instead of measuring");
   }
 };

@@ -331,13 +331,14 @@ std::vector<Step> direct_all_to_all(const Call& call, int rank, int size) {
   return steps;
 }
 
-// Dissemination: in step s, a byte to r + 2^s and one from r - 2^s. After lg p steps everybody has
-// heard of everybody.
+// Dissemination: in step s, a byte to r + 2^s and one from r - 2^s. What is sent is the byte that
+// came in the step before, so that it cannot go out earlier: after lg p steps everybody has heard
+// of everybody.
 std::vector<Step> dissemination(int rank, int size) {
   std::vector<Step> steps;
   for (int distance = 1, s = 0; distance < size; distance *= 2, ++s)
     steps.push_back({.to = wrap(rank + distance, size),
-                     .send = {Buffer::scratch, 0, 1},
+                     .send = {Buffer::scratch, std::size_t(s), 1},
                      .from = wrap(rank - distance, size),
                      .receive = {Buffer::scratch, std::size_t(s) + 1, 1}});
   return steps;

@@ -52,7 +52,7 @@ TEST(Group, SumsOnOneHostOnEveryWorldSize) {
       }
     });
     Layout staged{.world = world};
-    staged.comm.single_copy = false;
+    staged.comm.single_copy = "off";
     run_ranks_well(staged, [](Group& group) { expect_sums(group, Algorithm::shared, false); });
   }
 }

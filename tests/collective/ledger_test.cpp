@@ -164,9 +164,10 @@ TEST(Ledger, CountsAllReduceToTheByte) {
                                 algorithm == Algorithm::shared ||
                                 (algorithm == Algorithm::rabenseifner &&
                                  power_below(std::uint64_t(world)) == std::uint64_t(world));
-            if (frugal)
+            if (frugal) {
               EXPECT_EQ(sum(seen.all), 2 * std::uint64_t(world - 1) * count * element)
                   << name(algorithm) << " count " << count << " world " << world;
+            }
           }
     }
 }

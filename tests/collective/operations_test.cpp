@@ -246,7 +246,7 @@ TEST(Operations, GiveTheExactResultOnOneHost) {
 TEST(Operations, GiveTheExactResultWhereNeighboursCannotBeRead) {
   for (const int world : {2, 3, 7}) {
     Layout layout{.world = world};
-    layout.comm.single_copy = false;
+    layout.comm.single_copy = "off";
     run_ranks_well(layout, [&](Group& group) { check_everything(group, 37 * world, 70001); });
   }
 }
@@ -267,7 +267,7 @@ TEST(Operations, GiveTheExactResultOnSeveralHosts) {
 
 TEST(Operations, GiveTheExactResultOnMegabytesInEveryKindOfMemory) {
   // Beyond the sizes at which private buffers are read in place and staging takes several pieces.
-  for (const bool single_copy : {true, false}) {
+  for (const char* single_copy : {"on", "off"}) {
     Layout layout{.world = 3};
     layout.comm.single_copy = single_copy;
     run_ranks_well(layout, [&](Group& group) {
@@ -293,6 +293,25 @@ TEST(Operations, GiveTheExactResultOnMegabytesInEveryKindOfMemory) {
         check_gather(group, one, {1, count, count / 3});
         check_scatter(group, one, {1, 0, count});
         check_all_to_all(group, one, count / 2, turn % 2 == 0);
+      }
+    });
+  }
+}
+
+TEST(Operations, LetNobodyOutOfABarrierBeforeAllHaveCome) {
+  for (const auto& layout :
+       {Layout{.world = 4}, Layout{.world = 4, .shared_memory = false},
+        Layout{.world = 7, .shared_memory = false}, Layout{.world = 5, .hosts = 2}}) {
+    std::atomic<int> arrived = 0;
+    run_ranks_well(layout, [&](Group& group) {
+      for (int turn = 0; turn < 2 * group.size(); ++turn) {
+        if (turn % group.size() == group.rank())
+          std::this_thread::sleep_for(std::chrono::milliseconds(3));
+        ++arrived;
+        group.barrier();
+        EXPECT_GE(arrived.load(), (turn + 1) * group.size())
+            << "rank " << group.rank() << " on " << group.shape().hosts << " hosts";
+        group.barrier();
       }
     });
   }
@@ -589,31 +608,65 @@ TEST(Messages, SayWhatIsWrongWithThem) {
   }
 }
 
-TEST(Messages, EndAtTheirDeadlineOrWithTheirRank) {
+TEST(Messages, EndAtTheirDeadlineAndBreakTheLink) {
   for (const auto& layout : pairs) {
     const auto outcomes = run_outcomes(layout, [](Group& group) {
-      Bytes data(9 << 20);
-      if (group.rank() == 0) {
-        const auto late = outcome([&] {
-          group.wait(
-              group.receive(data.data(), 9, 1, 3, {.timeout = std::chrono::milliseconds(50)}));
-        });
+      Bytes data(40 << 20);
+      const CallOptions soon{.timeout = std::chrono::milliseconds(50)};
+      const auto expect_late = [](const Outcome& late, const std::string& who) {
         EXPECT_EQ(late, "Timeout") << late;
-        EXPECT_NE(late.message.find("rank 1"), std::string::npos) << late;
-        // A message that stopped in the middle breaks the link for good.
-        const auto again = outcome([&] { group.wait(group.send(data.data(), 9, 1, 3)); });
-        EXPECT_EQ(again, "Timeout") << again;
+        EXPECT_NE(late.message.find(who), std::string::npos) << late;
+      };
+      if (group.rank() == 0) {
+        expect_late(outcome([&] { group.wait(group.receive(data.data(), 9, 1, 3, soon)); }),
+                    "rank 1");
+        group.barrier();
         group.barrier();
       } else {
-        const auto stuck = outcome([&] {
-          group.wait(group.send(data.data(), data.size(), 0, 8,
-                                {.timeout = std::chrono::milliseconds(50)}));
-        });
-        EXPECT_EQ(stuck, "Timeout") << stuck;
+        group.barrier();
+        // Nobody takes it: it stops in the middle.
+        expect_late(outcome([&] { group.wait(group.send(data.data(), data.size(), 0, 8, soon)); }),
+                    "rank 0");
+        // What followed would be taken for the rest of it.
+        expect_late(outcome([&] { group.wait(group.send(data.data(), 9, 0, 8)); }), "rank 0");
+        const auto polled = group.receive(data.data(), 9, 0, 8);
+        expect_late(outcome([&] {
+                      while (!group.done(polled)) {
+                      }
+                    }),
+                    "rank 0");
         group.barrier();
       }
     });
     for (const auto& one : outcomes) EXPECT_EQ(one, "done") << one;
+  }
+}
+
+TEST(Messages, ThatArePolledEndToo) {
+  for (const auto& layout : pairs) {
+    const auto outcomes = run_outcomes(layout, [](Group& group) {
+      int value = 0;
+      if (group.rank() == 1) {
+        group.barrier();
+        return;  // leaves without a message
+      }
+      const auto late = group.receive(&value, sizeof value, 1, 1,
+                                      {.timeout = std::chrono::milliseconds(20)}, false);
+      EXPECT_EQ(outcome([&] {
+                  while (!group.done(late)) {
+                  }
+                }),
+                "Timeout");
+      group.barrier();
+    });
+    for (const auto& one : outcomes) EXPECT_EQ(one, "done") << one;
+    const auto lost = run_outcomes(layout, [](Group& group) {
+      int value = 0;
+      if (group.rank() == 1) return;
+      const auto never = group.receive(&value, sizeof value, 1, 1, {}, false);
+      while (!group.done(never)) std::this_thread::yield();
+    });
+    EXPECT_EQ(lost[0], "PeerLost") << lost[0];
   }
 }
 

@@ -21,6 +21,10 @@ int report(const std::vector<std::string>& failures) {
 int run(const std::string& backend) {
   at::set_num_threads(1);
   const bool nccl = backend == "nccl";
+  if (nccl && !at::hasCUDA()) {
+    std::fprintf(stderr, "there is no CUDA device here\n");
+    return 77;
+  }
   // NCCL refuses two ranks of one host on one device; ranks with names of their own it takes for
   // hosts.
   if (const char* const rank = std::getenv("RANK"); nccl && rank)

@@ -3,6 +3,7 @@
     torch_suite.py --backend echelon --json summary.json            all of them
     torch_suite.py --backend gloo --match all_reduce                those whose name matches
     torch_suite.py --backend echelon --tests names.txt              those of a file
+    torch_suite.py --like mpi --world 4 --match all_to_all          those that MPI alone would run
 
 The tests are torch.testing._internal.distributed.distributed_test, unchanged. Many stand under conditions on
 the backend's name; a backend of ours is counted like Gloo, so what Gloo has to do, it has to do:
@@ -19,7 +20,6 @@ import multiprocessing
 import os
 import re
 import sys
-import tempfile
 import time
 import types
 import unittest
@@ -33,6 +33,8 @@ SECONDS = "120"  # that one test may take
 def parse():
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--backend", default="echelon")
+    options.add_argument("--like", default="gloo", help="the backend whose conditions hold")
+    options.add_argument("--world", default="2", help="ranks")
     options.add_argument("--match", default="", help="a regular expression that the tests' names contain")
     options.add_argument("--tests", type=Path, help="a file of test names, one a line")
     options.add_argument("--json", type=Path, help="where the summary goes")
@@ -42,12 +44,11 @@ def parse():
 # The backend must be known when this module is loaded, here and again in the ranks.
 if __name__ == "__main__":
     GIVEN = parse()
-    os.environ["TORCH_SUITE_BACKEND"] = GIVEN.backend
-    # One test meets again, through a file of its own.
-    os.environ.setdefault("INIT_METHOD", f"file://{tempfile.mkdtemp()}/meet")
+    os.environ |= {"TORCH_SUITE_BACKEND": GIVEN.backend, "TORCH_SUITE_LIKE": GIVEN.like, "WORLD_SIZE": GIVEN.world}
 BACKEND = os.environ["TORCH_SUITE_BACKEND"]
-os.environ.setdefault("WORLD_SIZE", "2")
+LIKE = os.environ["TORCH_SUITE_LIKE"]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("INIT_METHOD", "file://")  # a condition of one test; each test has its own path
 os.environ.setdefault("DISTRIBUTED_TESTS_DEFAULT_TIMEOUT", SECONDS)
 
 
@@ -62,11 +63,11 @@ def stand_in_for_expecttest():
         sys.modules["expecttest"] = module
 
 
-class CountedLikeGloo(str):
-    """A backend's name that passes where a test asks at run time whether it is Gloo."""
+class CountedLike(str):
+    """A backend's name that passes where a test asks at run time whether it is another's."""
 
     def __eq__(self, other):
-        return str(self) == other or other == "gloo"
+        return str(self) == other or other == LIKE
 
     __hash__ = str.__hash__
 
@@ -77,17 +78,18 @@ class CountedLikeGloo(str):
 def load(backend):
     """torch's module of tests, for this backend."""
     stand_in_for_expecttest()
-    os.environ["BACKEND"] = "gloo"
+    os.environ["BACKEND"] = LIKE
     import torch.distributed as dist
     from torch.testing._internal.common_distributed import DistTestCases
     from torch.testing._internal.distributed import distributed_test as suite
 
-    if backend == "gloo" or suite.BACKEND == backend:
+    if type(suite.BACKEND) is not str or LIKE == backend:
         return suite  # (a rank that was forked has it already)
+    suite.BACKEND = CountedLike(backend)
+    if backend == "gloo":
+        return suite
     sys.path.insert(0, str(BUILD / "python"))
     __import__(backend)  # registers itself
-    os.environ["BACKEND"] = backend
-    suite.BACKEND = CountedLikeGloo(backend)
     for backends in DistTestCases.backend_feature.values():
         if "gloo" in backends:
             backends.add(backend)
@@ -109,6 +111,7 @@ def load(backend):
 def run_as_rank(environment, target, arguments, keywords):
     os.environ.clear()
     os.environ.update(environment)
+    suite.INIT_METHOD = os.environ["INIT_METHOD"]
     target(*arguments, **keywords)
 
 
