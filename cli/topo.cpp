@@ -65,7 +65,7 @@ void show(Group& group, const Arguments& arguments) {
     measured[algorithm] = run_benchmark(group, options);
   }
   if (group.rank() != 0) return;
-  nlohmann::ordered_json all = nlohmann::ordered_json::parse(group.plan());
+  nlohmann::ordered_json all = nlohmann::ordered_json::parse(group.plan().json());
   fmt::print("all_reduce of fp32, private buffers: predicted / measured, us\n{:>10}", "size");
   for (const auto algorithm : algorithms) fmt::print(" {:>21}", name(algorithm));
   fmt::print("\n");

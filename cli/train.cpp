@@ -25,7 +25,7 @@ constexpr const char* examples = R"(Examples:
   echelon train --resume runs/2026-01-31-120000      go on with an interrupted run)";
 
 struct Arguments {
-  std::string config, data, resume, name, summary;
+  std::string config, data, resume, name, summary, plan;
   std::vector<std::string> set;
   int nproc = 1;
   bool print_config = false;
@@ -48,6 +48,7 @@ JobRequest request_of(const Arguments& arguments) {
   for (const auto& assignment : arguments.set)
     request.given.push_back(set_option(fields, assignment));
   if (!arguments.data.empty()) request.options.data.source = arguments.data;
+  if (!arguments.plan.empty()) request.options.comm.plan = arguments.plan;
   return request;
 }
 

@@ -57,6 +57,7 @@ struct Shape {
   int ranks = 1;
   int hosts = 1;
   int local = 1;  // the fewest ranks that a host has
+  bool operator==(const Shape&) const = default;
 };
 
 // Seconds of one operation on `bytes` (of the whole vector; all_to_all: of one rank's input).

@@ -6,7 +6,6 @@
 #include <array>
 #include <chrono>
 #include <cstring>
-#include <nlohmann/json.hpp>
 
 #include "echelon/base/error.h"
 #include "echelon/base/file.h"
@@ -56,7 +55,8 @@ std::shared_ptr<Group> Group::world(std::shared_ptr<Endpoint> endpoint,
                       endpoint->heap().allocate(SharedGroup::block_bytes(int(near.size()))), 1));
   auto group = std::make_shared<Group>(Private{}, std::move(endpoint), options, std::move(members),
                                        world_id, std::make_shared<Ledger>(), blocks);
-  group->set_figures(options.plan.empty() ? measure_figures(*group) : read_figures(options.plan));
+  group->set_plan(options.plan.empty() ? Plan::make(measure_figures(*group), group->shape_)
+                                       : Plan::read(options.plan));
   return group;
 }
 
@@ -95,7 +95,7 @@ Group::Group(Private, std::shared_ptr<Endpoint> endpoint, CommOptions options,
   mailbox_ = std::make_unique<Mailbox>(
       *endpoint_, members_, index_,
       [this](int member, Deadline deadline) { return mail_link(member, deadline); }, *ledger_);
-  set_figures(figures_);
+  set_plan(Plan::make({}, shape_));
 
   if (shared_) {  // whether all of us can read each other's memory: a min over the host
     std::uint8_t can = options_.single_copy != "off" && shared_->probe_exposure(), all = 0;
@@ -134,20 +134,17 @@ Group::Group(Private, std::shared_ptr<Endpoint> endpoint, CommOptions options,
 
 Group::~Group() = default;
 
-void Group::set_figures(const Figures& figures) {
-  figures_ = figures;
-  choices_.clear();
-  for (int op = 0; op <= int(Operation::barrier); ++op)
-    choices_.push_back(choose(Operation(op), shape_, figures_));
+void Group::set_plan(const Plan& plan) {
+  plan_ = plan.shape == shape_ ? plan : Plan::make(plan.figures, shape_);
   if (shared_) {
-    const auto crossings = shared_crossings(int(near_.size()), figures);
+    const auto crossings = shared_crossings(int(near_.size()), plan.figures);
     SharedGroup::Limits limits;
     limits.registered_from = crossings.registered;
     limits.staged_from = crossings.staged;
     shared_->set_limits(limits);
-    if (options_.single_copy == "auto") set_single_copy(figures.single_copy);
+    if (options_.single_copy == "auto") set_single_copy(plan.figures.single_copy);
   }
-  if (across_) across_->set_figures(figures);
+  if (across_) across_->set_plan(plan);
 }
 
 void Group::set_single_copy(bool wanted) {
@@ -217,7 +214,7 @@ std::shared_ptr<Group> Group::split(int colour, int key) {
   auto group = std::make_shared<Group>(Private{}, endpoint_, options_, std::move(ranks),
                                        mixed(mixed(id_, 100 + number), std::uint64_t(colour)),
                                        ledger_, blocks);
-  group->set_figures(figures_);
+  group->set_plan(plan_);
   return group;
 }
 
@@ -233,13 +230,13 @@ std::size_t Group::choice_bytes(const Call& call) const {
 }
 
 Algorithm Group::algorithm(Operation operation, std::size_t bytes) const {
-  for (const auto& choice : choices_[std::size_t(operation)])
+  for (const auto& choice : plan_.choices[std::size_t(operation)])
     if (bytes <= choice.bytes) return choice.algorithm;
-  return choices_[std::size_t(operation)].back().algorithm;
+  return plan_.choices[std::size_t(operation)].back().algorithm;
 }
 
 const std::vector<Choice>& Group::choices(Operation operation) const {
-  return choices_.at(std::size_t(operation));
+  return plan_.choices.at(std::size_t(operation));
 }
 
 void Group::run(Call& call, const CallOptions& options) {
@@ -460,7 +457,8 @@ Group::Ticket Group::send(const void* data, std::size_t bytes, int to, std::uint
                          .bytes = bytes,
                          .deadline = Deadline::in(timeout),
                          .sends = true,
-                         .label = std::string(options.tag)},
+                         .label = std::string(options.tag),
+                         .owner = options.owner},
                         background);
 }
 
@@ -473,24 +471,14 @@ Group::Ticket Group::receive(void* data, std::size_t bytes, int from, std::uint6
                          .bytes = bytes,
                          .deadline = Deadline::in(timeout),
                          .sends = false,
-                         .label = std::string(options.tag)},
+                         .label = std::string(options.tag),
+                         .owner = options.owner},
                         background);
 }
 
 std::shared_ptr<std::byte> Group::allocate(std::size_t bytes) {
   const auto heap = endpoint_->heap_owner();
   return {heap->allocate(bytes), [heap](std::byte* memory) { heap->free(memory); }};
-}
-
-std::string Group::plan() const {
-  nlohmann::ordered_json all;
-  all["figures"] = nlohmann::ordered_json::parse(figures_.json());
-  all["shape"] = {{"ranks", shape_.ranks}, {"hosts", shape_.hosts}, {"local", shape_.local}};
-  for (int op = 0; op <= int(Operation::barrier); ++op)
-    for (const auto& choice : choices_[std::size_t(op)])
-      all["choices"][name(Operation(op))].push_back(
-          {{"up_to_bytes", choice.bytes}, {"algorithm", name(choice.algorithm)}});
-  return all.dump(2) + "\n";
 }
 
 }  // namespace echelon

@@ -30,6 +30,7 @@
 #include "echelon/collective/mailbox.h"
 #include "echelon/collective/messenger.h"
 #include "echelon/collective/options.h"
+#include "echelon/collective/plan.h"
 #include "echelon/collective/shared_group.h"
 #include "echelon/net/endpoint.h"
 
@@ -41,6 +42,7 @@ struct CallOptions {
   Algorithm algorithm = Algorithm::automatic;
   Deadline::Clock::duration timeout = {};  // 0: the group's
   bool patient = false;                    // other work wants this core: do not spin while waiting
+  std::shared_ptr<const void> owner = {};  // of a message's buffer: kept until it is done
 };
 
 class Group : public std::enable_shared_from_this<Group> {
@@ -95,12 +97,11 @@ class Group : public std::enable_shared_from_this<Group> {
   // Which algorithm a call of this size gets.
   Algorithm algorithm(Operation operation, std::size_t bytes) const;
   const std::vector<Choice>& choices(Operation operation) const;
-  const Figures& figures() const { return figures_; }
+  const Figures& figures() const { return plan_.figures; }
   // Whether large private buffers are read in place, where all ranks of the host can; the same on all.
   void set_single_copy(bool wanted);
   bool can_single_copy() const { return can_expose_; }
-  // {"figures": …, "groups": …}: what was measured and chosen, for plan.json.
-  std::string plan() const;
+  const Plan& plan() const { return plan_; }  // what was measured and chosen
 
   Ledger& ledger() { return *ledger_; }
   Endpoint& endpoint() { return *endpoint_; }
@@ -115,7 +116,7 @@ class Group : public std::enable_shared_from_this<Group> {
 
  private:
   std::vector<int> near_members() const;
-  void set_figures(const Figures& figures);
+  void set_plan(const Plan& plan);
   Figures measure();
   void run(Call& call, const CallOptions& options);
   void run_alone(const Call& call);
@@ -145,8 +146,7 @@ class Group : public std::enable_shared_from_this<Group> {
   std::shared_ptr<Group> across_;  // the ranks of other hosts that own the same slice as this one
   int slices_ = 1;                 // of the hierarchical algorithm
 
-  Figures figures_;
-  std::vector<std::vector<Choice>> choices_;  // by operation
+  Plan plan_;
 
   std::mutex mutex_;  // the running call
   std::uint64_t number_ = 0;

@@ -39,6 +39,7 @@ class Mailbox {
     Deadline deadline = Deadline::never();
     bool sends = false;
     std::string label = {};  // the ledger's tag
+    std::shared_ptr<const void> owner = {};  // of the buffer: kept until the message is done
 
     bool done = false;  // the rest is the mailbox's
     std::exception_ptr error = {};

@@ -6,7 +6,7 @@
 #include <array>
 #include <chrono>
 #include <cstdlib>
-#include <nlohmann/json.hpp>
+#include <filesystem>
 #include <optional>
 #include <set>
 #include <vector>
@@ -217,16 +217,6 @@ Figures measure_figures(Group& group) {
   share();
   group.ledger().clear();
   return unpack();
-}
-
-Figures read_figures(const fs::path& plan) {
-  try {
-    auto all = nlohmann::json::parse(read_file(plan));
-    if (all.contains("communication")) all = all["communication"];
-    return Figures::parse(all.at("figures").dump(), plan.string());
-  } catch (const nlohmann::json::exception& error) {
-    throw Corrupt(fmt::format("{}: {}", plan.string(), error.what()));
-  }
 }
 
 }  // namespace echelon

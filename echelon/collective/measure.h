@@ -4,8 +4,6 @@
 // topology.
 #pragma once
 
-#include <filesystem>
-
 #include "echelon/collective/cost.h"
 
 namespace echelon {
@@ -15,8 +13,5 @@ class Group;
 // Collective. From the cache (ECHELON_CACHE, else $XDG_CACHE_HOME/echelon, ~/.cache/echelon) where
 // it has this topology, else measured and put there.
 Figures measure_figures(Group& group);
-
-// From a plan.json.
-Figures read_figures(const std::filesystem::path& plan);
 
 }  // namespace echelon

@@ -14,7 +14,7 @@ namespace {
 
 class MessageOperand final : public Operand {
  public:
-  MessageOperand(std::shared_ptr<Group> group, Group::Ticket ticket, Dense dense)
+  MessageOperand(std::shared_ptr<Group> group, Group::Ticket ticket, std::shared_ptr<Dense> dense)
       : group_(std::move(group)), ticket_(std::move(ticket)), dense_(std::move(dense)) {}
   bool done() override {
     if (!finished_ && group_->done(ticket_)) finish();
@@ -29,12 +29,12 @@ class MessageOperand final : public Operand {
 
  private:
   void finish() {
-    dense_.finish();
+    dense_->finish();
     finished_ = true;
   }
   std::shared_ptr<Group> group_;
   Group::Ticket ticket_;
-  Dense dense_;
+  std::shared_ptr<Dense> dense_;
   bool finished_ = false;
 };
 
@@ -142,17 +142,19 @@ class NativeCommunicator final : public Communicator {
 
   Work send(at::Tensor tensor, int to, std::uint64_t tag, const CommCall& call) override {
     data_type(tensor.scalar_type());
-    Dense dense(tensor, Dense::read);
-    auto ticket = group_->send(dense.data(), tensor.nbytes(), to, tag,
-                               {.tag = call.tag, .timeout = call.timeout}, !call.blocking);
+    auto dense = std::make_shared<Dense>(tensor, Dense::read);
+    auto ticket = group_->send(dense->data(), tensor.nbytes(), to, tag,
+                               {.tag = call.tag, .timeout = call.timeout, .owner = dense},
+                                  !call.blocking);
     return Work(std::make_shared<MessageOperand>(group_, std::move(ticket), std::move(dense)));
   }
 
   Work receive(at::Tensor tensor, int from, std::uint64_t tag, const CommCall& call) override {
     data_type(tensor.scalar_type());
-    Dense dense(tensor, Dense::write);
-    auto ticket = group_->receive(dense.data(), tensor.nbytes(), from, tag,
-                                  {.tag = call.tag, .timeout = call.timeout}, !call.blocking);
+    auto dense = std::make_shared<Dense>(tensor, Dense::write);
+    auto ticket = group_->receive(dense->data(), tensor.nbytes(), from, tag,
+                                  {.tag = call.tag, .timeout = call.timeout, .owner = dense},
+                                  !call.blocking);
     return Work(std::make_shared<MessageOperand>(group_, std::move(ticket), std::move(dense)));
   }
 
@@ -179,7 +181,7 @@ class NativeCommunicator final : public Communicator {
   }
 
   Ledger& ledger() override { return group_->ledger(); }
-  std::string plan() const override { return group_->plan(); }
+  std::string plan() const override { return group_->plan().json(); }
 
  private:
   template <class Body>

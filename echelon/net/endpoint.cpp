@@ -21,7 +21,8 @@ enum Kind : std::uint8_t { announce = 16, give_up_frame, goodbye };
 
 constexpr std::uint64_t control_channel = 0;
 constexpr auto announce_time = std::chrono::seconds(10);
-constexpr auto connect_time = std::chrono::seconds(1);
+constexpr Deadline::Clock::duration first_try = std::chrono::milliseconds(50),
+                                    longest_try = std::chrono::seconds(2);
 constexpr auto farewell_time = std::chrono::milliseconds(500);
 
 Deadline::Clock::duration seconds(double time) {
@@ -192,9 +193,11 @@ std::unique_ptr<Stream> Endpoint::connect(int rank, std::uint64_t channel, std::
   const Card& other = card(rank);
   const bool local = near(rank) && channel == control_channel;
   Descriptor socket;
-  while (!socket) {  // in short tries, so that a death is not waited for to the deadline
-    const Deadline soon =
-        Deadline::in(std::min<Deadline::Clock::duration>(deadline.remaining(), connect_time));
+  // In short tries, so that a death is not waited for to the deadline; longer each time, for ways
+  // that are long.
+  for (Deadline::Clock::duration time = first_try; !socket;
+       time = std::min(2 * time, longest_try)) {
+    const Deadline soon = Deadline::in(std::min(deadline.remaining(), time));
     try {
       socket = local ? connect_local(other.local, soon) : connect_tcp(other.address, soon);
     } catch (const Timeout&) {

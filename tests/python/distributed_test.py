@@ -6,6 +6,7 @@ Ranks are forked from a server that has imported torch, so that a world takes a 
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -322,6 +323,25 @@ def test_new_groups_of_some_ranks(tmp_path):
 
 def test_options_come_from_the_environment(tmp_path):
     run(2, shapes, tmp_path, settings={"ECHELON_SET": "net.shared_memory=false net.tls=true comm.algorithm=ring"})
+
+
+def test_a_job_of_torchrun(tmp_path):
+    """As python/README.md says."""
+    (tmp_path / "train.py").write_text("""
+import torch
+import torch.distributed as dist
+import echelon
+
+dist.init_process_group("echelon")
+data = torch.ones(3)
+dist.all_reduce(data)
+print("sum", data.tolist())
+dist.destroy_process_group()
+""")
+    result = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+                             "train.py"], cwd=tmp_path, text=True, capture_output=True, timeout=60,
+                            env={**os.environ, "PYTHONPATH": str(BUILD / "python"), "OMP_NUM_THREADS": "1"})
+    assert result.stdout.count("sum [2.0, 2.0, 2.0]") == 2, result.stdout + result.stderr
 
 
 def wrong_option(rank, world):

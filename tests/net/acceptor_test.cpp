@@ -1,0 +1,121 @@
+#include "echelon/net/acceptor.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+
+#include "tests/net/connection.h"
+
+namespace echelon {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// A listener on the loopback whose guests are kept.
+struct Door {
+  std::mutex mutex;
+  std::condition_variable came;
+  std::vector<std::unique_ptr<Stream>> guests;
+  Address address;
+  std::unique_ptr<Acceptor> acceptor;
+
+  explicit Door(bool tls = false) {
+    std::vector<Listener> listeners;
+    listeners.push_back({listen_tcp("127.0.0.1", 0), tls});
+    address = local_address(listeners[0].socket);
+    acceptor = std::make_unique<Acceptor>(std::move(listeners), a_token(),
+                                          [this](std::unique_ptr<Stream> stream) {
+                                            const std::lock_guard lock(mutex);
+                                            guests.push_back(std::move(stream));
+                                            came.notify_all();
+                                          });
+  }
+  std::unique_ptr<Stream> knock(const Token& token = a_token(), bool tls = false) {
+    return connect_proven(connect_tcp(address, in_time()), "the door", tls, token, in_time());
+  }
+  bool has(std::size_t number) {
+    std::unique_lock lock(mutex);
+    return came.wait_for(lock, std::chrono::seconds(10), [&] { return guests.size() >= number; });
+  }
+};
+
+TEST(Acceptor, LetsThroughWhoProvesTheToken) {
+  for (const bool tls : {false, true}) {
+    Door door(tls);
+    const auto guest = door.knock(a_token(), tls);
+    ASSERT_TRUE(door.has(1));
+    guest->write(bytes_of("hello"), in_time());
+    std::vector<std::byte> got(5);
+    door.guests[0]->read(got, in_time());
+    EXPECT_EQ(text_of(got), "hello");
+  }
+}
+
+TEST(Acceptor, TurnsAwayOtherTokens) {
+  Door door;
+  const auto refused = outcome([&] { door.knock(another_token()); });
+  EXPECT_EQ(refused, "Refused") << refused;
+  door.knock();
+  ASSERT_TRUE(door.has(1));
+  EXPECT_EQ(door.guests.size(), 1u);
+}
+
+TEST(Acceptor, LetsASilentStrangerDelayNobody) {
+  Door door;
+  const auto start = Clock::now();
+  std::vector<Descriptor> silent;
+  for (int i = 0; i < 10; ++i) silent.push_back(connect_tcp(door.address, in_time()));
+  const auto guest = door.knock();
+  EXPECT_TRUE(door.has(1));
+  door.acceptor.reset();  // nor its end
+  const std::chrono::duration<double> took = Clock::now() - start;
+  EXPECT_LT(took.count(), 5) << "seconds";
+}
+
+TEST(Acceptor, ClosesFurtherStrangersAtOnce) {
+  testing::internal::CaptureStderr();  // a warning for each
+  Door door;
+  std::vector<Descriptor> silent;
+  for (std::size_t i = 0; i < Acceptor::most_unproven + 1; ++i)
+    silent.push_back(connect_tcp(door.address, in_time()));
+  const auto last = Stream::plain(std::move(silent.back()), "the door");
+  std::vector<std::byte> byte(1);
+  const auto closed = outcome([&] { last->read(byte, in_time()); });
+  EXPECT_EQ(closed, "PeerLost") << closed;
+  door.acceptor.reset();
+  testing::internal::GetCapturedStderr();
+}
+
+TEST(Acceptor, TakesManyAtOnce) {
+  Door door;
+  std::vector<std::thread> threads;
+  std::atomic<int> welcome = 0;
+  for (int i = 0; i < 40; ++i) threads.emplace_back([&] { welcome += door.knock() != nullptr; });
+  for (auto& thread : threads) thread.join();
+  EXPECT_TRUE(door.has(40));
+  EXPECT_EQ(welcome.load(), 40);
+}
+
+TEST(Acceptor, GoesOnWhenAWelcomeThrows) {
+  std::atomic<int> calls = 0;
+  std::vector<Listener> listeners;
+  listeners.push_back({listen_tcp("127.0.0.1", 0), false});
+  const Address address = local_address(listeners[0].socket);
+  const Acceptor acceptor(std::move(listeners), a_token(), [&](std::unique_ptr<Stream>) {
+    ++calls;
+    throw Corrupt("not what I hoped for");
+  });
+  for (int i = 0; i < 3; ++i) {
+    const auto stream =
+        connect_proven(connect_tcp(address, in_time()), "it", false, a_token(), in_time());
+    std::vector<std::byte> byte(1);
+    EXPECT_EQ(outcome([&] { stream->read(byte, in_time()); }), "PeerLost");
+  }
+  EXPECT_EQ(calls.load(), 3);
+}
+
+}  // namespace
+}  // namespace echelon

@@ -1,0 +1,78 @@
+#include "echelon/net/health.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/net/connection.h"
+
+namespace echelon {
+namespace {
+
+TEST(Health, SaysNothingWhileAllAreAlive) {
+  const Health health = Health({"rank 0 on a", "rank 1 on b"});
+  EXPECT_EQ(health.changes(), 0u);
+  EXPECT_EQ(outcome([&] { health.check_present({0, 1}); }), "done");
+}
+
+TEST(Health, CallsALostRankPeerLostByName) {
+  Health health({"rank 0 on a", "rank 1 on b"});
+  health.lost(1, "its process ended");
+  EXPECT_EQ(health.changes(), 1u);
+  EXPECT_EQ(health.state(1), Health::State::lost);
+  const auto lost = outcome([&] { health.check({0, 1}); });
+  EXPECT_EQ(lost, "PeerLost") << lost;
+  EXPECT_EQ(lost.message, "rank 1 on b was lost: its process ended");
+  EXPECT_EQ(outcome([&] { health.check({0}); }), "done") << "rank 1 is not asked about";
+}
+
+TEST(Health, HandsOnWhyARankGaveUp) {
+  Health health({"rank 0 on a", "rank 1 on b"});
+  health.failed(0, kind_of(InvalidArgument("")), "ranks disagree");
+  const auto failed = outcome([&] { health.check({0, 1}); });
+  EXPECT_EQ(failed, "InvalidArgument") << failed;
+  EXPECT_EQ(failed.message, "rank 0 on a gave up: ranks disagree");
+}
+
+TEST(Health, MissesARankThatLeftOnlyWhereItIsNeeded) {
+  Health health({"rank 0 on a", "rank 1 on b"});
+  health.left(0);
+  EXPECT_EQ(health.changes(), 1u);
+  EXPECT_EQ(outcome([&] { health.check({0, 1}); }), "done");
+  EXPECT_EQ(outcome([&] { health.check_present({1}); }), "done");
+  const auto gone = outcome([&] { health.check_present({0, 1}); });
+  EXPECT_EQ(gone, "PeerLost") << gone;
+  EXPECT_NE(gone.message.find("rank 0 on a"), std::string::npos) << gone;
+}
+
+TEST(Health, NamesTheFirstCauseAndKeepsTheFirstWord) {
+  Health health({"rank 0 on a", "rank 1 on b", "rank 2 on c"});
+  health.failed(2, kind_of(Timeout("")), "first");
+  health.failed(0, kind_of(Corrupt("")), "second");
+  health.lost(2, "and then it ended");
+  health.left(2);
+  EXPECT_EQ(health.changes(), 2u);
+  EXPECT_EQ(health.state(2), Health::State::failed);
+  const auto first = outcome([&] { health.check({0, 1, 2}); });
+  EXPECT_EQ(first, "Timeout") << first;
+  // A cause comes before a mere absence, whichever was known first.
+  Health other({"rank 0 on a", "rank 1 on b", "rank 2 on c"});
+  other.left(0);
+  other.lost(1, "killed");
+  const auto cause = outcome([&] { other.check_present({0, 1, 2}); });
+  EXPECT_NE(cause.message.find("rank 1 on b was lost"), std::string::npos) << cause;
+}
+
+TEST(Health, KnowsEveryKindOfErrorAcrossProcesses) {
+  const auto there_and_back = [](const auto& error) {
+    return outcome([&] { throw_kind(kind_of(error), "told"); });
+  };
+  EXPECT_EQ(there_and_back(InvalidArgument("")), "InvalidArgument");
+  EXPECT_EQ(there_and_back(Corrupt("")), "Corrupt");
+  EXPECT_EQ(there_and_back(Timeout("")), "Timeout");
+  EXPECT_EQ(there_and_back(PeerLost("")), "PeerLost");
+  EXPECT_EQ(there_and_back(Refused("")), "Refused");
+  EXPECT_EQ(there_and_back(std::runtime_error("")), "another error");
+  EXPECT_EQ(outcome([] { throw_kind(999, "from a newer version"); }), "another error");
+}
+
+}  // namespace
+}  // namespace echelon
