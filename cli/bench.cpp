@@ -28,7 +28,8 @@ needs for the traffic of an all-reduce on one host: 2 p n over the bandwidth of 
 
 struct Arguments {
   int world = 2;
-  std::string operation = "all_reduce", type = "fp32", buffers = "private", algorithm = "auto", json;
+  std::string operation = "all_reduce", type = "fp32", buffers = "private", algorithm = "auto",
+              json;
   std::string sizes = "64,4Ki,64Ki,1Mi,16Mi,64Mi";
   double seconds = 1;
   std::vector<std::string> set;
@@ -37,33 +38,34 @@ struct Arguments {
 Operation parse_operation(const std::string& text) {
   for (int i = 0; i <= int(Operation::receive); ++i)
     if (text == name(Operation(i))) return Operation(i);
-  throw InvalidArgument(fmt::format("there is no collective \"{}\"; there are all_reduce, reduce_scatter, all_gather, "
-                                    "broadcast, reduce, gather, scatter, all_to_all, barrier, send", text));
+  throw InvalidArgument(fmt::format(
+      "there is no collective \"{}\"; there are all_reduce, reduce_scatter, all_gather, "
+      "broadcast, reduce, gather, scatter, all_to_all, barrier, send",
+      text));
 }
 
 void report(Group& group, const Arguments& arguments, const std::vector<BenchmarkResult>& results) {
   std::string lines;
-  fmt::print("{} of {}, world {} on {} host{}, {} buffers\n", arguments.operation, arguments.type, group.size(),
-             group.shape().hosts, group.shape().hosts > 1 ? "s" : "", arguments.buffers);
-  fmt::print("{:>10} {:>20} {:>12} {:>12} {:>10} {:>12} {:>12}\n", "size", "algorithm", "median us", "p99 us",
-             "bus GB/s", "predicted us", "floor us");
+  fmt::print("{} of {}, world {} on {} host{}, {} buffers\n", arguments.operation, arguments.type,
+             group.size(), group.shape().hosts, group.shape().hosts > 1 ? "s" : "",
+             arguments.buffers);
+  fmt::print("{:>10} {:>20} {:>12} {:>12} {:>10} {:>12} {:>12}\n", "size", "algorithm", "median us",
+             "p99 us", "bus GB/s", "predicted us", "floor us");
   for (const auto& result : results) {
-    fmt::print("{:>10} {:>20} {:>12.2f} {:>12.2f} {:>10.2f} {:>12.2f} {:>12}\n", human_bytes(result.bytes),
-               name(result.algorithm), result.median * 1e6, result.p99 * 1e6, result.bus_bandwidth / 1e9,
-               result.predicted * 1e6, result.floor > 0 ? fmt::format("{:.2f}", result.floor * 1e6) : "");
-    lines += nlohmann::ordered_json{{"op", arguments.operation},
-                                    {"world", group.size()},
-                                    {"bytes", result.bytes},
-                                    {"algorithm", name(result.algorithm)},
-                                    {"buffers", arguments.buffers},
-                                    {"median_us", result.median * 1e6},
-                                    {"p99_us", result.p99 * 1e6},
-                                    {"bus_gbps", result.bus_bandwidth / 1e9},
-                                    {"type", arguments.type},
-                                    {"predicted_us", result.predicted * 1e6},
-                                    {"floor_us", result.floor * 1e6}}
-                 .dump() +
-             "\n";
+    fmt::print("{:>10} {:>20} {:>12.2f} {:>12.2f} {:>10.2f} {:>12.2f} {:>12}\n",
+               human_bytes(result.bytes), name(result.algorithm), result.median * 1e6,
+               result.p99 * 1e6, result.bus_bandwidth / 1e9, result.predicted * 1e6,
+               result.floor > 0 ? fmt::format("{:.2f}", result.floor * 1e6) : "");
+    lines +=
+        nlohmann::ordered_json{
+            {"op", arguments.operation},     {"world", group.size()},
+            {"bytes", result.bytes},         {"algorithm", name(result.algorithm)},
+            {"buffers", arguments.buffers},  {"median_us", result.median * 1e6},
+            {"p99_us", result.p99 * 1e6},    {"bus_gbps", result.bus_bandwidth / 1e9},
+            {"type", arguments.type},        {"predicted_us", result.predicted * 1e6},
+            {"floor_us", result.floor * 1e6}}
+            .dump() +
+        "\n";
   }
   if (!arguments.json.empty()) write_file(arguments.json, lines);
 }
@@ -75,20 +77,40 @@ void add_bench(CLI::App& app, int& exit_code) {
   bench->require_subcommand(1);
   auto* command = bench->add_subcommand("collectives", "How fast ranks exchange and sum");
   auto arguments = std::make_shared<Arguments>();
-  command->add_option("--world", arguments->world, "Ranks; ignored where a launcher has started them")
-      ->check(CLI::Range(2, 1024))->type_name("P")->capture_default_str();
-  command->add_option("--op", arguments->operation, "The collective")->type_name("NAME")->capture_default_str();
+  command
+      ->add_option("--world", arguments->world, "Ranks; ignored where a launcher has started them")
+      ->check(CLI::Range(2, 1024))
+      ->type_name("P")
+      ->capture_default_str();
+  command->add_option("--op", arguments->operation, "The collective")
+      ->type_name("NAME")
+      ->capture_default_str();
   command->add_option("--sizes", arguments->sizes, "Bytes of the vector, as in 64,4Ki,1Mi")
-      ->type_name("LIST")->delimiter('\0')->capture_default_str();
-  command->add_option("--buffers", arguments->buffers, "private: ordinary memory; registered: from the communicator")
-      ->check(CLI::IsMember({"private", "registered"}))->type_name("KIND")->capture_default_str();
-  command->add_option("--type", arguments->type, "Of the elements")->type_name("NAME")->capture_default_str();
-  command->add_option("--algorithm", arguments->algorithm, "auto: the one that is chosen")->type_name("NAME")->capture_default_str();
+      ->type_name("LIST")
+      ->delimiter('\0')
+      ->capture_default_str();
+  command
+      ->add_option("--buffers", arguments->buffers,
+                   "private: ordinary memory; registered: from the communicator")
+      ->check(CLI::IsMember({"private", "registered"}))
+      ->type_name("KIND")
+      ->capture_default_str();
+  command->add_option("--type", arguments->type, "Of the elements")
+      ->type_name("NAME")
+      ->capture_default_str();
+  command->add_option("--algorithm", arguments->algorithm, "auto: the one that is chosen")
+      ->type_name("NAME")
+      ->capture_default_str();
   command->add_option("--seconds", arguments->seconds, "To measure each size for")
-      ->check(CLI::Range(0.001, 600.0))->type_name("S")->capture_default_str();
+      ->check(CLI::Range(0.001, 600.0))
+      ->type_name("S")
+      ->capture_default_str();
   command->add_option("--json", arguments->json, "A JSON line a size, to FILE")->type_name("FILE");
-  command->add_option("--set", arguments->set, "Set one option of net or comm; may be given several times")
-      ->type_name("KEY=VALUE")->allow_extra_args(false);
+  command
+      ->add_option("--set", arguments->set,
+                   "Set one option of net or comm; may be given several times")
+      ->type_name("KEY=VALUE")
+      ->allow_extra_args(false);
   command->footer(examples);
   command->callback([arguments, &exit_code] {
     BenchmarkOptions options;

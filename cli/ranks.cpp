@@ -43,15 +43,21 @@ std::vector<std::string> own_command_line() {
   return words;
 }
 
-int run_as_ranks(int world, const std::vector<std::string>& set, const std::function<void(Group&)>& body) {
+int run_as_ranks(int world, const std::vector<std::string>& set,
+                 const std::function<void(Group&)>& body) {
   RankOptions options;
   for (const auto& assignment : set) set_option(fields_of(options), assignment);
   const JobEnvironment environment = read_environment();
   if (environment.world == 1 && world > 1)
-    return launch({.program = own_command_line(), .nproc = world, .rendezvous = {}, .log_dir = {}, .prefix = false});
+    return launch({.program = own_command_line(),
+                   .nproc = world,
+                   .rendezvous = {},
+                   .log_dir = {},
+                   .prefix = false});
   log::set_rank(environment.rank);
   // As Open MPI does: a rank that wanders between cores finds its caches cold.
-  if (const auto cpus = allowed_cpus(); environment.local_world <= int(cpus.size()) && environment.local_world > 1)
+  if (const auto cpus = allowed_cpus();
+      environment.local_world <= int(cpus.size()) && environment.local_world > 1)
     bind_to_cpus({cpus[std::size_t(environment.local_rank)]});
   body(*Group::world(Endpoint::join(environment, options.net), options.comm));
   return 0;
@@ -65,14 +71,15 @@ std::vector<std::size_t> parse_sizes(const std::string& text) {
     std::size_t digits = 0;
     while (digits < word.size() && std::isdigit(static_cast<unsigned char>(word[digits]))) ++digits;
     const std::string unit = word.substr(digits);
-    const std::size_t scale = unit.empty() || unit == "B"                              ? 1
+    const std::size_t scale = unit.empty() || unit == "B"                    ? 1
                               : unit == "Ki" || unit == "KiB" || unit == "K" ? std::size_t{1} << 10
                               : unit == "Mi" || unit == "MiB" || unit == "M" ? std::size_t{1} << 20
                               : unit == "Gi" || unit == "GiB" || unit == "G" ? std::size_t{1} << 30
                                                                              : 0;
     const std::size_t number = digits && digits < 16 ? std::stoull(word.substr(0, digits)) : 0;
     if (scale == 0 || number == 0 || number > (std::size_t{1} << 40) / scale)
-      throw InvalidArgument(fmt::format("\"{}\" is no size in bytes; give some like 64,4Ki,1Mi", word));
+      throw InvalidArgument(
+          fmt::format("\"{}\" is no size in bytes; give some like 64,4Ki,1Mi", word));
     sizes.push_back(number * scale);
     begin = end + 1;
   }

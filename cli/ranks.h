@@ -12,9 +12,11 @@ class Group;
 
 namespace echelon::cli {
 
-// Runs `body` as a rank (on a core of its own where there are enough) where a launcher has started this process as one; else starts `world` ranks
-// with the same command line and gives their exit code. `set` are options of net and comm.
-int run_as_ranks(int world, const std::vector<std::string>& set, const std::function<void(Group&)>& body);
+// Runs `body` as a rank (on a core of its own where there are enough) where a launcher has started
+// this process as one; else starts `world` ranks with the same command line and gives their exit
+// code. `set` are options of net and comm.
+int run_as_ranks(int world, const std::vector<std::string>& set,
+                 const std::function<void(Group&)>& body);
 
 // The words of this process's command line.
 std::vector<std::string> own_command_line();

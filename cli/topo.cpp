@@ -34,21 +34,28 @@ struct Arguments {
 void print_hosts(Group& group) {
   std::map<std::string, std::vector<int>> hosts;
   for (const int rank : group.members()) hosts[group.endpoint().card(rank).host].push_back(rank);
-  fmt::print("{} rank{} on {} host{}\n", group.size(), group.size() > 1 ? "s" : "", hosts.size(), hosts.size() > 1 ? "s" : "");
+  fmt::print("{} rank{} on {} host{}\n", group.size(), group.size() > 1 ? "s" : "", hosts.size(),
+             hosts.size() > 1 ? "s" : "");
   for (const auto& [host, ranks] : hosts) {
     std::string list;
-    for (const int rank : ranks) list += fmt::format("{}{} (pid {})", list.empty() ? "" : ", ", rank, group.endpoint().card(rank).process);
-    fmt::print("  {:16} at {:15}  ranks {}\n", group.endpoint().card(ranks[0]).machine, group.endpoint().card(ranks[0]).address.host, list);
+    for (const int rank : ranks)
+      list += fmt::format("{}{} (pid {})", list.empty() ? "" : ", ", rank,
+                          group.endpoint().card(rank).process);
+    fmt::print("  {:16} at {:15}  ranks {}\n", group.endpoint().card(ranks[0]).machine,
+               group.endpoint().card(ranks[0]).address.host, list);
   }
-  fmt::print("this machine: {} core{}, {} NUMA node{}\n\n", cores(), cores() > 1 ? "s" : "", numa_nodes().size(), numa_nodes().size() > 1 ? "s" : "");
+  fmt::print("this machine: {} core{}, {} NUMA node{}\n\n", cores(), cores() > 1 ? "s" : "",
+             numa_nodes().size(), numa_nodes().size() > 1 ? "s" : "");
   const Figures& figures = group.figures();
   const auto link = [](const char* kind, const LinkFigures& one) {
-    fmt::print("  {:14} alpha {:8.2f} us   beta {:8.3f} ns/KiB ({:.1f} GB/s)\n", kind, one.alpha * 1e6, one.beta * 1024e9, 1 / one.beta / 1e9);
+    fmt::print("  {:14} alpha {:8.2f} us   beta {:8.3f} ns/KiB ({:.1f} GB/s)\n", kind,
+               one.alpha * 1e6, one.beta * 1024e9, 1 / one.beta / 1e9);
   };
   fmt::print("links\n");
   if (group.shape().local > 1 || group.shape().hosts == 1) link("shared memory", figures.shared);
   if (group.shape().hosts > 1) link("TCP", figures.tcp);
-  fmt::print("  reducing       gamma {:7.3f} ns/KiB ({:.1f} GB/s)\n\n", figures.gamma * 1024e9, 1 / figures.gamma / 1e9);
+  fmt::print("  reducing       gamma {:7.3f} ns/KiB ({:.1f} GB/s)\n\n", figures.gamma * 1024e9,
+             1 / figures.gamma / 1e9);
 }
 
 void show(Group& group, const Arguments& arguments) {
@@ -74,9 +81,13 @@ void show(Group& group, const Arguments& arguments) {
     const Algorithm chosen = group.algorithm(Operation::all_reduce, options.sizes[i]);
     for (const auto algorithm : algorithms) {
       const auto& result = measured[algorithm][i];
-      fmt::print(" {:>21}", fmt::format("{:.1f} / {:.1f}{}", result.predicted * 1e6, result.median * 1e6, algorithm == chosen ? "*" : " "));
-      all["all_reduce"].push_back({{"bytes", result.bytes}, {"algorithm", name(algorithm)}, {"predicted_us", result.predicted * 1e6},
-                                   {"measured_us", result.median * 1e6}, {"chosen", algorithm == chosen}});
+      fmt::print(" {:>21}", fmt::format("{:.1f} / {:.1f}{}", result.predicted * 1e6,
+                                        result.median * 1e6, algorithm == chosen ? "*" : " "));
+      all["all_reduce"].push_back({{"bytes", result.bytes},
+                                   {"algorithm", name(algorithm)},
+                                   {"predicted_us", result.predicted * 1e6},
+                                   {"measured_us", result.median * 1e6},
+                                   {"chosen", algorithm == chosen}});
     }
     fmt::print("\n");
   }
@@ -86,19 +97,31 @@ void show(Group& group, const Arguments& arguments) {
 }  // namespace
 
 void add_topo(CLI::App& app, int& exit_code) {
-  auto* command = app.add_subcommand("topo", "Show hosts, links and which algorithm wins at which size");
+  auto* command =
+      app.add_subcommand("topo", "Show hosts, links and which algorithm wins at which size");
   auto arguments = std::make_shared<Arguments>();
-  command->add_option("--nproc", arguments->nproc, "Ranks to start here; ignored where a launcher has started them")
-      ->check(CLI::Range(1, 1024))->type_name("N")->capture_default_str();
-  command->add_option("--sizes", arguments->sizes, "Bytes of the vector, as in 64,4Ki,1Mi")->type_name("LIST")->capture_default_str();
+  command
+      ->add_option("--nproc", arguments->nproc,
+                   "Ranks to start here; ignored where a launcher has started them")
+      ->check(CLI::Range(1, 1024))
+      ->type_name("N")
+      ->capture_default_str();
+  command->add_option("--sizes", arguments->sizes, "Bytes of the vector, as in 64,4Ki,1Mi")
+      ->type_name("LIST")
+      ->capture_default_str();
   command->add_option("--json", arguments->json, "The same, to FILE")->type_name("FILE");
-  command->add_option("--set", arguments->set, "Set one option of net or comm; may be given several times")
-      ->type_name("KEY=VALUE")->allow_extra_args(false);
+  command
+      ->add_option("--set", arguments->set,
+                   "Set one option of net or comm; may be given several times")
+      ->type_name("KEY=VALUE")
+      ->allow_extra_args(false);
   command->footer(examples);
   command->callback([arguments, &exit_code] {
     exit_code = run_as_ranks(arguments->nproc, arguments->set, [&](Group& group) {
-      if (group.size() == 1) print_hosts(group);
-      else show(group, *arguments);
+      if (group.size() == 1)
+        print_hosts(group);
+      else
+        show(group, *arguments);
     });
   });
 }

@@ -13,15 +13,19 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+double since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
 
 // Buffers of the wanted kind, with values that stay finite however often they are summed.
 class Buffers {
  public:
   Buffers(Group& group, std::size_t bytes, bool registered) {
     for (auto& buffer : memory_) {
-      if (registered) buffer = group.allocate(bytes + 1);
-      else buffer = {new std::byte[bytes + 1], std::default_delete<std::byte[]>()};
+      if (registered)
+        buffer = group.allocate(bytes + 1);
+      else
+        buffer = {new std::byte[bytes + 1], std::default_delete<std::byte[]>()};
       std::memset(buffer.get(), 0, bytes + 1);
     }
   }
@@ -40,15 +44,22 @@ void run_once(Group& group, const BenchmarkOptions& options, std::size_t bytes, 
     case Operation::all_reduce:
       return group.all_reduce(options.type, ReduceOp::sum, buffers.in(), buffers.in(), count, call);
     case Operation::reduce_scatter:
-      return group.reduce_scatter(options.type, ReduceOp::sum, buffers.in(), buffers.out(), even, call);
-    case Operation::all_gather: return group.all_gather(options.type, buffers.in(), buffers.out(), even, call);
-    case Operation::broadcast: return group.broadcast(options.type, buffers.in(), count, 0, call);
+      return group.reduce_scatter(options.type, ReduceOp::sum, buffers.in(), buffers.out(), even,
+                                  call);
+    case Operation::all_gather:
+      return group.all_gather(options.type, buffers.in(), buffers.out(), even, call);
+    case Operation::broadcast:
+      return group.broadcast(options.type, buffers.in(), count, 0, call);
     case Operation::reduce:
       return group.reduce(options.type, ReduceOp::sum, buffers.in(), buffers.out(), count, 0, call);
-    case Operation::gather: return group.gather(options.type, buffers.in(), buffers.out(), even, 0, call);
-    case Operation::scatter: return group.scatter(options.type, buffers.in(), buffers.out(), even, 0, call);
-    case Operation::all_to_all: return group.all_to_all(options.type, buffers.in(), buffers.out(), even, even, call);
-    case Operation::barrier: return group.barrier(call);
+    case Operation::gather:
+      return group.gather(options.type, buffers.in(), buffers.out(), even, 0, call);
+    case Operation::scatter:
+      return group.scatter(options.type, buffers.in(), buffers.out(), even, 0, call);
+    case Operation::all_to_all:
+      return group.all_to_all(options.type, buffers.in(), buffers.out(), even, even, call);
+    case Operation::barrier:
+      return group.barrier(call);
     case Operation::send:
     case Operation::receive: {
       if (group.rank() == 0) group.wait(group.send(buffers.in(), bytes, 1, 0, call, false));
@@ -61,11 +72,14 @@ void run_once(Group& group, const BenchmarkOptions& options, std::size_t bytes, 
 double bus_bytes(Operation operation, double bytes, double ranks) {
   const double share = (ranks - 1) / ranks;
   switch (operation) {
-    case Operation::all_reduce: return 2 * share * bytes;
+    case Operation::all_reduce:
+      return 2 * share * bytes;
     case Operation::reduce_scatter:
     case Operation::all_gather:
-    case Operation::all_to_all: return share * bytes;
-    default: return bytes;
+    case Operation::all_to_all:
+      return share * bytes;
+    default:
+      return bytes;
   }
 }
 
@@ -84,13 +98,17 @@ double memory_bandwidth() {
 }
 
 std::vector<BenchmarkResult> run_benchmark(Group& group, const BenchmarkOptions& options) {
-  if (group.size() < 2) throw InvalidArgument("a benchmark of collectives needs at least two ranks: --world 2");
+  if (group.size() < 2)
+    throw InvalidArgument("a benchmark of collectives needs at least two ranks: --world 2");
   const double bandwidth = memory_bandwidth();
   std::vector<BenchmarkResult> results;
   for (const std::size_t size : options.sizes) {
-    const std::size_t unit = size_of(options.type) * std::size_t(options.operation == Operation::all_reduce ? 1 : group.size());
+    const std::size_t unit =
+        size_of(options.type) *
+        std::size_t(options.operation == Operation::all_reduce ? 1 : group.size());
     const std::size_t bytes = std::max(size / unit, std::size_t{1}) * unit;
     Buffers buffers(group, bytes, options.registered);
+    group.ledger().clear();
     const auto timed = [&] {
       group.barrier();
       const auto start = Clock::now();
@@ -100,18 +118,22 @@ std::vector<BenchmarkResult> run_benchmark(Group& group, const BenchmarkOptions&
     double first = 0;
     for (int i = 0; i < 5; ++i) first = timed();
     // Everybody repeats as often as rank 0 thinks right.
-    std::int64_t repeats = std::clamp<std::int64_t>(std::int64_t(options.seconds / std::max(first, 1e-7)), 10, 20000);
+    std::int64_t repeats =
+        std::clamp<std::int64_t>(std::int64_t(options.seconds / std::max(first, 1e-7)), 10, 20000);
     group.broadcast(DataType::i64, &repeats, 1, 0);
     std::vector<double> times;
     for (std::int64_t i = 0; i < repeats; ++i) times.push_back(timed());
     std::sort(times.begin(), times.end());
-    const auto at = [&](double share) { return times[std::min(times.size() - 1, std::size_t(share * double(times.size())))]; };
-    const Algorithm algorithm =
-        options.algorithm != Algorithm::automatic ? options.algorithm
-        : options.operation >= Operation::send    ? Algorithm::direct
-                                                  : group.algorithm(options.operation, bytes);
+    const auto at = [&](double share) {
+      return times[std::min(times.size() - 1, std::size_t(share * double(times.size())))];
+    };
+    // The ledger knows which way it went.
+    Algorithm algorithm = Algorithm::direct;
+    for (const auto& entry : group.ledger().entries())
+      if (entry.tag == "bench") algorithm = entry.algorithm;
     BenchmarkResult result{bytes, algorithm, at(0.5), at(0.99), 0, 0, 0};
-    result.bus_bandwidth = bus_bytes(options.operation, double(bytes), group.size()) / result.median;
+    result.bus_bandwidth =
+        bus_bytes(options.operation, double(bytes), group.size()) / result.median;
     if (options.operation < Operation::send)
       result.predicted = cost(options.operation, algorithm, bytes, group.shape(), group.figures());
     if (options.operation == Operation::all_reduce && group.shape().hosts == 1)

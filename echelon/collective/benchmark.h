@@ -1,6 +1,7 @@
 // How fast the collectives of a group are: the measurement behind `echelon bench collectives`.
 //
-// Each repetition begins at a barrier; its time is from there to the end of the operation on rank 0.
+// Each repetition begins at a barrier; its time is from there to the end of the operation on rank
+// 0.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +31,8 @@ struct BenchmarkResult {
   // all_reduce, ((p-1)/p) n for reduce_scatter, all_gather and all_to_all, n for the rest.
   double bus_bandwidth;
   double predicted;  // seconds by the cost model
-  double floor;      // seconds that memory alone needs: 2 p n over its bandwidth (all_reduce on one host)
+  double
+      floor;  // seconds that memory alone needs: 2 p n over its bandwidth (all_reduce on one host)
 };
 
 // Collective; what it gives counts on rank 0.

@@ -98,7 +98,8 @@ class Group : public std::enable_shared_from_this<Group> {
   Algorithm algorithm(Operation operation, std::size_t bytes) const;
   const std::vector<Choice>& choices(Operation operation) const;
   const Figures& figures() const { return plan_.figures; }
-  // Whether large private buffers are read in place, where all ranks of the host can; the same on all.
+  // Whether large private buffers are read in place, where all ranks of the host can; the same on
+  // all.
   void set_single_copy(bool wanted);
   bool can_single_copy() const { return can_expose_; }
   const Plan& plan() const { return plan_; }  // what was measured and chosen

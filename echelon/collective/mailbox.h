@@ -38,7 +38,7 @@ class Mailbox {
     std::size_t bytes = 0;
     Deadline deadline = Deadline::never();
     bool sends = false;
-    std::string label = {};  // the ledger's tag
+    std::string label = {};                  // the ledger's tag
     std::shared_ptr<const void> owner = {};  // of the buffer: kept until the message is done
 
     bool done = false;  // the rest is the mailbox's

@@ -77,8 +77,8 @@ LinkFigures measure_shared(Group& host, double gamma) {
   return figures;
 }
 
-// A large all-reduce of private memory both ways. Reading in place must clearly win: it needs the kernel
-// for every piece, which is cheap on one machine and dear on another.
+// A large all-reduce of private memory both ways. Reading in place must clearly win: it needs the
+// kernel for every piece, which is cheap on one machine and dear on another.
 bool measure_single_copy(Group& host) {
   if (!host.can_single_copy()) return false;
   std::vector<float> values((4 << 20) / sizeof(float), 1.f);
@@ -181,7 +181,8 @@ Figures measure_figures(Group& group) {
     group.broadcast(DataType::f64, numbers.data(), numbers.size(), 0, {.tag = "measure"});
   };
   const auto pack = [&](const Figures& f) {
-    numbers = {1, f.shared.alpha, f.shared.beta, f.tcp.alpha, f.tcp.beta, f.gamma, double(f.single_copy)};
+    numbers = {1,          f.shared.alpha, f.shared.beta,        f.tcp.alpha,
+               f.tcp.beta, f.gamma,        double(f.single_copy)};
   };
   const auto unpack = [&] {
     return Figures{{numbers[1], numbers[2]}, {numbers[3], numbers[4]}, numbers[5], numbers[6] != 0};

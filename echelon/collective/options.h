@@ -24,9 +24,10 @@ struct CommOptions {
           {.choices = {"same", "fp32"}});
     f.add("timeout", timeout, "how long an operation may take, from its call to its end",
           {.minimum = 0, .above_minimum = true, .unit = "s"});
-    f.add("single_copy", single_copy,
-          "read large private buffers of ranks on the same host in place; auto: where the system allows it and it was measured to be faster",
-          {.choices = {"auto", "on", "off"}});
+    f.add(
+        "single_copy", single_copy,
+        "read large private buffers of ranks on the same host in place; auto: where the system allows it and it was measured to be faster",
+        {.choices = {"auto", "on", "off"}});
     f.add("plan", plan, "a plan.json whose figures and choices are taken instead of measuring");
   }
 };

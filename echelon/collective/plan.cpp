@@ -37,13 +37,15 @@ Plan Plan::read(const std::filesystem::path& file) {
     Plan plan;
     plan.figures = Figures::parse(all.at("figures").dump(), file.string());
     const auto& shape = all.at("shape");
-    plan.shape = {shape.at("ranks").get<int>(), shape.at("hosts").get<int>(), shape.at("local").get<int>()};
+    plan.shape = {shape.at("ranks").get<int>(), shape.at("hosts").get<int>(),
+                  shape.at("local").get<int>()};
     for (int op = 0; op < operations; ++op) {
       std::vector<Choice> choices;
       for (const auto& choice : all.at("choices").at(name(Operation(op))))
         choices.push_back({choice.at("up_to_bytes").get<std::size_t>(),
                            parse_algorithm(choice.at("algorithm").get<std::string>())});
-      if (choices.empty()) throw Corrupt(fmt::format("{}: no choice for {}", file.string(), name(Operation(op))));
+      if (choices.empty())
+        throw Corrupt(fmt::format("{}: no choice for {}", file.string(), name(Operation(op))));
       plan.choices.push_back(std::move(choices));
     }
     return plan;

@@ -42,7 +42,8 @@ std::string job_ledger(Communicator* ranks) {
       counts[std::size_t(r)] = std::size_t(lengths.data_ptr<std::int64_t>()[r]);
       all += lengths.data_ptr<std::int64_t>()[r];
     }
-    const at::Tensor text = at::empty({std::int64_t(mine.size())}, at::kByte), texts = at::empty({all}, at::kByte);
+    const at::Tensor text = at::empty({std::int64_t(mine.size())}, at::kByte),
+                     texts = at::empty({all}, at::kByte);
     std::memcpy(text.data_ptr(), mine.data(), mine.size());
     ranks->all_gather(texts, text, {.tag = "ledger", .blocking = true}, counts).wait();
     const char* at = static_cast<const char*>(texts.const_data_ptr());
@@ -53,7 +54,10 @@ std::string job_ledger(Communicator* ranks) {
   }
   std::uint64_t sent = 0;
   for (const auto& entry : operations) sent += entry["bytes"].get<std::uint64_t>();
-  return ordered_json({{"world", ranks ? ranks->size() : 1}, {"sent_bytes", sent}, {"operations", operations}}).dump(2) +
+  return ordered_json({{"world", ranks ? ranks->size() : 1},
+                       {"sent_bytes", sent},
+                       {"operations", operations}})
+             .dump(2) +
          "\n";
 }
 

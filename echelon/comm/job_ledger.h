@@ -1,6 +1,7 @@
 // The ledgers of all ranks as one file, ledger.json:
 //
-//   {"world": 2, "sent_bytes": …, "operations": [{"rank": 0, "operation": "all_reduce", "tag": "gradients",
+//   {"world": 2, "sent_bytes": …, "operations": [{"rank": 0, "operation": "all_reduce", "tag":
+//   "gradients",
 //    "algorithm": "shared", "link": "shared", "calls": …, "bytes": …}, …]}
 #pragma once
 

@@ -143,18 +143,18 @@ class NativeCommunicator final : public Communicator {
   Work send(at::Tensor tensor, int to, std::uint64_t tag, const CommCall& call) override {
     data_type(tensor.scalar_type());
     auto dense = std::make_shared<Dense>(tensor, Dense::read);
-    auto ticket = group_->send(dense->data(), tensor.nbytes(), to, tag,
-                               {.tag = call.tag, .timeout = call.timeout, .owner = dense},
-                                  !call.blocking);
+    auto ticket =
+        group_->send(dense->data(), tensor.nbytes(), to, tag,
+                     {.tag = call.tag, .timeout = call.timeout, .owner = dense}, !call.blocking);
     return Work(std::make_shared<MessageOperand>(group_, std::move(ticket), std::move(dense)));
   }
 
   Work receive(at::Tensor tensor, int from, std::uint64_t tag, const CommCall& call) override {
     data_type(tensor.scalar_type());
     auto dense = std::make_shared<Dense>(tensor, Dense::write);
-    auto ticket = group_->receive(dense->data(), tensor.nbytes(), from, tag,
-                                  {.tag = call.tag, .timeout = call.timeout, .owner = dense},
-                                  !call.blocking);
+    auto ticket =
+        group_->receive(dense->data(), tensor.nbytes(), from, tag,
+                        {.tag = call.tag, .timeout = call.timeout, .owner = dense}, !call.blocking);
     return Work(std::make_shared<MessageOperand>(group_, std::move(ticket), std::move(dense)));
   }
 
