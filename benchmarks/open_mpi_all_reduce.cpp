@@ -1,5 +1,5 @@
-// Open MPI's all-reduce, measured as `echelon bench collectives` measures Echelon's: each repetition
-// begins at a barrier, and its time is rank 0's. Prints "bytes median_us p99_us" a line.
+// Open MPI's all-reduce, measured as `echelon bench collectives` measures Echelon's: each
+// repetition begins at a barrier, and its time is rank 0's. Prints "bytes median_us p99_us" a line.
 //
 //   mpirun -np 2 open_mpi_all_reduce SECONDS BYTES…
 #include <mpi.h>
@@ -20,7 +20,8 @@ int main(int argc, char** argv) {
     const auto timed = [&] {
       MPI_Barrier(MPI_COMM_WORLD);
       const double start = MPI_Wtime();
-      MPI_Allreduce(MPI_IN_PLACE, values.data(), int(values.size()), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+      MPI_Allreduce(MPI_IN_PLACE, values.data(), int(values.size()), MPI_FLOAT, MPI_SUM,
+                    MPI_COMM_WORLD);
       return MPI_Wtime() - start;
     };
     double first = 0;

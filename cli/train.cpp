@@ -70,6 +70,10 @@ void add_train(CLI::App& app, int& exit_code) {
   command->add_option("--json", arguments->summary, "Write a summary of the run")
       ->type_name("FILE");
   command
+      ->add_option("--plan", arguments->plan,
+                   "Take an earlier run's plan.json instead of measuring links")
+      ->type_name("FILE");
+  command
       ->add_option("--nproc", arguments->nproc,
                    "Ranks to start here; each trains on its part of a batch")
       ->check(CLI::Range(1, most_local_ranks))

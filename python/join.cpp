@@ -126,12 +126,7 @@ std::string address_to_bind(const Board& board, const NetOptions& net, Deadline 
   if (std::all_of(hosts.begin(), hosts.end(), [&](const auto& host) { return host == hosts[0]; }))
     return loopback;
   const std::string master = variable("MASTER_ADDR");
-  if (!master.empty()) {
-    const std::string address = address_towards(master);
-    // The master's own name often means its loopback, where nobody else would find it.
-    if (!address.starts_with("127.") && address != "::1") return address;
-  }
-  return address_towards("192.0.2.1");  // of no machine (RFC 5737): the default route's interface
+  return bind_address(master.empty() ? loopback : master, /*other_machines=*/true);
 }
 
 }  // namespace

@@ -110,14 +110,20 @@ MessageWork::MessageWork(int rank, c10d::OpType type, const char* title, at::Ten
   memory_ = one_piece(tensor_);
 }
 
+// Keeps the memory for as long as the mailbox may touch it.
+std::shared_ptr<const void> MessageWork::owner() const {
+  return std::make_shared<at::Tensor>(memory_);
+}
+
 void MessageWork::send(int to, std::uint64_t tag) {
   ticket_ = group_->send(memory_.const_data_ptr(), memory_.nbytes(), to, tag,
-                         {.tag = "torch", .timeout = timeout_});
+                         {.tag = "torch", .timeout = timeout_, .owner = owner()});
 }
 
 void MessageWork::receive(int from, std::uint64_t tag) {
-  ticket_ = group_->receive(memory_.mutable_data_ptr(), memory_.nbytes(), from, tag,
-                            {.tag = "torch", .timeout = Deadline::Clock::duration::max()});
+  ticket_ = group_->receive(
+      memory_.mutable_data_ptr(), memory_.nbytes(), from, tag,
+      {.tag = "torch", .timeout = Deadline::Clock::duration::max(), .owner = owner()});
 }
 
 void MessageWork::finish_once(std::exception_ptr error) {

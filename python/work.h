@@ -77,6 +77,7 @@ class MessageWork final : public c10d::Work {
   std::uint64_t getSequencenumber() const override { return sequence_; }
 
  private:
+  std::shared_ptr<const void> owner() const;
   void finish_once(std::exception_ptr error);
 
   at::Tensor tensor_, memory_;  // the same where it is one piece of memory

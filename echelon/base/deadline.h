@@ -16,6 +16,12 @@ class Deadline {
     return Deadline(time > Clock::time_point::max() - now ? Clock::time_point::max() : now + time);
   }
 
+  // So many seconds from now; more than the clock can count means never.
+  static Deadline in_seconds(double seconds) {
+    if (!(seconds < 1e9)) return never();
+    return in(std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds)));
+  }
+
   static Deadline never() { return Deadline(Clock::time_point::max()); }
 
   bool expired() const { return Clock::now() >= end_; }

@@ -31,8 +31,9 @@ std::size_t total(std::span<const std::size_t> counts) {
   return sum;
 }
 
-Deadline::Clock::duration seconds(double time) {
-  return std::chrono::duration_cast<Deadline::Clock::duration>(std::chrono::duration<double>(time));
+Deadline deadline_of(const CallOptions& call, const CommOptions& options) {
+  return call.timeout.count() > 0 ? Deadline::in(call.timeout)
+                                  : Deadline::in_seconds(options.timeout);
 }
 
 const std::byte* bytes_of(const void* data) { return static_cast<const std::byte*>(data); }
@@ -55,8 +56,9 @@ std::shared_ptr<Group> Group::world(std::shared_ptr<Endpoint> endpoint,
                       endpoint->heap().allocate(SharedGroup::block_bytes(int(near.size()))), 1));
   auto group = std::make_shared<Group>(Private{}, std::move(endpoint), options, std::move(members),
                                        world_id, std::make_shared<Ledger>(), blocks);
+  group->require_same_options();
   group->set_plan(options.plan.empty() ? Plan::make(measure_figures(*group), group->shape_)
-                                       : Plan::read(options.plan));
+                                       : group->read_plan());
   return group;
 }
 
@@ -106,7 +108,7 @@ Group::Group(Private, std::shared_ptr<Endpoint> endpoint, CommOptions options,
               .out = bytes_of(&all),
               .count = 1,
               .tag = "setup",
-              .deadline = Deadline::in(seconds(options_.timeout))};
+              .deadline = Deadline::in_seconds(options_.timeout)};
     shared_->run(call, Algorithm::shared_direct, spins_);
     can_expose_ = all != 0;
     set_single_copy(options_.single_copy == "on");
@@ -134,8 +136,40 @@ Group::Group(Private, std::shared_ptr<Endpoint> endpoint, CommOptions options,
 
 Group::~Group() = default;
 
+// What decides on which path a call takes must be the same everywhere.
+void Group::require_same_options() {
+  if (size() == 1) return;
+  std::string mine = fmt::format("comm.algorithm={} comm.wire={} comm.single_copy={} comm.plan {}",
+                                 options_.algorithm, options_.wire, options_.single_copy,
+                                 options_.plan.empty() ? "not set" : "set");
+  constexpr std::size_t length = 160;
+  mine.resize(length, '\0');
+  std::string all(length * members_.size(), '\0');
+  const std::vector<std::size_t> counts(members_.size(), length);
+  all_gather(DataType::u8, mine.data(), all.data(), counts, {.tag = "setup"});
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    const std::string other = all.substr(i * length, length);
+    if (other != mine)
+      throw InvalidArgument(fmt::format("ranks have different options: {} has {}, rank {} {}",
+                                        endpoint_->health().name(members_[i]), other.c_str(),
+                                        endpoint_->rank(), mine.c_str()));
+  }
+}
+
+// Rank 0's file holds for all.
+Plan Group::read_plan() {
+  std::string text;
+  if (index_ == 0) text = Plan::read(options_.plan).json();
+  std::uint64_t length = text.size();
+  broadcast(DataType::u8, &length, sizeof length, 0, {.tag = "setup"});
+  text.resize(length);
+  broadcast(DataType::u8, text.data(), length, 0, {.tag = "setup"});
+  return Plan::parse(text, options_.plan);
+}
+
 void Group::set_plan(const Plan& plan) {
   plan_ = plan.shape == shape_ ? plan : Plan::make(plan.figures, shape_);
+  plan_.check();
   if (shared_) {
     const auto crossings = shared_crossings(int(near_.size()), plan.figures);
     SharedGroup::Limits limits;
@@ -242,9 +276,8 @@ const std::vector<Choice>& Group::choices(Operation operation) const {
 void Group::run(Call& call, const CallOptions& options) {
   const std::lock_guard lock(mutex_);
   if (broken_) std::rethrow_exception(broken_);
-  const auto timeout = options.timeout.count() > 0 ? options.timeout : seconds(options_.timeout);
   call.tag = options.tag;
-  call.deadline = Deadline::in(timeout);
+  call.deadline = deadline_of(options, options_);
   if (size() == 1) return run_alone(call);
   Algorithm chosen = options.algorithm;
   if (chosen == Algorithm::automatic && call.operation == Operation::all_reduce) chosen = forced_;
@@ -450,12 +483,11 @@ void Group::barrier(const CallOptions& options) {
 
 Group::Ticket Group::send(const void* data, std::size_t bytes, int to, std::uint64_t tag,
                           const CallOptions& options, bool background) {
-  const auto timeout = options.timeout.count() > 0 ? options.timeout : seconds(options_.timeout);
   return mailbox_->post({.peer = to,
                          .tag = tag,
                          .buffer = const_cast<std::byte*>(bytes_of(data)),
                          .bytes = bytes,
-                         .deadline = Deadline::in(timeout),
+                         .deadline = deadline_of(options, options_),
                          .sends = true,
                          .label = std::string(options.tag),
                          .owner = options.owner},
@@ -464,12 +496,11 @@ Group::Ticket Group::send(const void* data, std::size_t bytes, int to, std::uint
 
 Group::Ticket Group::receive(void* data, std::size_t bytes, int from, std::uint64_t tag,
                              const CallOptions& options, bool background) {
-  const auto timeout = options.timeout.count() > 0 ? options.timeout : seconds(options_.timeout);
   return mailbox_->post({.peer = from,
                          .tag = tag,
                          .buffer = bytes_of(data),
                          .bytes = bytes,
-                         .deadline = Deadline::in(timeout),
+                         .deadline = deadline_of(options, options_),
                          .sends = false,
                          .label = std::string(options.tag),
                          .owner = options.owner},

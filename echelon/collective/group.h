@@ -116,9 +116,9 @@ class Group : public std::enable_shared_from_this<Group> {
         std::uint64_t id, std::shared_ptr<Ledger> ledger, const std::vector<std::size_t>& blocks);
 
  private:
-  std::vector<int> near_members() const;
   void set_plan(const Plan& plan);
-  Figures measure();
+  void require_same_options();
+  Plan read_plan();
   void run(Call& call, const CallOptions& options);
   void run_alone(const Call& call);
   void run_hierarchical(const Call& call, bool spin);

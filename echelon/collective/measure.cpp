@@ -16,6 +16,7 @@
 #include "echelon/base/log.h"
 #include "echelon/collective/group.h"
 #include "echelon/collective/reduce.h"
+#include "echelon/net/host.h"
 
 namespace echelon {
 namespace {
@@ -187,7 +188,9 @@ Figures measure_figures(Group& group) {
   const auto unpack = [&] {
     return Figures{{numbers[1], numbers[2]}, {numbers[3], numbers[4]}, numbers[5], numbers[6] != 0};
   };
-  if (group.rank() == 0 && folder)
+  // What is forced says nothing about the links, and must not be kept for jobs that force nothing.
+  const bool usual = group.options().algorithm == "auto" && group.options().single_copy == "auto";
+  if (group.rank() == 0 && folder && usual)
     if (const auto cached = read_cache(file)) pack(*cached);
   share();
   if (numbers[0] != 0) {
@@ -213,7 +216,7 @@ Figures measure_figures(Group& group) {
     figures.tcp = measure_tcp(group, other);
   if (group.rank() == 0) {
     pack(figures);
-    if (folder) write_cache(file, figures);
+    if (folder && usual) write_cache(file, figures);
   }
   share();
   group.ledger().clear();

@@ -119,6 +119,16 @@ class Messenger::Run {
     return std::min(bytes, lane.stored);
   }
 
+  static bool worth_a_call(std::size_t limit, std::size_t gone, std::size_t bytes) {
+    return limit == bytes || limit >= gone + chunk;
+  }
+
+  bool can_send(const Lane& lane) const {
+    if (lane.send_step == lane.steps.size() || lane.steps[lane.send_step].to < 0) return false;
+    const std::size_t gone = lane.sent < sizeof(Header) ? 0 : lane.sent - sizeof(Header);
+    return worth_a_call(ready(lane), gone, lane.steps[lane.send_step].send.count * element_);
+  }
+
   bool send(Lane& lane) {
     bool moved = false;
     for (; lane.send_step < lane.steps.size(); ++lane.send_step, lane.sent = 0) {
@@ -127,7 +137,7 @@ class Messenger::Run {
       if (step.to < 0) continue;
       const std::size_t limit = ready(lane);
       const std::size_t gone = lane.sent < sizeof(Header) ? 0 : lane.sent - sizeof(Header);
-      if (limit < bytes && limit < gone + chunk) return moved;  // not worth a call yet
+      if (!worth_a_call(limit, gone, bytes)) return moved;
       if (lane.sent == 0)
         lane.outgoing = {magic, std::uint32_t(lane.send_step), number_, signature_, bytes};
       const std::size_t head = lane.sent < sizeof(Header) ? sizeof(Header) - lane.sent : 0;
@@ -273,8 +283,7 @@ class Messenger::Run {
         else
           ready_links.push_back(poll);
       }
-      if (lane.send_step < lane.steps.size() && lane.steps[lane.send_step].to >= 0 &&
-          ready(lane) > 0) {
+      if (can_send(lane)) {
         const pollfd poll = link(lane.steps[lane.send_step].to, lane).send_poll();
         if (poll.fd < 0)
           shared = true;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "echelon/base/error.h"
@@ -30,12 +31,26 @@ std::string Plan::json() const {
   return all.dump(2) + "\n";
 }
 
-Plan Plan::read(const std::filesystem::path& file) {
+void Plan::check() const {
+  for (int op = 0; op < operations; ++op) {
+    const auto allowed = candidates(Operation(op), shape);
+    for (const auto& choice : choices[std::size_t(op)])
+      if (std::find(allowed.begin(), allowed.end(), choice.algorithm) == allowed.end())
+        throw InvalidArgument(
+            fmt::format("the plan chooses {} for {}, which {} rank{} on {} host{} cannot do",
+                        name(choice.algorithm), name(Operation(op)), shape.ranks,
+                        shape.ranks > 1 ? "s" : "", shape.hosts, shape.hosts > 1 ? "s" : ""));
+  }
+}
+
+Plan Plan::read(const std::filesystem::path& file) { return parse(read_file(file), file.string()); }
+
+Plan Plan::parse(const std::string& json, const std::string& file) {
   try {
-    auto all = nlohmann::json::parse(read_file(file));
+    auto all = nlohmann::json::parse(json);
     if (all.contains("communication")) all = nlohmann::json(all["communication"]);
     Plan plan;
-    plan.figures = Figures::parse(all.at("figures").dump(), file.string());
+    plan.figures = Figures::parse(all.at("figures").dump(), file);
     const auto& shape = all.at("shape");
     plan.shape = {shape.at("ranks").get<int>(), shape.at("hosts").get<int>(),
                   shape.at("local").get<int>()};
@@ -45,14 +60,14 @@ Plan Plan::read(const std::filesystem::path& file) {
         choices.push_back({choice.at("up_to_bytes").get<std::size_t>(),
                            parse_algorithm(choice.at("algorithm").get<std::string>())});
       if (choices.empty())
-        throw Corrupt(fmt::format("{}: no choice for {}", file.string(), name(Operation(op))));
+        throw Corrupt(fmt::format("{}: no choice for {}", file, name(Operation(op))));
       plan.choices.push_back(std::move(choices));
     }
     return plan;
   } catch (const nlohmann::json::exception& error) {
-    throw Corrupt(fmt::format("{} is no plan: {}", file.string(), error.what()));
+    throw Corrupt(fmt::format("{} is no plan: {}", file, error.what()));
   } catch (const InvalidArgument& error) {
-    throw Corrupt(fmt::format("{}: {}", file.string(), error.what()));
+    throw Corrupt(fmt::format("{}: {}", file, error.what()));
   }
 }
 

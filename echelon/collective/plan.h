@@ -24,6 +24,9 @@ struct Plan {
   std::string json() const;
   // The "communication" of a run's plan.json, or that part alone. Throws Corrupt.
   static Plan read(const std::filesystem::path& file);
+  static Plan parse(const std::string& json, const std::string& where);
+  // Throws InvalidArgument for a choice that cannot work on the shape.
+  void check() const;
 };
 
 }  // namespace echelon

@@ -361,7 +361,9 @@ std::uint64_t SharedGroup::all_reduce_direct(const Call& call, bool filled) {
       for (int k = 0; k < size(); ++k) {
         if (k != index_)
           wait_for(k, [&](const Line& theirs) {
-            return theirs.filled.load(std::memory_order_acquire) >= (piece_ << 32 | (done + now));
+            // By difference: pieces are counted for ever, and wrap in their 32 bits.
+            const std::uint64_t there = theirs.filled.load(std::memory_order_acquire);
+            return std::int64_t(there - (piece_ << 32 | (done + now))) >= 0;
           });
         inputs_[std::size_t(k)] = k == index_ ? call.in + at + done : slot(k, piece_) + done;
       }
@@ -609,16 +611,19 @@ std::vector<SharedGroup::Transfer> SharedGroup::all_to_all_transfers(const Call&
   const auto bounds = bounds_of(call.back);
   std::vector<Transfer> transfers;
   for (int k = 0; k < size(); ++k) {
-    const std::uint64_t* theirs = table(k);
+    // Read once: the other rank could still write to it.
+    const std::vector<std::uint64_t> theirs(table(k), table(k) + size());
+    const std::size_t expected = call.back[std::size_t(k)], most = line(k).bytes / element;
     const std::string& who = endpoint_.health().name(members_[std::size_t(k)]);
-    if (theirs[index_] != call.back[std::size_t(k)])
+    if (theirs[std::size_t(index_)] != expected)
       throw InvalidArgument(fmt::format(
           "ranks disagree: in all_to_all, {} has {} {} for rank {}, which expects {}", who,
-          theirs[index_], name(call.type), endpoint_.rank(), call.back[std::size_t(k)]));
+          theirs[std::size_t(index_)], name(call.type), endpoint_.rank(), expected));
     std::size_t begin = 0;
-    for (int before = 0; before < index_; ++before) begin += theirs[before];
-    const std::size_t end = begin + theirs[index_];
-    if (end < begin || end * element > line(k).bytes)
+    for (int before = 0; before < index_ && begin <= most; ++before)
+      begin += std::min<std::uint64_t>(theirs[std::size_t(before)], most + 1);
+    const std::size_t end = begin + expected;
+    if (begin > most || expected > most - begin)
       throw Corrupt(fmt::format("the table of {} for all_to_all contradicts its size", who));
     transfers.push_back({k, begin * element, end * element, bounds[std::size_t(k)] * element});
   }

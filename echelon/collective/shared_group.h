@@ -1,13 +1,13 @@
 // Collectives among the ranks of one host, through memory that all of them map.
 //
-// Every rank has a block in its heap: a line with the number of the last barrier it reached, a post
-// that says what it is doing and where its buffers are, and two slots of staging memory. An
-// operation begins with a barrier, at which everybody has posted; from then on all know what each
-// brought, and take the same path:
+// Every rank has a block in its heap: a line with the number of the last barrier it reached and a
+// post that says what it is doing and where its buffers are, and two slots of staging memory. An
+// operation begins with the post; when all are there everybody knows what each brought, and takes
+// the same path:
 //
-//   direct      small vectors: each rank copies its own into its staging slot before the barrier,
-//   and
-//               reads everybody's after it. One barrier; (p-1) n bytes read by each.
+//   direct      small vectors: each rank copies its own into its staging slot and reads
+//   everybody's.
+//               One barrier; (p-1) n bytes read by each.
 //   registered  every buffer lies in a heap: each rank sums its slice of all and writes it to all,
 //               with no copy. Two barriers; 2 ((p-1)/p) n bytes.
 //   exposed     some buffers are private, but the system lets neighbours read them
@@ -16,9 +16,9 @@
 //   piece
 //               being copied in while this one is summed. One barrier a piece, and one more.
 //
-// Two slots are enough: a rank that fills a slot again has passed the barrier of the piece between,
-// and nobody passes that before he is done with the piece before it. Barriers count up for ever, so
-// a line has one writer and is never reset.
+// Two slots are enough: a rank that fills a slot again has seen everybody begin the piece between
+// (by a barrier, or by `filled`), and nobody begins that before he is done with the piece before
+// it. Barriers and pieces count up for ever, so a line has one writer and is never reset.
 //
 // Sums are taken in the order of the ranks: all ranks get the same bits, on every path.
 #pragma once

@@ -22,6 +22,7 @@
 #include "echelon/comm/arguments.h"
 #include "echelon/comm/backends.h"
 #include "echelon/comm/exchange_mpi.h"
+#include "echelon/net/environment.h"
 
 namespace echelon {
 namespace {
@@ -455,6 +456,13 @@ std::shared_ptr<Communicator> duplicate(MPI_Comm comm, const CommOptions& option
 
 std::shared_ptr<Communicator> mpi_world(const CommOptions& options) {
   Library::get().initialise();
+  int size = 0;
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  if (const auto environment = read_environment();
+      environment.world > 1 && environment.world != size)
+    throw InvalidArgument(fmt::format(
+        "comm.backend=mpi: the environment ({}) speaks of {} ranks, MPI of {}; start the ranks with mpirun or srun",
+        environment.source, environment.world, size));
   return duplicate(MPI_COMM_WORLD, options);
 }
 

@@ -1,58 +1,61 @@
 #include "echelon/comm/queue.h"
 
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <thread>
 #include <utility>
 
 namespace echelon {
 
+// Shared with the works, which may outlive the queue.
+struct Queue::State {
+  std::mutex mutex;  // all below, and the jobs' states
+  std::condition_variable changed;
+  std::deque<std::shared_ptr<Job>> jobs;
+  bool busy = false;  // one is running
+  bool stop = false;
+  std::thread thread;
+
+  void run_next(std::unique_lock<std::mutex>& lock, bool patient);
+  void loop();
+};
+
 class Queue::Job final : public Operand {
  public:
-  Job(Queue& queue, Body body) : queue_(queue), body_(std::move(body)) {}
+  Job(std::shared_ptr<State> state, Body body) : state_(std::move(state)), body_(std::move(body)) {}
 
   bool done() override {
-    const std::lock_guard lock(queue_.mutex_);
+    const std::lock_guard lock(state_->mutex);
     if (error_) std::rethrow_exception(error_);
     return done_;
   }
 
   void wait() override {
-    std::unique_lock lock(queue_.mutex_);
+    std::unique_lock lock(state_->mutex);
     while (!done_) {
-      if (!queue_.busy_)
-        queue_.run_next(lock, false);
+      if (!state_->busy)
+        state_->run_next(lock, false);
       else
-        queue_.changed_.wait(lock);
+        state_->changed.wait(lock);
     }
     if (error_) std::rethrow_exception(error_);
   }
 
  private:
-  friend class Queue;
-  Queue& queue_;
+  friend struct State;
+  std::shared_ptr<State> state_;
   Body body_;
   bool done_ = false;
   std::exception_ptr error_;
 };
 
-Queue::~Queue() {
-  {
-    std::unique_lock lock(mutex_);
-    while (busy_ || !jobs_.empty()) {
-      if (!busy_)
-        run_next(lock, false);
-      else
-        changed_.wait(lock);
-    }
-    stop_ = true;
-  }
-  changed_.notify_all();
-  if (thread_.joinable()) thread_.join();
-}
-
 // Takes the first job and runs it without the lock.
-void Queue::run_next(std::unique_lock<std::mutex>& lock, bool patient) {
-  const std::shared_ptr<Job> job = jobs_.front();
-  jobs_.pop_front();
-  busy_ = true;
+void Queue::State::run_next(std::unique_lock<std::mutex>& lock, bool patient) {
+  const std::shared_ptr<Job> job = jobs.front();
+  jobs.pop_front();
+  busy = true;
   lock.unlock();
   std::exception_ptr error;
   try {
@@ -64,30 +67,48 @@ void Queue::run_next(std::unique_lock<std::mutex>& lock, bool patient) {
   lock.lock();
   job->error_ = error;
   job->done_ = true;
-  busy_ = false;
-  changed_.notify_all();
+  busy = false;
+  changed.notify_all();
+}
+
+void Queue::State::loop() {
+  std::unique_lock lock(mutex);
+  for (;;) {
+    changed.wait(lock, [this] { return stop || (!busy && !jobs.empty()); });
+    if (stop) return;
+    run_next(lock, true);
+  }
+}
+
+Queue::Queue() : state_(std::make_shared<State>()) {}
+
+Queue::~Queue() {
+  {
+    std::unique_lock lock(state_->mutex);
+    while (state_->busy || !state_->jobs.empty()) {
+      if (!state_->busy)
+        state_->run_next(lock, false);
+      else
+        state_->changed.wait(lock);
+    }
+    state_->stop = true;
+  }
+  state_->changed.notify_all();
+  if (state_->thread.joinable()) state_->thread.join();
 }
 
 Work Queue::submit(Body body, bool blocking) {
-  auto job = std::make_shared<Job>(*this, std::move(body));
-  std::unique_lock lock(mutex_);
-  jobs_.push_back(job);
-  if (blocking && !busy_ && jobs_.size() == 1) {
-    run_next(lock, false);
+  auto job = std::make_shared<Job>(state_, std::move(body));
+  std::unique_lock lock(state_->mutex);
+  state_->jobs.push_back(job);
+  if (blocking && !state_->busy && state_->jobs.size() == 1) {
+    state_->run_next(lock, false);
   } else {
-    if (!thread_.joinable()) thread_ = std::thread([this] { loop(); });
-    changed_.notify_all();
+    if (!state_->thread.joinable())
+      state_->thread = std::thread([state = state_.get()] { state->loop(); });
+    state_->changed.notify_all();
   }
   return Work(std::move(job));
-}
-
-void Queue::loop() {
-  std::unique_lock lock(mutex_);
-  for (;;) {
-    changed_.wait(lock, [this] { return stop_ || (!busy_ && !jobs_.empty()); });
-    if (stop_) return;
-    run_next(lock, true);
-  }
 }
 
 }  // namespace echelon

@@ -3,13 +3,8 @@
 // costs no handing over, and one that is not goes on by itself.
 #pragma once
 
-#include <condition_variable>
-#include <deque>
-#include <exception>
 #include <functional>
 #include <memory>
-#include <mutex>
-#include <thread>
 
 #include "echelon/comm/work.h"
 
@@ -20,8 +15,8 @@ class Queue {
   // `patient` is true in the queue's own thread: someone else may want its core.
   using Body = std::function<void(bool patient)>;
 
-  Queue() = default;
-  ~Queue();  // runs what is still queued
+  Queue();
+  ~Queue();  // runs what is still queued; works of it stay good
   Queue(const Queue&) = delete;
   Queue& operator=(const Queue&) = delete;
 
@@ -30,16 +25,9 @@ class Queue {
   Work submit(Body body, bool blocking);
 
  private:
+  struct State;
   class Job;
-  void run_next(std::unique_lock<std::mutex>& lock, bool patient);
-  void loop();
-
-  std::mutex mutex_;  // all below, and the jobs' states
-  std::condition_variable changed_;
-  std::deque<std::shared_ptr<Job>> jobs_;
-  bool busy_ = false;  // one is running
-  bool stop_ = false;
-  std::thread thread_;
+  std::shared_ptr<State> state_;
 };
 
 }  // namespace echelon

@@ -14,7 +14,7 @@
 
 namespace echelon {
 namespace {
-constexpr auto proof_time = std::chrono::seconds(10);
+constexpr auto proof_time = std::chrono::seconds(5);
 }
 
 Acceptor::Acceptor(std::vector<Listener> listeners, const Token& token, Welcome welcome)
@@ -46,7 +46,11 @@ void Acceptor::run() {
   for (const auto& listener : listeners_) ready.push_back({listener.socket.get(), POLLIN, 0});
   ready.push_back({stop_.get(), POLLIN, 0});
   for (std::uint64_t key = 0;;) {
-    if (poll(ready.data(), ready.size(), -1) < 0) continue;
+    // While too many are unproven, further ones wait in the kernel's queue.
+    const bool full = unproven() >= most_unproven;
+    for (std::size_t i = 0; i < listeners_.size(); ++i)
+      ready[i].fd = full ? -1 : listeners_[i].socket.get();
+    if (poll(ready.data(), ready.size(), full ? 20 : -1) < 0) continue;
     if (ready.back().revents) return;
     reap();
     for (std::size_t i = 0; i < listeners_.size(); ++i) {
@@ -55,7 +59,6 @@ void Acceptor::run() {
         auto socket = accept(listeners_[i].socket, Deadline::in(Deadline::Clock::duration::zero()));
         if (!socket) continue;
         const std::lock_guard lock(mutex_);
-        if (unproven_.size() >= most_unproven) continue;
         ++key;
         unproven_[key] = socket->get();
         threads_[key] =
@@ -67,6 +70,11 @@ void Acceptor::run() {
       }
     }
   }
+}
+
+std::size_t Acceptor::unproven() {
+  const std::lock_guard lock(mutex_);
+  return unproven_.size();
 }
 
 void Acceptor::reap() {

@@ -2,7 +2,7 @@
 //
 // Each new connection is proven in a thread of its own, so that a stranger who connects and says
 // nothing delays nobody; it is dropped at its deadline, with a warning. At most `most_unproven` are
-// looked at at a time: further ones are closed at once.
+// looked at at a time: further ones are left in the kernel's queue until there is room.
 #pragma once
 
 #include <condition_variable>
@@ -39,6 +39,7 @@ class Acceptor {
   void run();
   void prove(Descriptor socket, bool tls, std::uint64_t key);
   void reap();
+  std::size_t unproven();
 
   std::vector<Listener> listeners_;
   Token token_;

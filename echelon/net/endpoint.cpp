@@ -25,10 +25,6 @@ constexpr Deadline::Clock::duration first_try = std::chrono::milliseconds(50),
                                     longest_try = std::chrono::seconds(2);
 constexpr auto farewell_time = std::chrono::milliseconds(500);
 
-Deadline::Clock::duration seconds(double time) {
-  return std::chrono::duration_cast<Deadline::Clock::duration>(std::chrono::duration<double>(time));
-}
-
 std::uint64_t random_number() {
   std::uint64_t number = 0;
   fill_random(std::as_writable_bytes(std::span(&number, 1)));
@@ -50,6 +46,7 @@ std::string encode_card(const Endpoint::Card& card) {
                           .text(card.address.host)
                           .number(card.address.port)
                           .text(card.local)
+                          .text(card.options)
                           .frame(0);
   return {reinterpret_cast<const char*>(frame.payload.data()), frame.payload.size()};
 }
@@ -68,6 +65,7 @@ Endpoint::Card decode_card(const std::string& text, int rank) {
   card.address.host = reader.text(256);
   card.address.port = std::uint16_t(reader.number_at_most(65535));
   card.local = reader.text(100);
+  card.options = reader.text(256);
   reader.end();
   return card;
 }
@@ -90,10 +88,11 @@ std::shared_ptr<Endpoint> Endpoint::join(const JobEnvironment& environment,
   std::string bind = "127.0.0.1";
   if (environment.world > 1) {
     meeting.address = parse_address(environment.rendezvous);
-    bind = address_towards(meeting.address.host);
+    bind = bind_address(meeting.address.host, environment.local_world < environment.world);
+    meeting.bind = bind;
     if (environment.rank == 0) meeting.listener = inherited_listener();
   }
-  if (!options.interface.empty()) bind = interface_address(options.interface);
+  if (!options.interface.empty()) meeting.bind = bind = interface_address(options.interface);
   return std::make_shared<Endpoint>(
       environment.rank, environment.world, bind, options, token,
       [&](const std::string& card, Deadline deadline) { return meeting.exchange(card, deadline); });
@@ -111,7 +110,7 @@ Endpoint::Endpoint(int rank, int world, const std::string& bind, const NetOption
       processes_(std::size_t(world), 0),
       stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!stop_) throw Error(with_errno("cannot make an eventfd"));
-  const Deadline deadline = Deadline::in(seconds(options.connect_timeout));
+  const Deadline deadline = Deadline::in_seconds(options.connect_timeout);
   Card mine;
   // A rank that shares no memory is on a host of its own.
   mine.host = options.host.empty() ? host_id() : options.host;
@@ -120,6 +119,7 @@ Endpoint::Endpoint(int rank, int world, const std::string& bind, const NetOption
   mine.kernel = machine_id();
   mine.process = std::uint64_t(getpid());
   mine.job = random_number();
+  mine.options = fmt::format("net.connections={} net.tls={}", options.connections, options.tls);
   if (world > 1)
     acceptor_ = std::make_unique<Acceptor>(
         listen(bind, mine), token_,
@@ -134,6 +134,7 @@ Endpoint::Endpoint(int rank, int world, const std::string& bind, const NetOption
     names.push_back(fmt::format("rank {} on {} (pid {})", r, card(r).machine, card(r).process));
   }
   health_ = std::make_unique<Health>(std::move(names));
+  check_cards(bind);
   {
     const std::lock_guard lock(filed_mutex_);
     known_ = true;
@@ -142,6 +143,21 @@ Endpoint::Endpoint(int rank, int world, const std::string& bind, const NetOption
   heaps_[std::size_t(rank)] = heap_->mapping();
   connect_controls(deadline);
   watcher_ = std::thread([this] { watch(); });
+}
+
+// What would otherwise show as a connection that never comes, or bytes that never arrive.
+void Endpoint::check_cards(const std::string& bind) const {
+  for (int r = 0; r < world_; ++r) {
+    if (card(r).options != card(rank_).options)
+      throw InvalidArgument(fmt::format("ranks have different options: {} has {}, rank {} {}",
+                                        health_->name(r), card(r).options, rank_,
+                                        card(rank_).options));
+    if (card(r).kernel != card(rank_).kernel && is_loopback(bind))
+      throw InvalidArgument(fmt::format(
+          "{} is on another machine, but rank {} listens on {} alone: name the interface to use "
+          "(net.interface), or see whether /etc/hosts gives this machine's own name a 127 address",
+          health_->name(r), rank_, bind));
+  }
 }
 
 Endpoint::~Endpoint() {

@@ -41,7 +41,8 @@ class Endpoint {
     std::uint64_t process = 0;
     std::uint64_t job = 0;  // rank 0's is the job's: two jobs with one token do not mix
     Address address;
-    std::string local;  // the Unix socket's name
+    std::string local;    // the Unix socket's name
+    std::string options;  // those of net that must be the same
   };
 
   // Through the rendezvous that the environment names.
@@ -86,6 +87,7 @@ class Endpoint {
   using Key = std::tuple<int, std::uint64_t, std::uint64_t>;  // rank, channel, index
 
   std::vector<Listener> listen(const std::string& bind, Card& card);
+  void check_cards(const std::string& bind) const;
   void welcome(std::unique_ptr<Stream> stream);
   void connect_controls(Deadline deadline);
   std::unique_ptr<Stream> connect(int rank, std::uint64_t channel, std::uint64_t index,

@@ -34,7 +34,8 @@ std::vector<std::string> Rendezvous::exchange(const std::string& card, Deadline 
 }
 
 std::vector<std::string> Rendezvous::gather(const std::string& card, Deadline deadline) {
-  if (!listener) listener = listen_tcp(interface_address(address.host), address.port);
+  if (!listener)
+    listener = listen_tcp(bind.empty() ? interface_address(address.host) : bind, address.port);
   std::mutex mutex;  // the next four
   std::condition_variable arrived;
   std::map<int, std::pair<std::string, std::unique_ptr<Stream>>> guests;
@@ -156,6 +157,12 @@ std::string address_towards(const std::string& host) {
       return local_address(probe).host;
   }
   throw Error(with_errno(fmt::format("no interface of this machine leads to {}", host)));
+}
+
+std::string bind_address(const std::string& host, bool other_machines) {
+  const std::string address = address_towards(host);
+  if (!other_machines || !is_loopback(address)) return address;
+  return address_towards("192.0.2.1");  // of no machine (RFC 5737): the default route's interface
 }
 
 }  // namespace echelon

@@ -23,7 +23,8 @@ struct Rendezvous {
   int rank = 0;
   int world = 1;
   Address address;
-  Descriptor listener;  // rank 0: one that listens already; else it binds the address itself
+  Descriptor listener;    // rank 0: one that listens already; else it binds the address itself
+  std::string bind = {};  // rank 0: the numeric address to listen on; empty: the meeting point's
   bool tls = false;
   Token token;
 
@@ -42,5 +43,9 @@ Descriptor inherited_listener();
 
 // The address of this machine from which `host` is reached; no packet is sent.
 std::string address_towards(const std::string& host);
+
+// The address to listen on for ranks that meet at `host`. With ranks on other machines it is never
+// the loopback: a machine's own name often means 127.0.1.1, where nobody else would find it.
+std::string bind_address(const std::string& host, bool other_machines);
 
 }  // namespace echelon

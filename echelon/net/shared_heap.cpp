@@ -19,6 +19,8 @@ namespace {
 
 constexpr std::size_t page = 4096;
 constexpr std::size_t smallest_heap = std::size_t{64} << 20;
+// Every rank maps the heaps of all on its host: 256 of these are half of a process's address space.
+constexpr std::size_t largest_default = std::size_t{1} << 38;
 
 std::size_t rounded(std::size_t bytes, std::size_t unit) {
   return (bytes + unit - 1) / unit * unit;
@@ -85,7 +87,8 @@ std::byte* HeapMapping::at(std::size_t offset, std::size_t bytes) const {
 }
 
 SharedHeap::SharedHeap(std::size_t bytes) {
-  std::size_t size = rounded(bytes ? std::max(bytes, page) : machine_memory(), page);
+  std::size_t size =
+      rounded(bytes ? std::max(bytes, page) : std::min(machine_memory(), largest_default), page);
   for (;; size = rounded(size / 2, page)) {
     try {
       mapping_ = HeapMapping::map(make_file(size));

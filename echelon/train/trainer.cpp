@@ -30,6 +30,9 @@ using Clock = std::chrono::steady_clock;
 constexpr std::size_t steps_ahead = 4;  // that the host may be before the GPU
 constexpr int eager_steps = 3;          // before a graph is recorded: libraries make their plans
 constexpr auto gpu_patience = std::chrono::minutes(10);
+// Between steps rank 0 may validate and save while the others wait; a rank that died is noticed at
+// once.
+constexpr auto a_validation = std::chrono::hours(24);
 
 at::Device device_of(const TrainOptions& options) {
   if (options.device != "cuda") return at::kCPU;
@@ -136,7 +139,8 @@ bool Trainer::stopped(const std::atomic<bool>* stop) const {
   const bool here = stop != nullptr && stop->load();
   if (!ranks_) return here;
   const at::Tensor any = at::zeros({1}, at::kByte).fill_(here ? 1 : 0);
-  ranks_->all_reduce(any, ReduceOp::max, {.tag = "stop", .blocking = true}).wait();
+  ranks_->all_reduce(any, ReduceOp::max, {.tag = "stop", .timeout = a_validation, .blocking = true})
+      .wait();
   return any.item<std::uint8_t>() != 0;
 }
 
