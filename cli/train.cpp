@@ -18,7 +18,7 @@ namespace {
 constexpr const char* examples = R"(Examples:
   echelon train                                      the default job: a small GPT on Python's own sources
   echelon train --data book.txt                      the same on your own text
-  echelon train --nproc 2                            on two ranks of this machine (srun, mpirun, torchrun: by themselves)
+  echelon train --nproc 2                            on two ranks of this machine; srun, mpirun, torchrun: as it is
   echelon train job.toml --set optim.rate=1e-3       options from a file, one changed
   echelon train --print-config > job.toml            every option with its value and meaning
   echelon train --set model.init=weights/            start from GPT-2 weights in Hugging Face's format

@@ -335,7 +335,7 @@ import echelon
 dist.init_process_group("echelon")
 data = torch.ones(3)
 dist.all_reduce(data)
-print("sum", data.tolist())
+print(f"sum {data.tolist()}\\n", end="", flush=True)
 dist.destroy_process_group()
 """)
     result = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
