@@ -36,10 +36,10 @@ class Buffers {
   std::shared_ptr<std::byte> memory_[2];
 };
 
-void run_once(Group& group, const BenchmarkOptions& options, std::size_t bytes, Buffers& buffers) {
-  const std::size_t count = bytes / size_of(options.type), ranks = std::size_t(group.size());
+void run_once(Group& group, const BenchmarkOptions& options, std::size_t bytes, Buffers& buffers,
+              const std::vector<std::size_t>& even) {
+  const std::size_t count = bytes / size_of(options.type);
   const CallOptions call{.tag = "bench", .algorithm = options.algorithm};
-  const std::vector<std::size_t> even(ranks, count / ranks);
   switch (options.operation) {
     case Operation::all_reduce:
       return group.all_reduce(options.type, ReduceOp::sum, buffers.in(), buffers.in(), count, call);
@@ -109,10 +109,12 @@ std::vector<BenchmarkResult> run_benchmark(Group& group, const BenchmarkOptions&
     const std::size_t bytes = std::max(size / unit, std::size_t{1}) * unit;
     Buffers buffers(group, bytes, options.registered);
     group.ledger().clear();
+    const std::vector<std::size_t> even(std::size_t(group.size()),
+                                        bytes / size_of(options.type) / std::size_t(group.size()));
     const auto timed = [&] {
       group.barrier();
       const auto start = Clock::now();
-      run_once(group, options, bytes, buffers);
+      run_once(group, options, bytes, buffers, even);
       return since(start);
     };
     double first = 0;

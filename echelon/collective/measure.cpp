@@ -83,15 +83,17 @@ LinkFigures measure_shared(Group& host, double gamma) {
 bool measure_single_copy(Group& host) {
   if (!host.can_single_copy()) return false;
   std::vector<float> values((4 << 20) / sizeof(float), 1.f);
-  double times[2];
-  for (const bool single : {false, true}) {
-    host.set_single_copy(single);
-    times[single] = time_of(7, 0.4, [&] {
-      host.all_reduce(DataType::f32, ReduceOp::max, values.data(), values.data(), values.size(),
-                      {.algorithm = Algorithm::automatic});
-    });
+  std::vector<double> times[2];
+  for (int round = 0; round < 8; ++round) {  // in turns, and the first ones only touch the pages
+    for (const bool single : {false, true}) {
+      host.set_single_copy(single);
+      const auto start = Clock::now();
+      host.all_reduce(DataType::f32, ReduceOp::max, values.data(), values.data(), values.size());
+      if (round > 1) times[single].push_back(since(start));
+    }
   }
-  return times[true] < 0.9 * times[false];
+  for (auto& one : times) std::sort(one.begin(), one.end());
+  return times[true][2] < 0.9 * times[false][2];
 }
 
 // Between rank 0 and the first rank on another host, the others waiting: half of a round trip, and

@@ -23,6 +23,7 @@ struct Layout {
   bool shared_memory = true;  // false: every rank on a host of its own
   NetOptions net = {};
   CommOptions comm = {};
+  std::function<void(int rank, NetOptions&, CommOptions&)> differ = {};  // where ranks shall
 };
 
 // Gives every rank the cards of all.
@@ -59,10 +60,12 @@ inline std::vector<Outcome> run_outcomes(const Layout& layout,
         net.heap = net.heap ? net.heap : 256 << 20;
         net.shared_memory = layout.shared_memory;
         net.host = "host" + std::to_string(rank * layout.hosts / layout.world);
+        CommOptions comm = layout.comm;
+        if (layout.differ) layout.differ(rank, net, comm);
         const auto endpoint = std::make_shared<Endpoint>(
             rank, layout.world, "127.0.0.1", net, token,
             [&](const std::string& card, Deadline) { return exchange(rank, card); });
-        body(*Group::world(endpoint, layout.comm));
+        body(*Group::world(endpoint, comm));
       });
     });
   for (auto& thread : threads) thread.join();

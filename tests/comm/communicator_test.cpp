@@ -1,3 +1,4 @@
+#include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
 
 #include <fmt/ranges.h>
@@ -35,6 +36,17 @@ TEST(NativeCommunicator, PassesTheSuiteOverTcp) {
 }
 
 TEST(NativeCommunicator, PassesTheSuiteOnTwoHostsOfTwo) { run_suite({.world = 4, .hosts = 2}); }
+
+TEST(NativeCommunicator, GivesWorkThatOutlivesIt) {
+  run_ranks_well({.world = 2}, [](Group& group) {
+    const auto world = native_communicator(group.shared_from_this());
+    const at::Tensor tensor = at::ones({1000});
+    Work work = world->split(0, world->rank())->all_reduce(tensor, ReduceOp::sum);
+    work.wait();
+    EXPECT_TRUE(work.done());
+    EXPECT_EQ(tensor.sum().item<float>(), 2000);
+  });
+}
 
 }  // namespace
 }  // namespace echelon
