@@ -82,7 +82,7 @@ LinkFigures measure_shared(Group& host, double gamma) {
 // kernel for every piece, which is cheap on one machine and dear on another.
 bool measure_single_copy(Group& host) {
   if (!host.can_single_copy()) return false;
-  std::vector<float> values((4 << 20) / sizeof(float), 1.f);
+  std::vector<float> values((1 << 20) / sizeof(float), 1.f);
   std::vector<double> times[2];
   for (int round = 0; round < 8; ++round) {  // in turns, and the first ones only touch the pages
     for (const bool single : {false, true}) {
@@ -191,7 +191,9 @@ Figures measure_figures(Group& group) {
     return Figures{{numbers[1], numbers[2]}, {numbers[3], numbers[4]}, numbers[5], numbers[6] != 0};
   };
   // What is forced says nothing about the links, and must not be kept for jobs that force nothing.
-  const bool usual = group.options().algorithm == "auto" && group.options().single_copy == "auto";
+  // On one host measuring takes milliseconds, and depends on what else runs: it is done every time.
+  const bool usual = group.shape().hosts > 1 && group.options().algorithm == "auto" &&
+                     group.options().single_copy == "auto";
   if (group.rank() == 0 && folder && usual)
     if (const auto cached = read_cache(file)) pack(*cached);
   share();

@@ -651,6 +651,9 @@ std::uint64_t* SharedGroup::table(int member) const {
 SharedGroup::Result SharedGroup::run(const Call& call, Algorithm algorithm, bool spin) {
   went_direct_ = false;
   const std::uint64_t bytes = run_posted(call, algorithm, spin);
+  // The next operation's post goes to the other line, which the others have read.
+  claim(reinterpret_cast<const std::byte*>(&blocks_[std::size_t(index_)]->lines[(number_ + 1) % 2]),
+        sizeof(Line));
   return {bytes, went_direct_ ? Algorithm::shared_direct : Algorithm::shared};
 }
 
