@@ -72,7 +72,7 @@ SharedCrossings shared_crossings(int ranks, const Figures& figures) {
     const double bytes = saved > 0 ? alpha / saved : 1e18;
     return std::size_t(std::min(bytes, 1e18));
   };
-  return {crossing(2 * share * beta + share * gamma), crossing(2 * beta + share * (beta + gamma))};
+  return {crossing(share * (beta + gamma)), crossing(2 * beta + share * (beta + gamma))};
 }
 
 std::string Figures::json() const {
