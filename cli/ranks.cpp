@@ -16,19 +16,6 @@
 #include "echelon/net/launcher.h"
 
 namespace echelon::cli {
-namespace {
-
-struct RankOptions {
-  NetOptions net;
-  CommOptions comm;
-  void fields(Fields& f) {
-    f.section("net", net);
-    f.section("comm", comm);
-  }
-};
-
-}  // namespace
-
 std::vector<std::string> own_command_line() {
   std::ifstream file("/proc/self/cmdline", std::ios::binary);
   const std::string text{std::istreambuf_iterator<char>(file), {}};

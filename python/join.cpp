@@ -17,22 +17,13 @@
 namespace echelon::python {
 namespace {
 
-struct Options {
-  NetOptions net;
-  CommOptions comm;
-  void fields(Fields& f) {
-    f.section("net", net);
-    f.section("comm", comm);
-  }
-};
-
 std::string variable(const char* name) {
   const char* value = std::getenv(name);
   return value ? value : "";
 }
 
-Options read_options(std::chrono::milliseconds timeout) {
-  Options options;
+RankOptions read_options(std::chrono::milliseconds timeout) {
+  RankOptions options;
   // torch's timeout holds for meeting as for every operation; what is set by hand goes before it.
   options.net.connect_timeout = options.comm.timeout =
       std::max(std::chrono::duration<double>(timeout).count(), 1e-3);
@@ -133,7 +124,7 @@ std::string address_to_bind(const Board& board, const NetOptions& net, Deadline 
 
 std::shared_ptr<Group> join(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                             std::chrono::milliseconds timeout) {
-  const Options options = read_options(timeout);
+  const RankOptions options = read_options(timeout);
   const Deadline deadline = Deadline::in(std::chrono::duration_cast<Deadline::Clock::duration>(
       std::chrono::duration<double>(options.net.connect_timeout)));
   const Board board(store, rank, size);

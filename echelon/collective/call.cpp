@@ -70,4 +70,21 @@ std::string describe(std::uint64_t signature, std::size_t count) {
   return text + fmt::format(", by {}", algorithms[field(8)]);
 }
 
+std::string describe(const Call& call, Algorithm algorithm) {
+  const std::string text = describe(signature(call, algorithm), call.count);
+  return call.tag.empty() ? text : fmt::format("{}, tag \"{}\"", text, call.tag);
+}
+
+std::size_t total(std::span<const std::size_t> counts) {
+  std::size_t sum = 0;
+  for (const auto count : counts) sum += count;
+  return sum;
+}
+
+std::vector<std::size_t> bounds_of(std::span<const std::size_t> counts) {
+  std::vector<std::size_t> bounds = {0};
+  for (const auto count : counts) bounds.push_back(bounds.back() + count);
+  return bounds;
+}
+
 }  // namespace echelon

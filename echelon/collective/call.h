@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "echelon/base/deadline.h"
 #include "echelon/collective/type.h"
@@ -62,8 +63,13 @@ struct Call {
   std::size_t bytes() const { return count * size_of(type); }
 };
 
+// Elements of pieces: in all, and where each begins (and the last one ends).
+std::size_t total(std::span<const std::size_t> counts);
+std::vector<std::size_t> bounds_of(std::span<const std::size_t> counts);
+
 // What must be equal on all ranks, in one word; and in words for people.
 std::uint64_t signature(const Call& call, Algorithm algorithm);
 std::string describe(std::uint64_t signature, std::size_t count);
+std::string describe(const Call& call, Algorithm algorithm);  // with its tag
 
 }  // namespace echelon

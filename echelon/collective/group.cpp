@@ -3,12 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <chrono>
 #include <cstring>
 
 #include "echelon/base/error.h"
-#include "echelon/base/file.h"
 #include "echelon/collective/measure.h"
 #include "echelon/collective/reduce.h"
 #include "echelon/net/host.h"
@@ -23,12 +20,6 @@ std::uint64_t mixed(std::uint64_t a, std::uint64_t b) {  // splitmix64's finalis
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
   return (x ^ (x >> 31)) | 1;  // never 0, the control connections' channel
-}
-
-std::size_t total(std::span<const std::size_t> counts) {
-  std::size_t sum = 0;
-  for (const auto count : counts) sum += count;
-  return sum;
 }
 
 Deadline deadline_of(const CallOptions& call, const CommOptions& options) {
@@ -267,10 +258,6 @@ Algorithm Group::algorithm(Operation operation, std::size_t bytes) const {
   for (const auto& choice : plan_.choices[std::size_t(operation)])
     if (bytes <= choice.bytes) return choice.algorithm;
   return plan_.choices[std::size_t(operation)].back().algorithm;
-}
-
-const std::vector<Choice>& Group::choices(Operation operation) const {
-  return plan_.choices.at(std::size_t(operation));
 }
 
 void Group::run(Call& call, const CallOptions& options) {

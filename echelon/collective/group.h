@@ -5,11 +5,13 @@
 //
 // Every call blocks until this rank is done, throws at its deadline, and must be made by all ranks
 // of the group, in the same order and with the same sizes and types: where they differ, all ranks
-// get InvalidArgument naming who called what. A rank that dies makes PeerLost on the others. After
-// an error a group is broken: the contents of the buffers of the failed call are undefined (torn),
-// and every later call throws the same error.
+// get InvalidArgument naming who called what (across hosts Timeout, where they came to choose
+// different algorithms). A rank that dies makes PeerLost on the others. After an error a group is
+// broken: the contents of the buffers of the failed call are undefined (torn; neighbours may still
+// write to registered ones for a moment), and every later collective throws the same error. A rank
+// that gave up in one group counts as failed in the others it is in.
 //
-// One thread at a time works on a group; groups are independent of each other. Buffers from
+// One thread at a time works on a group; several groups work beside each other. Buffers from
 // allocate() are registered: ranks on one host work on them in place, without a copy.
 #pragma once
 
@@ -96,7 +98,6 @@ class Group : public std::enable_shared_from_this<Group> {
 
   // Which algorithm a call of this size gets.
   Algorithm algorithm(Operation operation, std::size_t bytes) const;
-  const std::vector<Choice>& choices(Operation operation) const;
   const Figures& figures() const { return plan_.figures; }
   // Whether large private buffers are read in place, where all ranks of the host can; the same on
   // all.

@@ -8,7 +8,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <optional>
-#include <set>
 #include <vector>
 
 #include "echelon/base/error.h"
@@ -81,8 +80,8 @@ LinkFigures measure_shared(Group& host, double gamma) {
 // A large all-reduce of private memory both ways. Reading in place must clearly win: it needs the
 // kernel for every piece, which is cheap on one machine and dear on another.
 bool measure_single_copy(Group& host) {
-  if (!host.can_single_copy()) return false;
-  std::vector<float> values((1 << 20) / sizeof(float), 1.f);
+  if (!host.can_single_copy() || host.options().algorithm != "auto") return false;
+  std::vector<float> values(large / sizeof(float), 1.f);
   std::vector<double> times[2];
   for (int round = 0; round < 8; ++round) {  // in turns, and the first ones only touch the pages
     for (const bool single : {false, true}) {
@@ -138,8 +137,8 @@ std::optional<fs::path> cache_folder() {
 
 // What the figures depend on: which machines, how many ranks on each, and how they are connected.
 std::string topology_key(Group& group) {
-  std::string text =
-      fmt::format("{} {}", group.endpoint().options().tls, group.endpoint().options().connections);
+  const NetOptions& net = group.endpoint().options();
+  std::string text = fmt::format("{} {} {} {}", cores(), net.interface, net.tls, net.connections);
   std::map<std::string, std::pair<std::string, int>> hosts;
   for (const int rank : group.members()) {
     auto& host = hosts[group.endpoint().card(rank).host];

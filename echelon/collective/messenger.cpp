@@ -33,12 +33,6 @@ bool hands_partial_sums_on(const Call& call, Algorithm algorithm) {
           call.operation == Operation::reduce);
 }
 
-std::size_t total(std::span<const std::size_t> counts) {
-  std::size_t sum = 0;
-  for (const auto count : counts) sum += count;
-  return sum;
-}
-
 }  // namespace
 
 // How far a lane is: the step it sends and the bytes of that message that are gone, likewise for
@@ -65,8 +59,7 @@ class Messenger::Run {
         call_(call),
         element_(size_of(call.type)),
         number_(number),
-        signature_(signature(call, algorithm)),
-        schedule_(schedule) {
+        signature_(signature(call, algorithm)) {
     for (std::size_t i = 0; i < schedule.lanes.size(); ++i) {
       lanes_.push_back({int(i), schedule.lanes[i], {}, m_.chunks_.get() + i * chunk});
       auto& lane = lanes_.back();
@@ -301,7 +294,6 @@ class Messenger::Run {
   const Call& call_;
   std::size_t element_;
   std::uint64_t number_, signature_;
-  const Schedule& schedule_;
   std::vector<Lane> lanes_;
   Sent sent_;
 };
@@ -383,10 +375,7 @@ Messenger::Sent Messenger::run(const Call& given, Algorithm algorithm, std::uint
       break;
   }
 
-  const std::function<std::string()> what = [&] {
-    std::string text = describe(signature(call, algorithm), call.count);
-    return call.tag.empty() ? text : fmt::format("{}, tag \"{}\"", text, call.tag);
-  };
+  const std::function<std::string()> what = [&] { return describe(call, algorithm); };
   Waiting waiting(endpoint_.health(), members_, call.deadline, Waiting::sockets(spin), what);
   Sent sent;
   try {

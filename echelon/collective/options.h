@@ -3,6 +3,7 @@
 #include <string>
 
 #include "echelon/base/options.h"
+#include "echelon/net/options.h"
 
 namespace echelon {
 
@@ -29,6 +30,17 @@ struct CommOptions {
         "read large private buffers of ranks on the same host in place; auto: where the system allows it and it was measured to be faster",
         {.choices = {"auto", "on", "off"}});
     f.add("plan", plan, "a plan.json whose figures and choices are taken instead of measuring");
+  }
+};
+
+// What a rank needs to join a job and to exchange in it.
+struct RankOptions {
+  NetOptions net;
+  CommOptions comm;
+
+  void fields(Fields& f) {
+    f.section("net", net);
+    f.section("comm", comm);
   }
 };
 

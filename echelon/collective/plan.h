@@ -4,7 +4,8 @@
 //    "choices": {"all_reduce": [{"up_to_bytes": 4096, "algorithm": "recursive_doubling"}, …], …}}
 //
 // A job that is given a plan measures nothing: groups of the plan's shape take its choices as they
-// are, others choose by its figures. Same plan, same bits.
+// are, others choose by its figures. On one host the path of an all-reduce follows from the figures
+// and from where the buffers lie, and every path gives the same bits. Same plan, same bits.
 #pragma once
 
 #include <filesystem>

@@ -12,12 +12,6 @@ namespace {
 
 int wrap(int rank, int size) { return (rank % size + size) % size; }
 
-std::vector<std::size_t> bounds_of(std::span<const std::size_t> counts) {
-  std::vector<std::size_t> bounds = {0};
-  for (const auto count : counts) bounds.push_back(bounds.back() + count);
-  return bounds;
-}
-
 Piece part(Buffer buffer, const std::vector<std::size_t>& bounds, int index) {
   return {buffer, bounds[std::size_t(index)],
           bounds[std::size_t(index) + 1] - bounds[std::size_t(index)]};

@@ -10,7 +10,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
@@ -42,12 +41,6 @@ std::vector<std::size_t> even_bounds(std::size_t count, std::size_t element, int
   const std::size_t per = rounded((count + std::size_t(slices) - 1) / std::size_t(slices), unit);
   std::vector<std::size_t> bounds;
   for (int i = 0; i <= slices; ++i) bounds.push_back(std::min(count, per * std::size_t(i)));
-  return bounds;
-}
-
-std::vector<std::size_t> bounds_of(std::span<const std::size_t> counts) {
-  std::vector<std::size_t> bounds = {0};
-  for (const auto count : counts) bounds.push_back(bounds.back() + count);
   return bounds;
 }
 
@@ -159,7 +152,6 @@ SharedGroup::SharedGroup(Endpoint& endpoint, std::vector<int> members,
       throw Corrupt(
           fmt::format("{} named a block outside its heap", endpoint.health().name(members_[i])));
     blocks_.push_back(reinterpret_cast<Block*>(block));
-    staging_.push_back(block);
   }
 }
 
@@ -167,7 +159,7 @@ std::unique_ptr<Link> SharedGroup::link(int member, int ring) {
   const std::size_t rings_at = Layout(members_.size(), sizeof(Block)).rings;
   const auto memory = [&](int from, int to) {
     const std::size_t index = std::size_t(to) * rings + std::size_t(ring);
-    return SharedRing(reinterpret_cast<SharedRing::Memory*>(staging_[std::size_t(from)] + rings_at +
+    return SharedRing(reinterpret_cast<SharedRing::Memory*>(base(from) + rings_at +
                                                             index * sizeof(SharedRing::Memory)));
   };
   return std::make_unique<SharedLink>(memory(index_, member), memory(member, index_),
@@ -191,12 +183,16 @@ bool SharedGroup::probe_exposure() {
 
 std::byte* SharedGroup::slot(int member, std::uint64_t piece) const {
   const Layout layout(members_.size(), sizeof(Block));
-  return staging_[std::size_t(member)] + layout.slots + piece % 2 * members_.size() * slice_bytes;
+  return base(member) + layout.slots + piece % 2 * members_.size() * slice_bytes;
 }
 
 std::byte* SharedGroup::result_slot(int member) const {
   const Layout layout(members_.size(), sizeof(Block));
-  return staging_[std::size_t(member)] + layout.results + piece_ % 2 * slice_bytes;
+  return base(member) + layout.results + piece_ % 2 * slice_bytes;
+}
+
+std::byte* SharedGroup::base(int member) const {
+  return reinterpret_cast<std::byte*>(blocks_[std::size_t(member)]);
 }
 
 SharedGroup::Line& SharedGroup::line(int member) const {
@@ -322,15 +318,16 @@ void SharedGroup::read_exposed(int member, std::uint64_t address, std::byte* to,
       done += std::size_t(count);
       continue;
     }
+    const int error = errno;
     const std::string why =
         with_errno(fmt::format("cannot read a buffer of {}", endpoint_.health().name(rank)));
     endpoint_.health().check({rank});
-    throw errno == ESRCH ? PeerLost(why) : Error(why);
+    if (error == ESRCH) throw PeerLost(why);
+    throw Error(why);
   }
 }
 
-// ---- Reductions
-// ------------------------------------------------------------------------------------
+// ---- Reductions ----
 
 // Copies a piece of the input to the staging slot, telling how far it is, so that the others need
 // not wait for its end.
@@ -545,8 +542,7 @@ std::uint64_t SharedGroup::reduce_staged(const Call& call, std::span<const std::
   return moved;
 }
 
-// ---- Moves
-// -----------------------------------------------------------------------------------------
+// ---- Moves ----
 
 std::uint64_t SharedGroup::move(const Call& call, std::size_t input_bytes,
                                 const std::function<std::vector<Transfer>()>& plan,
@@ -644,7 +640,7 @@ std::vector<SharedGroup::Transfer> SharedGroup::all_to_all_transfers(const Call&
 
 std::uint64_t* SharedGroup::table(int member) const {
   const Layout layout(members_.size(), sizeof(Block));
-  return reinterpret_cast<std::uint64_t*>(staging_[std::size_t(member)] + layout.tables) +
+  return reinterpret_cast<std::uint64_t*>(base(member) + layout.tables) +
          number_ % 2 * members_.size();
 }
 
@@ -658,20 +654,13 @@ SharedGroup::Result SharedGroup::run(const Call& call, Algorithm algorithm, bool
 }
 
 std::uint64_t SharedGroup::run_posted(const Call& call, Algorithm algorithm, bool spin) {
-  const std::function<std::string()> what = [&] {
-    std::string text = describe(signature(call, algorithm), call.count);
-    return call.tag.empty() ? text : fmt::format("{}, tag \"{}\"", text, call.tag);
-  };
+  const std::function<std::string()> what = [&] { return describe(call, algorithm); };
   Waiting waiting(endpoint_.health(), members_, call.deadline, Waiting::memory(spin), what);
   waiting_ = &waiting;
   ++number_;
   const std::size_t element = size_of(call.type);
   const std::uint64_t signed_as = signature(call, algorithm);
-  const auto sum = [&](std::span<const std::size_t> counts) {
-    std::size_t total = 0;
-    for (const auto count : counts) total += count;
-    return total * element;
-  };
+  const std::size_t all_pieces = total(call.counts) * element;
   const auto exposed = [&](std::size_t bytes) {
     return exposure_ && bytes >= limits_.exposed_from;
   };
@@ -697,7 +686,7 @@ std::uint64_t SharedGroup::run_posted(const Call& call, Algorithm algorithm, boo
       post(call, signed_as, call.bytes(), exposed(call.bytes()));
       return reduce(call);
     case Operation::reduce_scatter:
-      post(call, signed_as, sum(call.counts), exposed(sum(call.counts)));
+      post(call, signed_as, all_pieces, exposed(all_pieces));
       return reduce(call);
     case Operation::all_gather:
     case Operation::gather: {
@@ -732,10 +721,10 @@ std::uint64_t SharedGroup::run_posted(const Call& call, Algorithm algorithm, boo
     }
     case Operation::all_to_all: {
       std::copy(call.counts.begin(), call.counts.end(), table(index_));
-      const std::size_t mine = sum(call.counts);
-      post(call, signed_as, mine, exposed(mine));
+      post(call, signed_as, all_pieces, exposed(all_pieces));
       return move(
-          call, mine, [&] { return all_to_all_transfers(call); }, [](int) { return any_size; });
+          call, all_pieces, [&] { return all_to_all_transfers(call); },
+          [](int) { return any_size; });
     }
     case Operation::send:
     case Operation::receive:

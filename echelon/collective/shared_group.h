@@ -118,6 +118,7 @@ class SharedGroup {
   std::byte* slot(int member, std::uint64_t piece) const;
   std::byte* result_slot(int member) const;  // of the current piece
   std::uint64_t* table(int member) const;
+  std::byte* base(int member) const;  // of its block
   Line& line(int member) const;
   // The bytes of a member's posted input or output: in place when registered, else read into
   // scratch.
@@ -130,7 +131,6 @@ class SharedGroup {
   std::vector<int> members_;
   int index_ = 0;
   std::vector<Block*> blocks_;
-  std::vector<std::byte*> staging_;
   bool exposure_ = false;
   Limits limits_;
   bool direct_allowed_ = false;  // of the running call
