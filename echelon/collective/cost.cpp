@@ -147,7 +147,14 @@ std::vector<Algorithm> candidates(Operation operation, const Shape& shape) {
 
 std::vector<Choice> choose(Operation operation, const Shape& shape, const Figures& figures) {
   constexpr int largest = 40;
+  constexpr std::size_t endless = std::numeric_limits<std::size_t>::max();
   const auto all = candidates(operation, shape);
+  if (all.size() == 1) return {{endless, all.front()}};
+  if (shape.hosts == 1) {  // where SharedGroup's private buffers change their path
+    const std::size_t staged = shared_crossings(shape.ranks, figures).staged;
+    if (staged == 0) return {{endless, Algorithm::shared}};
+    return {{staged - 1, Algorithm::shared_direct}, {endless, Algorithm::shared}};
+  }
   std::vector<Choice> choices;
   for (int power = 0; power <= largest; ++power) {
     // Between two powers, the one in the middle (in the logarithm) speaks for all.
@@ -162,7 +169,7 @@ std::vector<Choice> choose(Operation operation, const Shape& shape, const Figure
     else
       choices.push_back({bytes, best});
   }
-  choices.back().bytes = std::numeric_limits<std::size_t>::max();
+  choices.back().bytes = endless;
   return choices;
 }
 
