@@ -1,9 +1,11 @@
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "cli/commands.h"
 #include "cli/ranks.h"
@@ -44,8 +46,12 @@ void print_hosts(Group& group) {
     fmt::print("  {:16} at {:15}  ranks {}\n", group.endpoint().card(ranks[0]).machine,
                group.endpoint().card(ranks[0]).address.host, list);
   }
-  fmt::print("this machine: {} core{}, {} NUMA node{}\n\n", cores(), cores() > 1 ? "s" : "",
-             numa_nodes().size(), numa_nodes().size() > 1 ? "s" : "");
+  CpuList every(std::size_t(sysconf(_SC_NPROCESSORS_CONF)));  // this rank has only some
+  std::iota(every.begin(), every.end(), 0);
+  const int cores = group.endpoint().cores();
+  const std::size_t nodes = numa_nodes(every).size();
+  fmt::print("this machine: {} core{}, {} NUMA node{}\n\n", cores, cores > 1 ? "s" : "", nodes,
+             nodes > 1 ? "s" : "");
   const Figures& figures = group.figures();
   const auto link = [](const char* kind, const LinkFigures& one) {
     fmt::print("  {:14} alpha {:8.2f} us   beta {:8.3f} ns/KiB ({:.1f} GB/s)\n", kind,

@@ -8,7 +8,6 @@
 #include "echelon/base/error.h"
 #include "echelon/collective/measure.h"
 #include "echelon/collective/reduce.h"
-#include "echelon/net/host.h"
 
 namespace echelon {
 namespace {
@@ -76,10 +75,7 @@ Group::Group(Private, std::shared_ptr<Endpoint> endpoint, CommOptions options,
   std::size_t fewest = members_.size();
   for (const auto& [host, ranks] : hosts) fewest = std::min(fewest, ranks.size());
   shape_ = {size(), int(hosts.size()), int(fewest)};
-  const auto beside = std::count_if(members_.begin(), members_.end(), [&](int rank) {
-    return endpoint_->card(rank).kernel == endpoint_->card(endpoint_->rank()).kernel;
-  });
-  spins_ = beside <= cores();
+  spins_ = endpoint_->have_cores(members_);
   if (near_.size() > 1) shared_ = std::make_unique<SharedGroup>(*endpoint_, near_ranks, blocks);
   messenger_ = std::make_unique<Messenger>(
       *endpoint_, members_, index_, [this](int member, int lane, Deadline deadline) -> Link& {

@@ -15,7 +15,6 @@
 #include "echelon/base/log.h"
 #include "echelon/collective/group.h"
 #include "echelon/collective/reduce.h"
-#include "echelon/net/host.h"
 
 namespace echelon {
 namespace {
@@ -138,7 +137,8 @@ std::optional<fs::path> cache_folder() {
 // What the figures depend on: which machines, how many ranks on each, and how they are connected.
 std::string topology_key(Group& group) {
   const NetOptions& net = group.endpoint().options();
-  std::string text = fmt::format("{} {} {} {}", cores(), net.interface, net.tls, net.connections);
+  std::string text =
+      fmt::format("{} {} {} {}", group.endpoint().cores(), net.interface, net.tls, net.connections);
   std::map<std::string, std::pair<std::string, int>> hosts;
   for (const int rank : group.members()) {
     auto& host = hosts[group.endpoint().card(rank).host];

@@ -202,20 +202,25 @@ SharedGroup::Line& SharedGroup::line(int member) const {
 void SharedGroup::post(const Call& call, std::uint64_t signature, std::size_t input_bytes,
                        bool exposed) {
   Line& mine = line(index_);
+  std::uint32_t flags = 0;
   const auto place = [&](const std::byte* buffer, std::size_t bytes, std::uint32_t flag) {
     if (const auto offset = endpoint_.heap().offset(buffer, bytes); offset && buffer) {
-      mine.flags |= flag;
+      flags |= flag;
       return std::uint64_t(*offset);
     }
     return std::uint64_t(reinterpret_cast<std::uintptr_t>(buffer));
   };
+  const std::uint64_t counts = call.operation == Operation::all_to_all ? 0 : digest(call.counts);
+  const std::uint64_t in = place(call.in, input_bytes, in_registered);
+  const std::uint64_t out = place(call.out, call.bytes(), out_registered);
+  if (exposed || (flags & in_registered)) flags |= is_exposed;
+  // Written in one go: others are looking at this line, and take it away between two stores.
+  mine.flags = flags;
   mine.signature = signature;
   mine.bytes = input_bytes;
-  mine.flags = 0;
-  mine.counts = call.operation == Operation::all_to_all ? 0 : digest(call.counts);
-  mine.in = place(call.in, input_bytes, in_registered);
-  mine.out = place(call.out, call.bytes(), out_registered);
-  if (exposed || (mine.flags & in_registered)) mine.flags |= is_exposed;
+  mine.counts = counts;
+  mine.in = in;
+  mine.out = out;
 }
 
 void SharedGroup::signal() {

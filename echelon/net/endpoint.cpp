@@ -1,6 +1,7 @@
 #include "echelon/net/endpoint.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -8,10 +9,12 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <map>
 #include <utility>
 
 #include "echelon/base/error.h"
 #include "echelon/base/log.h"
+#include "echelon/base/random.h"
 #include "echelon/net/host.h"
 
 namespace echelon {
@@ -41,6 +44,8 @@ std::string encode_card(const Endpoint::Card& card) {
                           .text(card.host)
                           .text(card.machine)
                           .text(card.kernel)
+                          .text(card.cpus)
+                          .number(card.cores)
                           .number(card.process)
                           .number(card.job)
                           .text(card.address.host)
@@ -60,6 +65,8 @@ Endpoint::Card decode_card(const std::string& text, int rank) {
   card.host = reader.text(256);
   card.machine = reader.text(256);
   card.kernel = reader.text(256);
+  card.cpus = reader.text(256);
+  card.cores = reader.number_at_most(1 << 20);
   card.process = reader.number();
   card.job = reader.number();
   card.address.host = reader.text(256);
@@ -117,6 +124,9 @@ Endpoint::Endpoint(int rank, int world, const std::string& bind, const NetOption
   if (!options.shared_memory) mine.host += fmt::format("-{:x}", random_number());
   mine.machine = machine_name();
   mine.kernel = machine_id();
+  mine.cpus =
+      fmt::format("{:016x}", derive_key(0, fmt::format("{}", fmt::join(allowed_cpus(), ","))));
+  mine.cores = std::uint64_t(echelon::cores());
   mine.process = std::uint64_t(getpid());
   mine.job = random_number();
   mine.options = fmt::format("net.connections={} net.tls={}", options.connections, options.tls);
@@ -143,6 +153,22 @@ Endpoint::Endpoint(int rank, int world, const std::string& bind, const NetOption
   heaps_[std::size_t(rank)] = heap_->mapping();
   connect_controls(deadline);
   watcher_ = std::thread([this] { watch(); });
+}
+
+int Endpoint::cores() const {
+  std::map<std::string, std::uint64_t> sets;
+  for (const Card& other : cards_)
+    if (other.kernel == card(rank_).kernel) sets[other.cpus] = other.cores;
+  std::uint64_t sum = 0;
+  for (const auto& [cpus, count] : sets) sum += count;
+  return int(sum);
+}
+
+bool Endpoint::have_cores(const std::vector<int>& ranks) const {
+  std::map<std::string, std::uint64_t> users;  // of each set of CPUs
+  for (const int r : ranks)
+    if (card(r).kernel == card(rank_).kernel && ++users[card(r).cpus] > card(r).cores) return false;
+  return true;
 }
 
 // What would otherwise show as a connection that never comes, or bytes that never arrive.

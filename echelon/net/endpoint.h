@@ -35,9 +35,11 @@ class Endpoint {
  public:
   // What a rank tells the others at the rendezvous.
   struct Card {
-    std::string host;     // equal for ranks that can share memory
-    std::string machine;  // its name, for people
-    std::string kernel;   // equal for ranks that share cores
+    std::string host;         // equal for ranks that can share memory
+    std::string machine;      // its name, for people
+    std::string kernel;       // equal for ranks of one machine
+    std::string cpus;         // equal for ranks of one machine that run on the same CPUs
+    std::uint64_t cores = 1;  // of those
     std::uint64_t process = 0;
     std::uint64_t job = 0;  // rank 0's is the job's: two jobs with one token do not mix
     Address address;
@@ -62,6 +64,10 @@ class Endpoint {
   int world() const { return world_; }
   const NetOptions& options() const { return options_; }
   const Card& card(int rank) const { return cards_[std::size_t(rank)]; }
+  // How many cores the ranks on this machine have together.
+  int cores() const;
+  // Whether each of these ranks that is on this machine has a core of its own.
+  bool have_cores(const std::vector<int>& ranks) const;
   // Whether memory can be shared with this rank.
   bool near(int rank) const;
   int process(int rank) const;  // its number in this process's eyes; 0 if unknown

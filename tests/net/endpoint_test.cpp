@@ -1,10 +1,12 @@
 #include "echelon/net/endpoint.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <condition_variable>
 #include <functional>
 
+#include "echelon/net/host.h"
 #include "tests/net/connection.h"
 
 namespace echelon {
@@ -12,8 +14,10 @@ namespace {
 
 using Body = std::function<void(Endpoint&)>;
 
-// Endpoints as threads of this process; what each came to.
-std::vector<Outcome> join(int world, const NetOptions& options, const Body& body) {
+// Endpoints as threads of this process, each after `before`; what each came to.
+std::vector<Outcome> join(
+    int world, const NetOptions& options, const Body& body,
+    const std::function<void(int rank)>& before = [](int) {}) {
   std::mutex mutex;
   std::condition_variable changed;
   std::vector<std::string> cards(std::size_t(world), "");
@@ -25,6 +29,7 @@ std::vector<Outcome> join(int world, const NetOptions& options, const Body& body
       outcomes[std::size_t(rank)] = outcome([&] {
         NetOptions net = options;
         net.heap = 16 << 20;
+        before(rank);
         Endpoint endpoint(rank, world, "127.0.0.1", net, a_token(),
                           [&](const std::string& card, Deadline) {
                             std::unique_lock lock(mutex);
@@ -67,6 +72,27 @@ TEST(Endpoint, SharesItsHeapWithItsNeighbours) {
       }
     }
   }));
+}
+
+TEST(Endpoint, KnowsWhetherEachRankHasACoreOfItsOwn) {
+  const CpuList cpus = allowed_cpus();
+  if (cpus.size() < 2 || cores() < 2) GTEST_SKIP() << "one core";
+  const auto seen = [&](const std::function<void(int)>& bind) {
+    std::string words;
+    std::mutex mutex;
+    expect_done(join(
+        2, {},
+        [&](Endpoint& endpoint) {
+          const std::lock_guard lock(mutex);
+          words += fmt::format("{}/{} ", endpoint.have_cores({0, 1}), endpoint.have_cores({0}));
+        },
+        bind));
+    return words;
+  };
+  EXPECT_EQ(seen([](int) {}), "true/true true/true ");
+  EXPECT_EQ(seen([&](int rank) { bind_to_cpus({cpus[std::size_t(rank)]}); }),
+            "true/true true/true ");
+  EXPECT_EQ(seen([&](int) { bind_to_cpus({cpus[0]}); }), "false/true false/true ");
 }
 
 TEST(Endpoint, IsAloneOnItsHostWithoutSharedMemory) {
