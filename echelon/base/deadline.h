@@ -2,6 +2,8 @@
 // operation share one budget instead of each starting its own.
 #pragma once
 
+#include <time.h>
+
 #include <chrono>
 
 namespace echelon {
@@ -17,9 +19,21 @@ class Deadline {
   }
 
   // So many seconds from now; more than the clock can count means never.
-  static Deadline in_seconds(double seconds) {
-    if (!(seconds < 1e9)) return never();
-    return in(std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds)));
+  static Deadline in_seconds(double seconds) { return in(duration_of(seconds)); }
+  static Clock::duration duration_of(double seconds) {
+    if (!(seconds < 1e9)) return Clock::duration::max();
+    return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  }
+
+  // Like in(), up to 10 ms later, by the kernel's tick: for what usually takes less time than
+  // reading the clock does.
+  static Deadline about(Clock::duration time) {
+    timespec tick = {};  // of the steady clock, when the last one was
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &tick);
+    const Clock::time_point now(std::chrono::seconds(tick.tv_sec) +
+                                std::chrono::nanoseconds(tick.tv_nsec) +
+                                std::chrono::milliseconds(10));
+    return Deadline(time > Clock::time_point::max() - now ? Clock::time_point::max() : now + time);
   }
 
   static Deadline never() { return Deadline(Clock::time_point::max()); }

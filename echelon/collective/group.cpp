@@ -21,9 +21,12 @@ std::uint64_t mixed(std::uint64_t a, std::uint64_t b) {  // splitmix64's finalis
   return (x ^ (x >> 31)) | 1;  // never 0, the control connections' channel
 }
 
+Deadline::Clock::duration timeout_of(const CallOptions& call, const CommOptions& options) {
+  return call.timeout.count() > 0 ? call.timeout : Deadline::duration_of(options.timeout);
+}
+
 Deadline deadline_of(const CallOptions& call, const CommOptions& options) {
-  return call.timeout.count() > 0 ? Deadline::in(call.timeout)
-                                  : Deadline::in_seconds(options.timeout);
+  return Deadline::in(timeout_of(call, options));
 }
 
 const std::byte* bytes_of(const void* data) { return static_cast<const std::byte*>(data); }
@@ -39,13 +42,11 @@ std::shared_ptr<Group> Group::world(std::shared_ptr<Endpoint> endpoint,
     if (endpoint->near(r)) near.push_back(r);
   }
   // Every rank's first allocation is at the start of its heap, so nothing has to be exchanged yet.
+  auto store = std::make_shared<BlockStore>(endpoint->heap_owner());
   std::vector<std::size_t> blocks(near.size(), 0);
-  if (near.size() > 1)
-    blocks.assign(near.size(),
-                  *endpoint->heap().offset(
-                      endpoint->heap().allocate(SharedGroup::block_bytes(int(near.size()))), 1));
+  if (near.size() > 1) blocks.assign(near.size(), store->make(int(near.size())));
   auto group = std::make_shared<Group>(Private{}, std::move(endpoint), options, std::move(members),
-                                       world_id, std::make_shared<Ledger>(), blocks);
+                                       world_id, std::make_shared<Ledger>(), store, blocks);
   group->require_same_options();
   group->set_plan(options.plan.empty() ? Plan::make(measure_figures(*group), group->shape_)
                                        : group->read_plan());
@@ -54,12 +55,13 @@ std::shared_ptr<Group> Group::world(std::shared_ptr<Endpoint> endpoint,
 
 Group::Group(Private, std::shared_ptr<Endpoint> endpoint, CommOptions options,
              std::vector<int> members, std::uint64_t id, std::shared_ptr<Ledger> ledger,
-             const std::vector<std::size_t>& blocks)
+             std::shared_ptr<BlockStore> store, const std::vector<std::size_t>& blocks)
     : endpoint_(std::move(endpoint)),
       options_(std::move(options)),
       members_(std::move(members)),
       id_(id),
       ledger_(std::move(ledger)),
+      store_(std::move(store)),
       forced_(parse_algorithm(options_.algorithm)) {
   std::map<std::string, std::vector<int>> hosts;
   std::vector<int> near_ranks;
@@ -76,7 +78,8 @@ Group::Group(Private, std::shared_ptr<Endpoint> endpoint, CommOptions options,
   for (const auto& [host, ranks] : hosts) fewest = std::min(fewest, ranks.size());
   shape_ = {size(), int(hosts.size()), int(fewest)};
   spins_ = endpoint_->have_cores(members_);
-  if (near_.size() > 1) shared_ = std::make_unique<SharedGroup>(*endpoint_, near_ranks, blocks);
+  if (near_.size() > 1)
+    shared_ = std::make_unique<SharedGroup>(*endpoint_, store_, near_ranks, blocks);
   messenger_ = std::make_unique<Messenger>(
       *endpoint_, members_, index_, [this](int member, int lane, Deadline deadline) -> Link& {
         return lane_link(member, lane, deadline);
@@ -117,7 +120,7 @@ Group::Group(Private, std::shared_ptr<Endpoint> endpoint, CommOptions options,
     if (mine < std::size_t(slices_))
       across_ =
           std::make_shared<Group>(Private{}, endpoint_, options_, peers, mixed(id_, 1000 + mine),
-                                  ledger_, std::vector<std::size_t>(1, 0));
+                                  ledger_, store_, std::vector<std::size_t>(1, 0));
   }
 }
 
@@ -192,7 +195,7 @@ Link& Group::lane_link(int member, int lane, Deadline deadline) {
 
 std::unique_ptr<Link> Group::mail_link(int member, Deadline deadline) {
   const int rank = members_[std::size_t(member)];
-  if (endpoint_->near(rank)) return shared_->link(int(near_index(member)), SharedGroup::rings - 1);
+  if (endpoint_->near(rank)) return shared_->link(int(near_index(member)), SharedBlock::rings - 1);
   auto streams =
       endpoint_->try_open(rank, mixed(id_, 20), int(endpoint_->options().connections), deadline);
   return streams ? std::make_unique<TcpLink>(std::move(*streams)) : nullptr;
@@ -218,13 +221,7 @@ std::shared_ptr<Group> Group::split(int colour, int key) {
     ranks.push_back(members_[i]);
     near += endpoint_->near(members_[i]);
   }
-  std::size_t block = 0;
-  if (colour >= 0 && near > 1) {
-    // Not freed before the endpoint is: a neighbour may still be reading it when this rank is done.
-    std::byte* memory = endpoint_->heap().allocate(SharedGroup::block_bytes(int(near)));
-    SharedGroup::clear_block(memory, int(near));
-    block = *endpoint_->heap().offset(memory, 1);
-  }
+  const std::size_t block = colour >= 0 && near > 1 ? store_->make(int(near)) : 0;
   std::vector<std::size_t> all_blocks(members_.size());
   const std::vector<std::size_t> one(members_.size(), sizeof(std::size_t));
   all_gather(DataType::u8, &block, all_blocks.data(), one, {.tag = "split"});
@@ -234,7 +231,7 @@ std::shared_ptr<Group> Group::split(int colour, int key) {
     if (endpoint_->near(members_[i])) blocks.push_back(all_blocks[i]);
   auto group = std::make_shared<Group>(Private{}, endpoint_, options_, std::move(ranks),
                                        mixed(mixed(id_, 100 + number), std::uint64_t(colour)),
-                                       ledger_, blocks);
+                                       ledger_, store_, blocks);
   group->set_plan(plan_);
   return group;
 }
@@ -260,7 +257,7 @@ void Group::run(Call& call, const CallOptions& options) {
   const std::lock_guard lock(mutex_);
   if (broken_) std::rethrow_exception(broken_);
   call.tag = options.tag;
-  call.deadline = deadline_of(options, options_);
+  call.deadline = Deadline::about(timeout_of(options, options_));
   if (size() == 1) return run_alone(call);
   Algorithm chosen = options.algorithm;
   if (chosen == Algorithm::automatic && call.operation == Operation::all_reduce) chosen = forced_;

@@ -114,7 +114,8 @@ class Group : public std::enable_shared_from_this<Group> {
 
  public:
   Group(Private, std::shared_ptr<Endpoint> endpoint, CommOptions options, std::vector<int> members,
-        std::uint64_t id, std::shared_ptr<Ledger> ledger, const std::vector<std::size_t>& blocks);
+        std::uint64_t id, std::shared_ptr<Ledger> ledger, std::shared_ptr<BlockStore> store,
+        const std::vector<std::size_t>& blocks);
 
  private:
   void set_plan(const Plan& plan);
@@ -135,6 +136,7 @@ class Group : public std::enable_shared_from_this<Group> {
   int index_ = 0;
   std::uint64_t id_;
   std::shared_ptr<Ledger> ledger_;
+  std::shared_ptr<BlockStore> store_;
   Algorithm forced_;  // comm.algorithm
   Shape shape_;
   bool spins_ = false;

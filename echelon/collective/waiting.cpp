@@ -1,8 +1,12 @@
 #include "echelon/collective/waiting.h"
 
 #include <fmt/format.h>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <limits>
 #include <thread>
 
 #include "echelon/base/error.h"
@@ -34,5 +38,19 @@ void Waiting::fail(const std::vector<int>& missing) {
 }
 
 void sleep_for(std::chrono::microseconds time) { std::this_thread::sleep_for(time); }
+
+// The kernel compares the lower half of the word, which changes with every step.
+void sleep_on(std::atomic<std::uint64_t>& word, std::uint64_t seen,
+              std::atomic<std::uint32_t>& sleepers, std::chrono::microseconds time) {
+  const timespec limit = {0, long(time.count()) * 1000};
+  sleepers.fetch_add(1);
+  syscall(SYS_futex, &word, FUTEX_WAIT, std::uint32_t(seen), &limit, nullptr, 0);
+  sleepers.fetch_sub(1);
+}
+
+void wake(std::atomic<std::uint64_t>& word, const std::atomic<std::uint32_t>& sleepers) {
+  if (sleepers.load(std::memory_order_relaxed) != 0)
+    syscall(SYS_futex, &word, FUTEX_WAKE, std::numeric_limits<int>::max(), nullptr, nullptr, 0);
+}
 
 }  // namespace echelon

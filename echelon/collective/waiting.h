@@ -7,6 +7,7 @@
 
 #include <sched.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -106,5 +107,11 @@ class Waiting {
 };
 
 void sleep_for(std::chrono::microseconds time);
+
+// Sleeps while `word`, in memory shared with its writer, is `seen`, but no longer than `time`.
+void sleep_on(std::atomic<std::uint64_t>& word, std::uint64_t seen,
+              std::atomic<std::uint32_t>& sleepers, std::chrono::microseconds time);
+// After the word was changed. One who falls asleep meanwhile wakes by himself: sleeps are short.
+void wake(std::atomic<std::uint64_t>& word, const std::atomic<std::uint32_t>& sleepers);
 
 }  // namespace echelon

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <thread>
+
 namespace echelon {
 namespace {
 
@@ -26,6 +28,18 @@ TEST(Deadline, OfTheLongestTimeDoesNotWrapIntoThePast) {
   const auto deadline = Deadline::in(Deadline::Clock::duration::max());
   EXPECT_FALSE(deadline.expired());
   EXPECT_GT(deadline.remaining(), 24h);
+}
+
+TEST(Deadline, ByTheKernelsTickIsNeverEarlyAndAlmostOnTime) {
+  for (int i = 0; i < 20; ++i) {
+    const auto before = Deadline::Clock::now();
+    const auto deadline = Deadline::about(1h);
+    const auto end = Deadline::Clock::now() + deadline.remaining();
+    EXPECT_GE(end, before + 1h);
+    EXPECT_LT(end, before + 1h + 5s);
+    std::this_thread::sleep_for(1ms);
+  }
+  EXPECT_FALSE(Deadline::about(Deadline::Clock::duration::max()).expired());
 }
 
 }  // namespace
