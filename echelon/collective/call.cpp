@@ -67,7 +67,15 @@ std::string describe(std::uint64_t signature, std::size_t count) {
   if (field(24)) text += fmt::format(" ({})", name(ReduceOp(field(24) - 1)));
   text += fmt::format(" of {} {}", count, name(DataType(field(16))));
   if (root) text += fmt::format(", root {}", root - 1);
-  return text + fmt::format(", by {}", algorithms[field(8)]);
+  if (Algorithm(field(8)) != Algorithm::automatic)
+    text += fmt::format(", by {}", algorithms[field(8)]);
+  return text;
+}
+
+std::string describe_bytes(std::uint64_t signature, std::size_t bytes) {
+  const std::size_t type = signature >> 16 & 0xff;
+  return describe(signature,
+                  bytes / (type <= std::size_t(DataType::boolean) ? size_of(DataType(type)) : 1));
 }
 
 std::string describe(const Call& call, Algorithm algorithm) {

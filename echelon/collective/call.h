@@ -10,6 +10,7 @@
 
 #include "echelon/base/deadline.h"
 #include "echelon/collective/type.h"
+#include "echelon/net/health.h"
 
 namespace echelon {
 
@@ -44,6 +45,14 @@ enum class Algorithm : std::uint8_t {
 const char* name(Algorithm algorithm);
 Algorithm parse_algorithm(std::string_view name);  // throws InvalidArgument
 
+// Which operation of which group something is part of; who is told when a wait in it lasts; and
+// what this rank called last, operation n at n mod the length, to compare with what others tell.
+struct Place {
+  Health::Wait wait = {};
+  std::span<const int> tell = {};
+  std::span<const Health::Wait> recent = {};
+};
+
 struct Call {
   Operation operation = Operation::barrier;
   DataType type = DataType::u8;
@@ -59,6 +68,7 @@ struct Call {
   int root = 0;
   std::string_view tag = {};
   Deadline deadline = Deadline::never();
+  Place place = {};  // the call of the group that this is, or is part of
 
   std::size_t bytes() const { return count * size_of(type); }
 };
@@ -70,6 +80,7 @@ std::vector<std::size_t> bounds_of(std::span<const std::size_t> counts);
 // What must be equal on all ranks, in one word; and in words for people.
 std::uint64_t signature(const Call& call, Algorithm algorithm);
 std::string describe(std::uint64_t signature, std::size_t count);
+std::string describe_bytes(std::uint64_t signature, std::size_t bytes);
 std::string describe(const Call& call, Algorithm algorithm);  // with its tag
 
 }  // namespace echelon

@@ -60,6 +60,7 @@ Group::Group(Private, std::shared_ptr<Endpoint> endpoint, CommOptions options,
       options_(std::move(options)),
       members_(std::move(members)),
       id_(id),
+      scope_(id),
       ledger_(std::move(ledger)),
       store_(std::move(store)),
       forced_(parse_algorithm(options_.algorithm)) {
@@ -85,7 +86,7 @@ Group::Group(Private, std::shared_ptr<Endpoint> endpoint, CommOptions options,
         return lane_link(member, lane, deadline);
       });
   mailbox_ = std::make_unique<Mailbox>(
-      *endpoint_, members_, index_,
+      *endpoint_, id_, members_, index_,
       [this](int member, Deadline deadline) { return mail_link(member, deadline); }, *ledger_);
   set_plan(Plan::make({}, shape_));
 
@@ -98,7 +99,8 @@ Group::Group(Private, std::shared_ptr<Endpoint> endpoint, CommOptions options,
               .out = bytes_of(&all),
               .count = 1,
               .tag = "setup",
-              .deadline = Deadline::in_seconds(options_.timeout)};
+              .deadline = Deadline::in_seconds(options_.timeout),
+              .place = {{.group = id_}}};
     shared_->run(call, Algorithm::shared_direct, spins_);
     can_expose_ = all != 0;
     set_single_copy(options_.single_copy == "on");
@@ -117,10 +119,12 @@ Group::Group(Private, std::shared_ptr<Endpoint> endpoint, CommOptions options,
       const auto& ranks = hosts[endpoint_->card(members_[std::size_t(first)]).host];
       if (mine < std::size_t(slices_)) peers.push_back(members_[std::size_t(ranks[mine])]);
     }
-    if (mine < std::size_t(slices_))
+    if (mine < std::size_t(slices_)) {
       across_ =
           std::make_shared<Group>(Private{}, endpoint_, options_, peers, mixed(id_, 1000 + mine),
                                   ledger_, store_, std::vector<std::size_t>(1, 0));
+      across_->scope_ = id_;
+    }
   }
 }
 
@@ -179,6 +183,10 @@ std::size_t Group::near_index(int member) const {
   return std::size_t(std::find(near_.begin(), near_.end(), member) - near_.begin());
 }
 
+Endpoint::Purpose Group::purpose(std::uint64_t channel) const {
+  return {mixed(id_, channel), scope_, int(endpoint_->options().connections)};
+}
+
 Link& Group::lane_link(int member, int lane, Deadline deadline) {
   auto& link = links_[{member, lane}];
   if (!link) {
@@ -186,9 +194,8 @@ Link& Group::lane_link(int member, int lane, Deadline deadline) {
     if (endpoint_->near(rank))
       link = shared_->link(int(near_index(member)), lane);
     else
-      link = std::make_unique<TcpLink>(endpoint_->open(rank, mixed(id_, 10 + std::uint64_t(lane)),
-                                                       int(endpoint_->options().connections),
-                                                       deadline));
+      link = std::make_unique<TcpLink>(
+          endpoint_->open(rank, purpose(10 + std::uint64_t(lane)), deadline));
   }
   return *link;
 }
@@ -196,8 +203,7 @@ Link& Group::lane_link(int member, int lane, Deadline deadline) {
 std::unique_ptr<Link> Group::mail_link(int member, Deadline deadline) {
   const int rank = members_[std::size_t(member)];
   if (endpoint_->near(rank)) return shared_->link(int(near_index(member)), SharedBlock::rings - 1);
-  auto streams =
-      endpoint_->try_open(rank, mixed(id_, 20), int(endpoint_->options().connections), deadline);
+  auto streams = endpoint_->try_open(rank, purpose(20), deadline);
   return streams ? std::make_unique<TcpLink>(std::move(*streams)) : nullptr;
 }
 
@@ -261,21 +267,24 @@ void Group::run(Call& call, const CallOptions& options) {
   if (size() == 1) return run_alone(call);
   Algorithm chosen = options.algorithm;
   if (chosen == Algorithm::automatic && call.operation == Operation::all_reduce) chosen = forced_;
+  const std::size_t bytes = choice_bytes(call);
+  const std::uint64_t as_called = signature(call, chosen);
   const bool across = shape_.hosts > 1;
   if (chosen == Algorithm::hierarchical && !(across && shape_.local > 1))
     chosen = Algorithm::automatic;  // one level alone: nothing to combine
   // On one host it also depends on all ranks' buffers, which are known when they have met.
-  if (chosen == Algorithm::automatic && across)
-    chosen = algorithm(call.operation, choice_bytes(call));
+  if (chosen == Algorithm::automatic && across) chosen = algorithm(call.operation, bytes);
   try {
-    ++number_;
+    auto& place = recent_[++number_ % recent_.size()];
+    place = {id_, number_, as_called, call.operation == Operation::all_to_all ? 0 : bytes};
+    call.place = {place, members_, recent_};
     if ((chosen == Algorithm::shared || chosen == Algorithm::shared_direct) && across)
       throw InvalidArgument(
           fmt::format("{} is for ranks of one host; these are on {}", name(chosen), shape_.hosts));
     run_checked(call, chosen, spins_ && !options.patient);
   } catch (const std::exception& error) {
     broken_ = std::current_exception();
-    endpoint_->give_up(members_, error);
+    endpoint_->give_up(members_, id_, error);
     throw;
   }
 }

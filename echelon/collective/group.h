@@ -5,16 +5,16 @@
 //
 // Every call blocks until this rank is done, throws at its deadline, and must be made by all ranks
 // of the group, in the same order and with the same sizes and types: where they differ, all ranks
-// get InvalidArgument naming who called what (across hosts Timeout, where they came to choose
-// different algorithms). A rank that dies makes PeerLost on the others. After an error a group is
-// broken: the contents of the buffers of the failed call are undefined (torn; neighbours may still
-// write to registered ones for a moment), and every later collective throws the same error. A rank
-// that gave up in one group counts as failed in the others it is in.
+// get InvalidArgument naming who called what. A rank that dies makes PeerLost on the others. After
+// an error a group is broken: what the failed call's `out` holds is undefined (torn), and every
+// later collective throws the same error; `in` is whole where it is other memory. Other groups go
+// on.
 //
 // One thread at a time works on a group; several groups work beside each other. Buffers from
 // allocate() are registered: ranks on one host work on them in place, without a copy.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -125,6 +125,7 @@ class Group : public std::enable_shared_from_this<Group> {
   void run_alone(const Call& call);
   void run_hierarchical(const Call& call, bool spin);
   void run_checked(const Call& call, Algorithm algorithm, bool spin);
+  Endpoint::Purpose purpose(std::uint64_t channel) const;
   Link& lane_link(int member, int lane, Deadline deadline);
   std::unique_ptr<Link> mail_link(int member, Deadline deadline);
   std::size_t near_index(int member) const;
@@ -135,6 +136,7 @@ class Group : public std::enable_shared_from_this<Group> {
   std::vector<int> members_;
   int index_ = 0;
   std::uint64_t id_;
+  std::uint64_t scope_;  // the group in which its ranks give up: this one, or the one it is part of
   std::shared_ptr<Ledger> ledger_;
   std::shared_ptr<BlockStore> store_;
   Algorithm forced_;  // comm.algorithm
@@ -154,6 +156,7 @@ class Group : public std::enable_shared_from_this<Group> {
 
   std::mutex mutex_;  // the running call
   std::uint64_t number_ = 0;
+  std::array<Health::Wait, 16> recent_ = {};  // the last calls, by number
   std::uint64_t splits_ = 0;
   std::exception_ptr broken_;
 };

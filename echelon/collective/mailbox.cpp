@@ -14,9 +14,10 @@ namespace {
 constexpr std::uint32_t magic = 0x32484345;  // "ECH2"
 }
 
-Mailbox::Mailbox(Endpoint& endpoint, std::vector<int> members, int index, LinkOf open,
-                 Ledger& ledger)
+Mailbox::Mailbox(Endpoint& endpoint, std::uint64_t group, std::vector<int> members, int index,
+                 LinkOf open, Ledger& ledger)
     : endpoint_(endpoint),
+      group_(group),
       members_(std::move(members)),
       index_(index),
       open_(std::move(open)),
@@ -47,6 +48,9 @@ Mailbox::Ticket Mailbox::post(Message message, bool background) {
     throw InvalidArgument(
         fmt::format("rank {} of this group cannot {} rank {}: it must be another rank of 0 … {}",
                     index_, message.sends ? "send to" : "receive from", message.peer, size - 1));
+  for (int member = 0; member < size; ++member)
+    if (member != index_ && (message.peer == anyone || message.peer == member))
+      reach(member, message.deadline);
   const Ticket ticket = std::make_shared<Message>(std::move(message));
   std::unique_lock lock(mutex_);
   if (ticket->peer != anyone && peers_[std::size_t(ticket->peer)].broken) {
@@ -125,7 +129,7 @@ void Mailbox::abandon(const Ticket& ticket, std::exception_ptr error) {
   finish(ticket);
 }
 
-std::vector<int> Mailbox::missing(const Message& message) const {
+std::vector<int> Mailbox::missing(const Message& message, bool all) const {
   Health& health = endpoint_.health();
   std::vector<int> others, ranks;
   for (int member = 0; member < int(peers_.size()); ++member) {
@@ -134,7 +138,7 @@ std::vector<int> Mailbox::missing(const Message& message) const {
     others.push_back(rank);
     // Over TCP a goodbye may overtake what was sent before; the end of the stream tells.
     const auto& link = peers_[std::size_t(member)].link;
-    const bool tells = link && link->kind() == LinkKind::tcp && !message.deadline.expired();
+    const bool tells = link && link->kind() == LinkKind::tcp && !all;
     // Of several it may come from, some may go as long as one is left.
     const bool may_go = message.peer == anyone && health.state(rank) == Health::State::left;
     if (!may_go && !(tells && message.peer != anyone)) ranks.push_back(rank);
@@ -142,9 +146,36 @@ std::vector<int> Mailbox::missing(const Message& message) const {
   return message.peer == anyone && ranks.empty() ? others : ranks;
 }
 
-bool Mailbox::connect(int member, Deadline deadline) {
+// Of two ranks the higher one connects (Endpoint::open); with the others a link is there at once,
+// or not yet.
+bool Mailbox::connects_to(int member) const {
+  const int rank = members_[std::size_t(member)];
+  return rank < endpoint_.rank() && !endpoint_.near(rank);
+}
+
+void Mailbox::reach(int member, Deadline deadline) {
   auto& peer = peers_[std::size_t(member)];
-  if (!peer.link) peer.link = open_(member, deadline);
+  {
+    const std::lock_guard lock(mutex_);
+    if (!connects_to(member) || peer.link || peer.connecting || peer.broken) return;
+    peer.connecting = true;
+  }
+  std::unique_ptr<Link> link;
+  std::exception_ptr error;
+  try {
+    link = open_(member, deadline);
+  } catch (const std::exception&) {
+    error = std::current_exception();
+  }
+  const std::lock_guard lock(mutex_);
+  peer.connecting = false;
+  peer.link = std::move(link);
+  if (error) fail(member, error);
+}
+
+bool Mailbox::linked(int member) {
+  auto& peer = peers_[std::size_t(member)];
+  if (!peer.link && !connects_to(member)) peer.link = open_(member, Deadline::never());
   return peer.link != nullptr;
 }
 
@@ -160,9 +191,7 @@ bool Mailbox::progress() {
     if (member == index_ || peer.broken) continue;
     if (peer.sends.empty() && !peer.target && !wanted(member)) continue;
     try {
-      const Deadline deadline = peer.sends.empty() ? Deadline::in(std::chrono::seconds(30))
-                                                   : peer.sends.front()->deadline;
-      if (!connect(member, deadline)) continue;
+      if (!linked(member)) continue;
       moved |= progress_sends(member);
       moved |= progress_receives(member);
     } catch (const std::exception&) {
@@ -270,7 +299,7 @@ bool Mailbox::done(const Ticket& ticket) {
   if (!ticket->done) progress();
   if (!ticket->done) {
     try {
-      if (changed) endpoint_.health().check_present(missing(*ticket));
+      if (changed) endpoint_.health().check_present(missing(*ticket, false), group_);
       if (ticket->deadline.expired())
         throw Timeout(fmt::format("{} reached its deadline", describe(*ticket)));
     } catch (const std::exception&) {
@@ -294,11 +323,12 @@ void Mailbox::wait(const Ticket& ticket, bool spin) {
     else
       concerned = {members_[std::size_t(ticket->peer)]};
   }
-  Waiting waiting(endpoint_.health(), concerned, ticket->deadline, Waiting::sockets(spin), what);
+  const Place place{.wait = {.group = group_}};
+  Waiting waiting(endpoint_, concerned, ticket->deadline, place, Waiting::sockets(spin), what);
   try {
-    const auto missing_now = [&] {
+    const auto missing_now = [&](bool all) {
       const std::lock_guard lock(mutex_);
-      return missing(*ticket);
+      return missing(*ticket, all);
     };
     for (std::uint64_t round = 0, turn = 1;; ++round, ++turn) {
       {

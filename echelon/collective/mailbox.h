@@ -49,7 +49,8 @@ class Mailbox {
 
   // A link to a member, or nullptr while the other side has still to connect.
   using LinkOf = std::function<std::unique_ptr<Link>(int member, Deadline deadline)>;
-  Mailbox(Endpoint& endpoint, std::vector<int> members, int index, LinkOf open, Ledger& ledger);
+  Mailbox(Endpoint& endpoint, std::uint64_t group, std::vector<int> members, int index, LinkOf open,
+          Ledger& ledger);
   ~Mailbox();
   Mailbox(const Mailbox&) = delete;
   Mailbox& operator=(const Mailbox&) = delete;
@@ -73,6 +74,7 @@ class Mailbox {
   };
   struct Peer {
     std::unique_ptr<Link> link;
+    bool connecting = false;  // someone is at it
     std::deque<Ticket> sends;
     std::size_t sent = 0;  // of the first one, header included
     std::uint64_t numbers_sent = 0, numbers_received = 0;
@@ -84,8 +86,10 @@ class Mailbox {
     std::exception_ptr broken;         // why nothing more goes to it or comes from it
   };
 
-  bool progress();  // with mutex_ held; true when something moved
-  bool connect(int member, Deadline deadline);
+  bool progress();                            // with mutex_ held; true when something moved
+  void reach(int member, Deadline deadline);  // without mutex_: connecting takes its time
+  bool linked(int member);
+  bool connects_to(int member) const;
   bool progress_sends(int member);
   bool progress_receives(int member);
   Ticket match(int member, std::uint64_t tag);
@@ -93,12 +97,14 @@ class Mailbox {
   void finish(const Ticket& ticket);
   void fail(int member, std::exception_ptr error);
   void abandon(const Ticket& ticket, std::exception_ptr error);
-  std::vector<int> missing(const Message& message) const;  // ranks whose leaving would end it
+  // Ranks it waits for: all, or those whose leaving would end it.
+  std::vector<int> missing(const Message& message, bool all) const;
   void settle(const Ticket& ticket);
   void run();
   std::string describe(const Message& message) const;
 
   Endpoint& endpoint_;
+  std::uint64_t group_;
   std::vector<int> members_;
   int index_;
   LinkOf open_;

@@ -82,12 +82,13 @@ class Messenger::Run {
         done &= lane.done();
       }
       if (done) return sent_;
-      waiting.busy(turn, [&] { return missing(); });
+      waiting.busy(turn, [&](bool all) { return missing(all); });
       if (moved)
         round = 0;
       else
         waiting.idle(
-            round, [&] { return missing(); }, [&](std::chrono::microseconds time) { sleep(time); });
+            round, [&](bool all) { return missing(all); },
+            [&](std::chrono::microseconds time) { sleep(time); });
     }
   }
 
@@ -243,22 +244,22 @@ class Messenger::Run {
     return text;
   }
 
-  std::vector<int> missing() {
+  std::vector<int> missing(bool all) {
     std::vector<int> ranks;
     for (const auto& lane : lanes_) {
       if (lane.receive_step < lane.steps.size())
-        add(ranks, lane.steps[lane.receive_step].from, lane);
+        add(ranks, lane.steps[lane.receive_step].from, lane, all);
       else if (lane.send_step < lane.steps.size())
-        add(ranks, lane.steps[lane.send_step].to, lane);
+        add(ranks, lane.steps[lane.send_step].to, lane, all);
     }
     return ranks;
   }
 
   // One that has left is missed at once where memory is shared. Over TCP its goodbye may overtake
   // what it sent before, and the end of the stream tells.
-  void add(std::vector<int>& ranks, int member, const Lane& lane) {
+  void add(std::vector<int>& ranks, int member, const Lane& lane, bool all) {
     if (member < 0) return;
-    if (!call_.deadline.expired() && link(member, lane).kind() == LinkKind::tcp) return;
+    if (!all && link(member, lane).kind() == LinkKind::tcp) return;
     const int rank = m_.members_[std::size_t(member)];
     if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) ranks.push_back(rank);
   }
@@ -376,14 +377,14 @@ Messenger::Sent Messenger::run(const Call& given, Algorithm algorithm, std::uint
   }
 
   const std::function<std::string()> what = [&] { return describe(call, algorithm); };
-  Waiting waiting(endpoint_.health(), members_, call.deadline, Waiting::sockets(spin), what);
+  Waiting waiting(endpoint_, members_, call.deadline, call.place, Waiting::sockets(spin), what);
   Sent sent;
   try {
     sent = Run(*this, call, algorithm, number, schedule).go(waiting);
   } catch (const PeerLost&) {
     // The connection tells that a rank is gone; its control connection tells why, in a moment.
     for (int i = 0; i < 50; ++i) {
-      endpoint_.health().check(members_);
+      endpoint_.health().check(members_, call.place.wait.group);
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
     throw;

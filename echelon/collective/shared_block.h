@@ -52,9 +52,7 @@ class SharedBlock {
   // Makes a block that may have been used before as good as new. Before others know of it.
   void clear() const;
 
-  Line& line(std::uint64_t number) const {
-    return reinterpret_cast<Line*>(base_)[number % 2];
-  }
+  Line& line(std::uint64_t number) const { return reinterpret_cast<Line*>(base_)[number % 2]; }
   Standing& standing() const { return *reinterpret_cast<Standing*>(base_ + 2 * sizeof(Line)); }
   std::uint64_t* table(std::uint64_t number) const;
   std::byte* slot(std::uint64_t piece) const { return base_ + slots_ + piece % 2 * slot_bytes_; }

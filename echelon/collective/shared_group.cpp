@@ -75,7 +75,7 @@ bool SharedGroup::probe_exposure() {
 
 SharedGroup::Result SharedGroup::run(const Call& call, Algorithm algorithm, bool spin) {
   const std::function<std::string()> what = [&] { return describe(call, algorithm); };
-  Waiting waiting(endpoint_.health(), members_, call.deadline, Waiting::memory(spin), what);
+  Waiting waiting(endpoint_, members_, call.deadline, call.place, Waiting::memory(spin), what);
   waiting_ = &waiting;
   ++number_;
   try {
@@ -168,16 +168,12 @@ void SharedGroup::check_posts(const std::function<std::size_t(int)>& expected_by
     const std::size_t expected = expected_bytes ? expected_bytes(k) : mine.bytes;
     const bool same_size = other.bytes == expected;
     if (other.signature == mine.signature && same_size && other.counts == mine.counts) continue;
-    const std::size_t element =
-        std::max<std::size_t>(1, size_of(DataType(mine.signature >> 16 & 0xff)));
-    const std::size_t other_type = other.signature >> 16 & 0xff;
-    const std::size_t other_element =
-        other_type <= std::size_t(DataType::boolean) ? size_of(DataType(other_type)) : 1;
+    const std::size_t element = size_of(DataType(mine.signature >> 16 & 0xff));
     throw InvalidArgument(fmt::format(
         "ranks disagree: {} called {}, this rank (rank {}) {}{}",
         endpoint_.health().name(members_[std::size_t(k)]),
-        describe(other.signature, other.bytes / other_element), endpoint_.rank(),
-        describe(mine.signature, mine.bytes / element),
+        describe_bytes(other.signature, other.bytes), endpoint_.rank(),
+        describe_bytes(mine.signature, mine.bytes),
         other.signature != mine.signature ? ""
         : same_size                       ? ", with another table of counts"
         : expected != mine.bytes ? fmt::format(" and expected {} from it", expected / element)
@@ -190,7 +186,7 @@ void SharedGroup::require_present(int member) {
   const auto& withdrawn = blocks_[std::size_t(member)].standing().withdrawn;
   if (withdrawn.load(std::memory_order_acquire) == 0) return;
   waiting_->until([] { return false; },
-                  [&] { return std::vector<int>{members_[std::size_t(member)]}; }, sleep_for);
+                  [&](bool) { return std::vector<int>{members_[std::size_t(member)]}; }, sleep_for);
 }
 
 const std::byte* SharedGroup::look(int member, bool output, std::size_t offset, std::size_t bytes,
@@ -223,7 +219,7 @@ void SharedGroup::read_exposed(int member, std::uint64_t address, std::byte* to,
     const int error = errno;
     const std::string why =
         with_errno(fmt::format("cannot read a buffer of {}", endpoint_.health().name(rank)));
-    endpoint_.health().check({rank});
+    waiting_->check();
     if (error == ESRCH) throw PeerLost(why);
     throw Error(why);
   }

@@ -153,7 +153,7 @@ void SharedGroup::wait_for(int member, Ready ready) {
   Line& theirs = line(member);
   if (ready(theirs)) return;
   waiting_->until([&] { return ready(theirs); },
-                  [&] {
+                  [&](bool) {
                     std::vector<int> missing;
                     for (int k = 0; k < size(); ++k)
                       if (!ready(line(k))) missing.push_back(members_[std::size_t(k)]);

@@ -21,7 +21,8 @@ SharedGroup::Result SharedGroup::gather(const Call& call, Algorithm algorithm) {
     for (int k = 0; k < size(); ++k)
       transfers.push_back({k, 0, bytes_of(k), bounds[std::size_t(k)] * element});
   post(call, algorithm, mine, true);
-  return move(call, mine, [&] { return transfers; }, bytes_of);
+  return move(
+      call, mine, [&] { return transfers; }, bytes_of);
 }
 
 SharedGroup::Result SharedGroup::broadcast(const Call& call, Algorithm algorithm) {
@@ -29,7 +30,10 @@ SharedGroup::Result SharedGroup::broadcast(const Call& call, Algorithm algorithm
   post(call, algorithm, bytes_of(index_), true);
   return move(
       call, bytes_of(index_),
-      [&] { return std::vector<Transfer>{{call.root, 0, call.bytes(), 0}}; }, bytes_of);
+      [&] {
+        return std::vector<Transfer>{{call.root, 0, call.bytes(), 0}};
+      },
+      bytes_of);
 }
 
 SharedGroup::Result SharedGroup::scatter(const Call& call, Algorithm algorithm) {
@@ -40,7 +44,9 @@ SharedGroup::Result SharedGroup::scatter(const Call& call, Algorithm algorithm) 
   post(call, algorithm, bytes_of(index_), true);
   return move(
       call, bytes_of(index_),
-      [&] { return std::vector<Transfer>{{call.root, begin * element, end * element, 0}}; },
+      [&] {
+        return std::vector<Transfer>{{call.root, begin * element, end * element, 0}};
+      },
       bytes_of);
 }
 

@@ -69,10 +69,9 @@ SharedGroup::Result SharedGroup::reduce(const Call& call, bool may_go_direct) {
     common &= line(k).flags;
     any_exposed |= line(k).flags & is_exposed;
   }
-  const bool written =
-      call.operation == Operation::reduce_scatter ||
-      (call.operation == Operation::reduce ? line(call.root).flags & out_registered
-                                           : common & out_registered);
+  const bool written = call.operation == Operation::reduce_scatter ||
+                       (call.operation == Operation::reduce ? line(call.root).flags & out_registered
+                                                            : common & out_registered);
   if ((common & in_registered) && written) return reduce_registered(call, bounds_);
   // Registered inputs count as exposed, but here the outputs are read too.
   if (exposure_ && (common & is_exposed) && call.operation != Operation::reduce)

@@ -1,6 +1,10 @@
 // Waiting for other ranks: spin for a moment, then yield, then sleep a little longer each time; and
 // all along look whether a rank was lost or the deadline has passed.
 //
+// After half a second (or a third of its time, if that is less) the wait is told to the other ranks
+// of the group. So ranks that wait for each other in different calls find out, and at the deadline
+// it is known who waits for whom, and who has not come at all.
+//
 // Spinning is right when every rank has a core of its own; with more ranks than cores it keeps the
 // one waited for from running, so there the first thing is to yield.
 #pragma once
@@ -11,11 +15,13 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "echelon/base/deadline.h"
-#include "echelon/net/health.h"
+#include "echelon/collective/call.h"
+#include "echelon/net/endpoint.h"
 
 namespace echelon {
 
@@ -39,19 +45,23 @@ class Waiting {
   // Over sockets a look is a system call, and a sleep ends when there is something to do.
   static constexpr Patience sockets(bool spin) { return {spin ? 200 : 0, 20}; }
 
-  // `members` are those whose loss ends any wait. `missing` says on whom this one depends, asked
-  // only when something is wrong; `what` names it: "all_reduce (sum) of 1000 fp32, tag \"grad\"".
-  Waiting(Health& health, const std::vector<int>& members, Deadline deadline, Patience patience,
-          const std::function<std::string()>& what)
-      : health_(health),
+  // `members` are those whose loss ends any wait; `what` names it for an error:
+  // "all_reduce (sum) of 1000 fp32, tag \"grad\"".
+  Waiting(Endpoint& endpoint, const std::vector<int>& members, Deadline deadline,
+          const Place& place, Patience patience, const std::function<std::string()>& what)
+      : endpoint_(endpoint),
         members_(members),
         deadline_(deadline),
+        place_(place),
         patience_(patience),
-        what_(what),
-        changes_(0) {}
+        what_(what) {}
 
-  // Until ready() is true. `missing()` gives the ranks that are not there yet; sleep(time) sleeps
-  // until it is worth looking again, but no longer than that.
+  // Throws if a member is lost or has given up.
+  void check() const { endpoint_.health().check(members_, place_.wait.group); }
+
+  // Until ready() is true. `missing(all)` gives the ranks that are not there yet: all of them, or
+  // those whose leaving means that they will not come. sleep(time) sleeps until it is worth looking
+  // again, but no longer than that.
   template <class Ready, class Missing, class Sleep>
   void until(Ready ready, Missing missing, Sleep sleep) {
     for (int i = 0; i < patience_.spins; ++i) {
@@ -59,10 +69,9 @@ class Waiting {
       cpu_relax();
     }
     for (std::uint64_t round = 0; !ready(); ++round) {
-      if (ended(round)) {
-        if (ready()) return;
-        fail(missing());
-      }
+      const Look seen = look(round);
+      if (seen != Look::nothing && ready()) return;
+      act(seen, missing);
       if (round < std::uint64_t(patience_.yields)) {
         sched_yield();
       } else {
@@ -74,7 +83,7 @@ class Waiting {
   // For loops in which something moves at every turn.
   template <class Missing>
   void busy(std::uint64_t turn, Missing missing) {
-    if (turn % 256 == 0 && deadline_.expired()) fail(missing());
+    if (turn % 256 == 0 && deadline_.expired()) act(Look::deadline, missing);
   }
 
   // For loops that cannot be written as one condition: call when nothing moved. The number of calls
@@ -85,7 +94,8 @@ class Waiting {
     round -= std::uint64_t(patience_.spins);
     // What one who left sent before may have come since the caller looked: it looks again first.
     const std::uint64_t known = changes_;
-    if (ended(round) && changes_ == known) fail(missing());
+    const Look seen = look(round);
+    if (changes_ == known) act(seen, missing);
     if (round < std::uint64_t(patience_.yields)) {
       sched_yield();
     } else {
@@ -94,16 +104,29 @@ class Waiting {
   }
 
  private:
-  bool ended(std::uint64_t round);
+  enum class Look { nothing, someone_left, long_wait, deadline };
+  Look look(std::uint64_t round);
+  template <class Missing>
+  void act(Look seen, Missing missing) {
+    if (seen == Look::nothing) return;
+    if (seen == Look::long_wait) return tell(missing(true));
+    endpoint_.health().check_present(missing(seen == Look::deadline), place_.wait.group);
+    if (seen == Look::deadline) fail(missing(true));
+  }
   std::chrono::microseconds pause(std::uint64_t round) const;
-  void fail(const std::vector<int>& missing);  // throws if these ranks are gone or it is too late
+  void tell(const std::vector<int>& missing);
+  void compare();  // throws if another rank waits in another call
+  [[noreturn]] void fail(const std::vector<int>& missing);
+  std::string chain(int rank) const;
 
-  Health& health_;
+  Endpoint& endpoint_;
   const std::vector<int>& members_;
   Deadline deadline_;
+  Place place_;
   Patience patience_;
   const std::function<std::string()>& what_;
-  std::uint64_t changes_;  // of the health that was looked at last
+  std::uint64_t changes_ = 0;  // of the health that was looked at last
+  std::optional<Deadline::Clock::time_point> tells_at_ = {};
 };
 
 void sleep_for(std::chrono::microseconds time);

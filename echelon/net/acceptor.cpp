@@ -1,5 +1,6 @@
 #include "echelon/net/acceptor.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -14,7 +15,7 @@
 
 namespace echelon {
 namespace {
-constexpr auto proof_time = std::chrono::seconds(5);
+constexpr auto proof_time = std::chrono::seconds(5);  // and for the first frame
 }
 
 Acceptor::Acceptor(std::vector<Listener> listeners, const Token& token, Welcome welcome)
@@ -35,7 +36,7 @@ Acceptor::~Acceptor() {
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
-    for (const auto& [key, socket] : unproven_) shutdown(socket, SHUT_RDWR);
+    for (const auto& [key, socket] : unproven_) shutdown(socket.get(), SHUT_RDWR);
     threads.swap(threads_);
   }
   for (auto& [key, thread] : threads) thread.join();
@@ -58,13 +59,19 @@ void Acceptor::run() {
       try {
         auto socket = accept(listeners_[i].socket, Deadline::in(Deadline::Clock::duration::zero()));
         if (!socket) continue;
+        Descriptor second(fcntl(socket->get(), F_DUPFD_CLOEXEC, 0));
+        if (!second) throw Error(with_errno("cannot keep a connection"));
         const std::lock_guard lock(mutex_);
         ++key;
-        unproven_[key] = socket->get();
+        unproven_[key] = std::move(second);
         threads_[key] =
             std::thread([this, moved = std::make_shared<Descriptor>(std::move(*socket)),
                          tls = listeners_[i].tls, key] { prove(std::move(*moved), tls, key); });
       } catch (const std::exception& error) {  // out of descriptors or threads: others may go on
+        {
+          const std::lock_guard lock(mutex_);
+          if (!threads_.contains(key)) unproven_.erase(key);
+        }
         log::warn(fmt::format("a connection could not be taken: {}", error.what()));
         std::this_thread::sleep_for(std::chrono::milliseconds(10));
       }
@@ -99,25 +106,21 @@ void Acceptor::prove(Descriptor socket, bool tls, std::uint64_t key) {
     stream = tls ? Stream::tls(std::move(socket), name, token_, Side::accepting, deadline)
                  : Stream::plain(std::move(socket), name);
     authenticate(*stream, token_, Side::accepting, deadline);
+    const Frame first = read_frame(*stream, deadline);
+    {
+      // From here on it is not ours to shut down.
+      const std::lock_guard lock(mutex_);
+      unproven_.erase(key);
+    }
+    welcome_(std::move(stream), first);
   } catch (const std::exception& error) {
+    stream.reset();
     const std::lock_guard lock(mutex_);
-    unproven_.erase(key);
     if (!stopping_)
       log::warn(fmt::format("turned away a connection from {}: {}", from, error.what()));
-    stream.reset();
-  }
-  {
-    const std::lock_guard lock(mutex_);
-    unproven_.erase(key);
-  }
-  if (stream) {
-    try {
-      welcome_(std::move(stream));
-    } catch (const std::exception& error) {
-      log::warn(fmt::format("turned away a connection from {}: {}", from, error.what()));
-    }
   }
   const std::lock_guard lock(mutex_);
+  unproven_.erase(key);
   if (!stopping_) finished_.push_back(key);
 }
 

@@ -20,10 +20,9 @@
 namespace echelon {
 namespace {
 
-enum Kind : std::uint8_t { announce = 16, give_up_frame, goodbye };
+enum Kind : std::uint8_t { announce = 16, give_up_frame, goodbye, wait_frame };
 
 constexpr std::uint64_t control_channel = 0;
-constexpr auto announce_time = std::chrono::seconds(10);
 constexpr Deadline::Clock::duration first_try = std::chrono::milliseconds(50),
                                     longest_try = std::chrono::seconds(2);
 constexpr auto farewell_time = std::chrono::milliseconds(500);
@@ -132,8 +131,9 @@ Endpoint::Endpoint(int rank, int world, const std::string& bind, const NetOption
   mine.options = fmt::format("net.connections={} net.tls={}", options.connections, options.tls);
   if (world > 1)
     acceptor_ = std::make_unique<Acceptor>(
-        listen(bind, mine), token_,
-        [this](std::unique_ptr<Stream> stream) { welcome(std::move(stream)); });
+        listen(bind, mine), token_, [this](std::unique_ptr<Stream> stream, const Frame& first) {
+          welcome(std::move(stream), first);
+        });
   const auto texts = exchange(encode_card(mine), deadline);
   if (int(texts.size()) != world)
     throw Corrupt(
@@ -147,9 +147,9 @@ Endpoint::Endpoint(int rank, int world, const std::string& bind, const NetOption
   check_cards(bind);
   {
     const std::lock_guard lock(filed_mutex_);
-    known_ = true;
+    job_ = cards_[0].job;
+    std::erase_if(filed_, [&](const auto& one) { return std::get<0>(one.first) != *job_; });
   }
-  filed_changed_.notify_all();
   heaps_[std::size_t(rank)] = heap_->mapping();
   connect_controls(deadline);
   watcher_ = std::thread([this] { watch(); });
@@ -214,26 +214,23 @@ std::vector<Listener> Endpoint::listen(const std::string& bind, Card& card) {
 }
 
 // A proven connection says whose it is and what it is for, and waits to be taken.
-void Endpoint::welcome(std::unique_ptr<Stream> stream) {
-  const Frame frame = read_frame(*stream, Deadline::in(announce_time));
-  FrameReader reader(frame, stream->name());
+void Endpoint::welcome(std::unique_ptr<Stream> stream, const Frame& first) {
+  FrameReader reader(first, stream->name());
   const auto job = reader.number(), from = reader.number_at_most(std::uint64_t(world_) - 1),
              channel = reader.number(), index = reader.number();
   reader.end();
-  if (frame.kind != announce) throw Corrupt(stream->name() + " did not say what it is for");
-  std::unique_lock lock(filed_mutex_);
-  if (!filed_changed_.wait_for(lock, announce_time, [&] { return known_; }))
-    throw Timeout(stream->name() + " came before the rendezvous was over");
-  if (job != cards_[0].job) throw Refused(stream->name() + " belongs to another job");
-  stream->rename(health_->name(int(from)));
-  filed_[{int(from), channel, index}] = std::move(stream);
+  if (first.kind != announce) throw Corrupt(stream->name() + " did not say what it is for");
+  const std::lock_guard lock(filed_mutex_);
+  // A rank that has all cards may be here before this one has; then the job is looked at later.
+  if (job_ && job != *job_) throw Refused(stream->name() + " belongs to another job");
+  filed_[{job, int(from), channel, index}] = std::move(stream);
   filed_changed_.notify_all();
 }
 
-std::unique_ptr<Stream> Endpoint::connect(int rank, std::uint64_t channel, std::uint64_t index,
+std::unique_ptr<Stream> Endpoint::connect(int rank, const Purpose& purpose, int index,
                                           Deadline deadline) {
   const Card& other = card(rank);
-  const bool local = near(rank) && channel == control_channel;
+  const bool local = near(rank) && purpose.channel == control_channel;
   Descriptor socket;
   // In short tries, so that a death is not waited for to the deadline; longer each time, for ways
   // that are long.
@@ -243,7 +240,7 @@ std::unique_ptr<Stream> Endpoint::connect(int rank, std::uint64_t channel, std::
     try {
       socket = local ? connect_local(other.local, soon) : connect_tcp(other.address, soon);
     } catch (const Timeout&) {
-      health_->check_present({rank});
+      health_->check_present({rank}, purpose.group);
       if (deadline.expired()) throw;
     }
   }
@@ -253,56 +250,61 @@ std::unique_ptr<Stream> Endpoint::connect(int rank, std::uint64_t channel, std::
               FrameWriter()
                   .number(cards_[0].job)
                   .number(std::uint64_t(rank_))
-                  .number(channel)
-                  .number(index)
+                  .number(purpose.channel)
+                  .number(std::uint64_t(index))
                   .frame(announce),
               deadline);
   return stream;
 }
 
-std::unique_ptr<Stream> Endpoint::take(const Key& key, Deadline deadline) {
-  const int rank = std::get<0>(key);
+Endpoint::Key Endpoint::key_of(int rank, const Purpose& purpose, int index) const {
+  return {cards_[0].job, rank, purpose.channel, std::uint64_t(index)};
+}
+
+std::unique_ptr<Stream> Endpoint::take(int rank, const Purpose& purpose, int index,
+                                       Deadline deadline) {
+  const Key key = key_of(rank, purpose, index);
   std::unique_lock lock(filed_mutex_);
   while (!filed_.contains(key)) {
     // In short waits, so that a death is not waited for to the deadline.
     const auto wait =
         std::min<Deadline::Clock::duration>(deadline.remaining(), std::chrono::milliseconds(50));
     filed_changed_.wait_for(lock, wait);
-    health_->check_present({rank});
+    health_->check_present({rank}, purpose.group);
     if (deadline.expired())
       throw Timeout(fmt::format("{} did not connect in time", health_->name(rank)));
   }
   auto stream = std::move(filed_[key]);
   filed_.erase(key);
+  stream->rename(health_->name(rank));
   return stream;
 }
 
-std::vector<std::unique_ptr<Stream>> Endpoint::open(int rank, std::uint64_t channel, int count,
+std::vector<std::unique_ptr<Stream>> Endpoint::open(int rank, const Purpose& purpose,
                                                     Deadline deadline) {
   std::vector<std::unique_ptr<Stream>> streams;
-  for (int i = 0; i < count; ++i)
-    streams.push_back(rank < rank_ ? connect(rank, channel, std::uint64_t(i), deadline)
-                                   : take({rank, channel, std::uint64_t(i)}, deadline));
+  for (int i = 0; i < purpose.count; ++i)
+    streams.push_back(rank < rank_ ? connect(rank, purpose, i, deadline)
+                                   : take(rank, purpose, i, deadline));
   return streams;
 }
 
 std::optional<std::vector<std::unique_ptr<Stream>>> Endpoint::try_open(int rank,
-                                                                       std::uint64_t channel,
-                                                                       int count,
+                                                                       const Purpose& purpose,
                                                                        Deadline deadline) {
   if (rank > rank_) {
     const std::lock_guard lock(filed_mutex_);
-    for (int i = 0; i < count; ++i)
-      if (!filed_.contains({rank, channel, std::uint64_t(i)})) return {};
+    for (int i = 0; i < purpose.count; ++i)
+      if (!filed_.contains(key_of(rank, purpose, i))) return {};
   }
-  return open(rank, channel, count, deadline);
+  return open(rank, purpose, deadline);
 }
 
 void Endpoint::connect_controls(Deadline deadline) {
   for (int r = 0; r < world_; ++r)
-    if (r < rank_) controls_[std::size_t(r)] = connect(r, control_channel, 0, deadline);
+    if (r < rank_) controls_[std::size_t(r)] = connect(r, {control_channel}, 0, deadline);
   for (int r = rank_ + 1; r < world_; ++r)
-    controls_[std::size_t(r)] = take({r, control_channel, 0}, deadline);
+    controls_[std::size_t(r)] = take(r, {control_channel}, 0, deadline);
   for (int r = 0; r < world_; ++r)
     if (r != rank_ && near(r))
       send_descriptor(controls_[std::size_t(r)]->socket(), heap_->mapping()->file(), deadline);
@@ -322,20 +324,37 @@ int Endpoint::process(int rank) const { return processes_[std::size_t(rank)]; }
 
 const HeapMapping& Endpoint::heap(int rank) const { return *heaps_[std::size_t(rank)]; }
 
-void Endpoint::give_up(const std::vector<int>& ranks, const std::exception& error) noexcept {
+void Endpoint::tell(const std::vector<int>& ranks, const Frame& frame) {
+  const std::lock_guard lock(control_mutex_);
+  for (const int r : ranks) {
+    if (r == rank_ || !controls_[std::size_t(r)]) continue;
+    try {
+      write_frame(*controls_[std::size_t(r)], frame, Deadline::in(std::chrono::milliseconds(100)));
+    } catch (const std::exception&) {  // gone itself
+    }
+  }
+}
+
+void Endpoint::give_up(const std::vector<int>& ranks, std::uint64_t group,
+                       const std::exception& error) noexcept {
   try {
     std::string message = error.what();
     message.resize(std::min<std::size_t>(message.size(), 2000));
-    const Frame frame = FrameWriter().number(kind_of(error)).text(message).frame(give_up_frame);
-    const std::lock_guard lock(control_mutex_);
-    for (const int r : ranks) {
-      if (r == rank_ || !controls_[std::size_t(r)]) continue;
-      try {
-        write_frame(*controls_[std::size_t(r)], frame,
-                    Deadline::in(std::chrono::milliseconds(100)));
-      } catch (const std::exception&) {  // gone itself
-      }
-    }
+    tell(ranks,
+         FrameWriter().number(group).number(kind_of(error)).text(message).frame(give_up_frame));
+  } catch (const std::exception&) {  // out of memory: they find out by their deadlines
+  }
+}
+
+void Endpoint::tell_wait(const std::vector<int>& ranks, const Health::Wait& wait) noexcept {
+  try {
+    tell(ranks, FrameWriter()
+                    .number(wait.group)
+                    .number(wait.number)
+                    .number(wait.call)
+                    .number(wait.bytes)
+                    .number(std::uint64_t(wait.on))
+                    .frame(wait_frame));
   } catch (const std::exception&) {
   }
 }
@@ -384,10 +403,21 @@ void Endpoint::hear(int rank, FrameParser& parser) {
         health_->left(rank);
         return;
       }
-      if (frame->kind != give_up_frame) throw Corrupt(control.name() + " sent an unknown frame");
-      const auto kind = reader.number();
-      health_->failed(rank, kind, reader.text());
-      return;
+      if (frame->kind == wait_frame) {
+        Health::Wait wait;
+        wait.group = reader.number();
+        wait.number = reader.number();
+        wait.call = reader.number();
+        wait.bytes = reader.number();
+        wait.on = int(reader.number_at_most(std::uint64_t(world_) - 1));
+        health_->waits(rank, wait);
+      } else if (frame->kind == give_up_frame) {
+        const auto group = reader.number(), kind = reader.number();
+        health_->failed(rank, group, kind, reader.text());
+      } else {
+        throw Corrupt(control.name() + " sent an unknown frame");
+      }
+      reader.end();
     }
   }
 }

@@ -76,29 +76,36 @@ class Endpoint {
   const std::shared_ptr<SharedHeap>& heap_owner() const { return heap_; }
   const HeapMapping& heap(int rank) const;  // of a near rank, or one's own
 
-  // Connections to another rank for one purpose: both sides call it with the same channel and
-  // count.
-  std::vector<std::unique_ptr<Stream>> open(int rank, std::uint64_t channel, int count,
-                                            Deadline deadline);
-
+  // What connections are for, and in which group: both sides name the same.
+  struct Purpose {
+    std::uint64_t channel;
+    std::uint64_t group = 0;  // if the other rank gives up in it, this ends too
+    int count = 1;            // of connections
+  };
+  std::vector<std::unique_ptr<Stream>> open(int rank, const Purpose& purpose, Deadline deadline);
   // The same, but nothing when it is the other rank that connects and it has not yet.
-  std::optional<std::vector<std::unique_ptr<Stream>>> try_open(int rank, std::uint64_t channel,
-                                                               int count, Deadline deadline);
+  std::optional<std::vector<std::unique_ptr<Stream>>> try_open(int rank, const Purpose& purpose,
+                                                               Deadline deadline);
 
   Health& health() { return *health_; }
-  // Tells these ranks that this one gives up, and why. Does not throw.
-  void give_up(const std::vector<int>& ranks, const std::exception& error) noexcept;
+  // Tells these ranks that this one gives up in a group, and why. Does not throw.
+  void give_up(const std::vector<int>& ranks, std::uint64_t group,
+               const std::exception& error) noexcept;
+  // Tells them that this one has been waiting for a while. Does not throw.
+  void tell_wait(const std::vector<int>& ranks, const Health::Wait& wait) noexcept;
 
  private:
-  using Key = std::tuple<int, std::uint64_t, std::uint64_t>;  // rank, channel, index
+  // job, rank, channel, index
+  using Key = std::tuple<std::uint64_t, int, std::uint64_t, std::uint64_t>;
 
   std::vector<Listener> listen(const std::string& bind, Card& card);
   void check_cards(const std::string& bind) const;
-  void welcome(std::unique_ptr<Stream> stream);
+  void welcome(std::unique_ptr<Stream> stream, const Frame& first);
   void connect_controls(Deadline deadline);
-  std::unique_ptr<Stream> connect(int rank, std::uint64_t channel, std::uint64_t index,
-                                  Deadline deadline);
-  std::unique_ptr<Stream> take(const Key& key, Deadline deadline);
+  std::unique_ptr<Stream> connect(int rank, const Purpose& purpose, int index, Deadline deadline);
+  Key key_of(int rank, const Purpose& purpose, int index) const;
+  std::unique_ptr<Stream> take(int rank, const Purpose& purpose, int index, Deadline deadline);
+  void tell(const std::vector<int>& ranks, const Frame& frame);
   void share_heap(int rank, Deadline deadline);
   void watch();
   void hear(int rank, FrameParser& parser);
@@ -113,10 +120,10 @@ class Endpoint {
   std::vector<std::shared_ptr<HeapMapping>> heaps_;
   std::vector<int> processes_;
 
-  std::mutex filed_mutex_;  // filed_ and known_
+  std::mutex filed_mutex_;  // filed_ and job_
   std::condition_variable filed_changed_;
   std::map<Key, std::unique_ptr<Stream>> filed_;
-  bool known_ = false;  // whether the cards are there
+  std::optional<std::uint64_t> job_;  // ours, once the cards are there
 
   std::mutex control_mutex_;  // what is read from and written to controls_
   Descriptor stop_;

@@ -10,9 +10,9 @@
 namespace echelon {
 
 Health::Health(std::vector<std::string> names)
-    : names_(std::move(names)), states_(names_.size(), State::alive) {}
+    : names_(std::move(names)), states_(names_.size(), State::alive), waits_(names_.size()) {}
 
-void Health::set(Event event) {
+void Health::end(Event event) {
   {
     const std::lock_guard lock(mutex_);
     auto& state = states_[std::size_t(event.rank)];
@@ -23,35 +23,57 @@ void Health::set(Event event) {
   changes_.fetch_add(1, std::memory_order_release);
 }
 
-void Health::left(int rank) { set({rank, State::left, 0, {}}); }
+void Health::left(int rank) { end({rank, State::left, 0, 0, {}}); }
 
 void Health::lost(int rank, const std::string& how) {
-  set({rank, State::lost, 0, fmt::format("{} was lost: {}", name(rank), how)});
+  end({rank, State::lost, 0, 0, fmt::format("{} was lost: {}", name(rank), how)});
 }
 
-void Health::failed(int rank, std::uint64_t kind, const std::string& message) {
-  set({rank, State::failed, kind, fmt::format("{} gave up: {}", name(rank), message)});
+void Health::failed(int rank, std::uint64_t group, std::uint64_t kind, const std::string& message) {
+  {
+    const std::lock_guard lock(mutex_);
+    events_.push_back(
+        {rank, State::alive, group, kind, fmt::format("{} gave up: {}", name(rank), message)});
+  }
+  changes_.fetch_add(1, std::memory_order_release);
+}
+
+void Health::waits(int rank, const Wait& wait) {
+  {
+    const std::lock_guard lock(mutex_);
+    waits_[std::size_t(rank)] = wait;
+  }
+  changes_.fetch_add(1, std::memory_order_release);
 }
 
 void Health::raise(const Event& event) const {
-  if (event.state == State::failed) throw_kind(event.kind, event.message);
+  if (event.state == State::alive) throw_kind(event.kind, event.message);
   if (event.state == State::lost) throw PeerLost(event.message);
   throw PeerLost(fmt::format("{} has ended, and cannot take part any more", name(event.rank)));
 }
 
-void Health::check(const std::vector<int>& ranks) const {
-  const std::lock_guard lock(mutex_);
-  for (const auto& event : events_)
-    if (event.state != State::left &&
-        std::find(ranks.begin(), ranks.end(), event.rank) != ranks.end())
-      raise(event);
+bool Health::concerns(const Event& event, const std::vector<int>& ranks,
+                      std::uint64_t group) const {
+  return (event.state != State::alive || event.group == group) &&
+         std::find(ranks.begin(), ranks.end(), event.rank) != ranks.end();
 }
 
-void Health::check_present(const std::vector<int>& ranks) const {
-  check(ranks);
+void Health::check(const std::vector<int>& ranks, std::uint64_t group) const {
   const std::lock_guard lock(mutex_);
   for (const auto& event : events_)
-    if (std::find(ranks.begin(), ranks.end(), event.rank) != ranks.end()) raise(event);
+    if (event.state != State::left && concerns(event, ranks, group)) raise(event);
+}
+
+void Health::check_present(const std::vector<int>& ranks, std::uint64_t group) const {
+  check(ranks, group);
+  const std::lock_guard lock(mutex_);
+  for (const auto& event : events_)
+    if (concerns(event, ranks, group)) raise(event);
+}
+
+std::optional<Health::Wait> Health::wait_of(int rank) const {
+  const std::lock_guard lock(mutex_);
+  return waits_[std::size_t(rank)];
 }
 
 Health::State Health::state(int rank) const {

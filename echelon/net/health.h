@@ -1,12 +1,14 @@
 // What is known of the other ranks: kept by the endpoint's thread, read by everyone who waits.
 //
-// A waiting loop looks at `changes()`, one atomic, and asks further only when it has moved.
+// A waiting loop looks at `changes()`, one atomic, and asks further only when it has moved. A rank
+// that ends is gone for everybody; one that gives up does so in one group, and goes on in others.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,9 +18,15 @@ class Health {
  public:
   enum class State : std::uint8_t {
     alive,
-    left,    // said goodbye: what it had to do is done
-    lost,    // its connection ended without a word
-    failed,  // told us that it gave up, and why
+    left,  // said goodbye: what it had to do is done
+    lost,  // its connection ended without a word
+  };
+
+  // A rank that has waited for a while says so: in which operation of which group, and for whom.
+  // What `call` and `bytes` mean is the group's affair; they are equal where ranks agree.
+  struct Wait {
+    std::uint64_t group = 0, number = 0, call = 0, bytes = 0;
+    int on = -1;
   };
 
   // `names` say who a rank is: "rank 2 on node7 (pid 4711)".
@@ -26,34 +34,39 @@ class Health {
 
   std::uint64_t changes() const { return changes_.load(std::memory_order_acquire); }
 
-  // Throws when one of these ranks is lost (PeerLost) or has failed (what it said), the first cause
-  // that became known first.
-  void check(const std::vector<int>& ranks) const;
+  // Throws when one of these ranks is lost (PeerLost) or has given up in this group (what it said):
+  // the cause that became known first.
+  void check(const std::vector<int>& ranks, std::uint64_t group) const;
   // The same, and PeerLost for one that has left: for the ranks that a wait cannot do without.
-  void check_present(const std::vector<int>& ranks) const;
+  void check_present(const std::vector<int>& ranks, std::uint64_t group) const;
 
   State state(int rank) const;
+  std::optional<Wait> wait_of(int rank) const;  // the last one it told of
   const std::string& name(int rank) const { return names_[std::size_t(rank)]; }
 
   void left(int rank);
   void lost(int rank, const std::string& how);
   // `kind` is the error's class as kind_of gives it.
-  void failed(int rank, std::uint64_t kind, const std::string& message);
+  void failed(int rank, std::uint64_t group, std::uint64_t kind, const std::string& message);
+  void waits(int rank, const Wait& wait);
 
  private:
   struct Event {
     int rank;
-    State state;
+    State state;          // alive: it gave up
+    std::uint64_t group;  // in which one
     std::uint64_t kind;
     std::string message;
   };
-  void set(Event event);
+  void end(Event event);
+  bool concerns(const Event& event, const std::vector<int>& ranks, std::uint64_t group) const;
   [[noreturn]] void raise(const Event& event) const;
 
   std::vector<std::string> names_;
   std::atomic<std::uint64_t> changes_{0};
-  mutable std::mutex mutex_;  // states_ and events_
+  mutable std::mutex mutex_;  // the rest
   std::vector<State> states_;
+  std::vector<std::optional<Wait>> waits_;
   std::vector<Event> events_;  // in the order they became known
 };
 

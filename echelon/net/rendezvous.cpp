@@ -46,8 +46,7 @@ std::vector<std::string> Rendezvous::gather(const std::string& card, Deadline de
   std::vector<Listener> listeners;
   listeners.push_back({std::move(listener), tls});
   {
-    const Acceptor acceptor(std::move(listeners), token, [&](std::unique_ptr<Stream> stream) {
-      const Frame frame = read_frame(*stream, Deadline::in(std::chrono::seconds(10)));
+    const auto welcome = [&](std::unique_ptr<Stream> stream, const Frame& frame) {
       FrameReader reader(frame, stream->name());
       const auto guest = reader.number(), guests_world = reader.number();
       std::string guests_card = reader.text(longest_card);
@@ -68,7 +67,8 @@ std::vector<std::string> Rendezvous::gather(const std::string& card, Deadline de
       }
       if (stream) misfits.push_back(std::move(stream));
       arrived.notify_all();
-    });
+    };
+    const Acceptor acceptor(std::move(listeners), token, welcome);
     std::unique_lock lock(mutex);
     const auto complete = [&] { return !problem.empty() || int(guests.size()) == world - 1; };
     if (!arrived.wait_for(lock, deadline.remaining(), complete)) {

@@ -129,9 +129,9 @@ inline std::string difference(DataType type, const Bytes& got, const Bytes& expe
 // Memory of a rank: registered or its own.
 enum class Where { own, registered, mixed };  // mixed: odd ranks' is registered
 
-class Place {
+class Storage {
  public:
-  Place(Group& group, std::size_t bytes, Where where) : bytes_(bytes) {
+  Storage(Group& group, std::size_t bytes, Where where) : bytes_(bytes) {
     if (where == Where::registered || (where == Where::mixed && group.rank() % 2 == 1))
       memory_ = group.allocate(bytes + 1);
     else
@@ -139,11 +139,11 @@ class Place {
           std::shared_ptr<std::byte>(new std::byte[bytes + 1], std::default_delete<std::byte[]>());
     std::memset(memory_.get(), 0x5a, bytes + 1);
   }
-  Place(Group& group, const Bytes& content, Where where) : Place(group, content.size(), where) {
+  Storage(Group& group, const Bytes& content, Where where) : Storage(group, content.size(), where) {
     if (bytes_) std::memcpy(memory_.get(), content.data(), bytes_);
   }
-  ~Place() { EXPECT_EQ(int(memory_.get()[bytes_]), 0x5a) << "written past the end"; }
-  Place(const Place&) = delete;
+  ~Storage() { EXPECT_EQ(int(memory_.get()[bytes_]), 0x5a) << "written past the end"; }
+  Storage(const Storage&) = delete;
 
   std::byte* data() const { return memory_.get(); }
   Bytes bytes() const { return Bytes(data(), data() + bytes_); }

@@ -77,5 +77,24 @@ TEST(Group, SumsOverSeveralHosts) {
     });
 }
 
+TEST(Group, GivesTheMemoryOfLeftGroupsBack) {
+  run_ranks_well({.world = 3}, [](Group& group) {
+    const auto round = [&] {
+      const auto half = group.split(group.rank() == 2 ? 1 : 0, 0), all = group.split(0, 0);
+      float value = 1;
+      all->all_reduce(DataType::f32, ReduceOp::sum, &value, &value, 1);
+      EXPECT_EQ(value, 3);
+    };
+    for (int i = 0; i < 3; ++i) round();
+    group.barrier();
+    const std::size_t before = group.endpoint().heap().allocated();
+    for (int i = 0; i < 20; ++i) round();
+    group.barrier();
+    // One round's blocks may still be in somebody's hands.
+    const std::size_t blocks = SharedBlock::bytes(3) + SharedBlock::bytes(2);
+    EXPECT_LE(group.endpoint().heap().allocated(), before + 2 * blocks);
+  });
+}
+
 }  // namespace
 }  // namespace echelon

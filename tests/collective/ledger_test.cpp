@@ -137,7 +137,7 @@ TEST(Ledger, CountsAllReduceToTheByte) {
         for (const auto algorithm : algorithms)
           for (const auto count : lengths)
             for (const auto where : {Where::own, Where::registered}) {
-              const Place data(group, count * element, where);
+              const Storage data(group, count * element, where);
               group.all_reduce(DataType::i32, ReduceOp::max, data.data(), data.data(), count,
                                {.tag = "grad", .algorithm = algorithm});
               const auto entries = group.ledger().entries();
@@ -202,7 +202,7 @@ TEST(Ledger, CountsTheOtherOperationsToTheByte) {
       };
       const auto moving = shared ? Algorithm::shared : Algorithm::direct;
       const auto place = [](Group& group, std::size_t elements) {
-        return Place(group, elements * element, Where::own);
+        return Storage(group, elements * element, Where::own);
       };
       const std::vector<Expected> all = {
           {"reduce_scatter by ring",
@@ -321,7 +321,7 @@ TEST(Ledger, CountsWhatLeavesAHost) {
   constexpr std::uint64_t n = count * element;
   Ledgers hierarchical(4), ring(4);
   run_ranks_well({.world = 4, .hosts = 2}, [&](Group& group) {
-    const Place data(group, n, Where::own);
+    const Storage data(group, n, Where::own);
     group.all_reduce(DataType::i32, ReduceOp::max, data.data(), data.data(), count,
                      {.algorithm = Algorithm::hierarchical});
     hierarchical.take(group);
@@ -343,7 +343,7 @@ TEST(Ledger, DoublesTheBytesOfHalvesThatTravelAsFp32) {
     layout.comm.wire = wire;
     Ledgers ledgers(4);
     run_ranks_well(layout, [&](Group& group) {
-      const Place data(group, Bytes(800), Where::own);
+      const Storage data(group, Bytes(800), Where::own);
       group.all_reduce(DataType::bf16, ReduceOp::sum, data.data(), data.data(), 400,
                        {.algorithm = Algorithm::ring});
       ledgers.take(group);

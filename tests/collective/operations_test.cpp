@@ -99,8 +99,8 @@ Bytes gathered(const Case& one, const std::vector<std::size_t>& counts) {
 
 void check_all_reduce(Group& group, const Case& one, std::size_t count) {
   const Bytes mine = vector_of(one.type, one.op, group.rank(), count, one.salt);
-  const Place in(group, mine, one.where), other(group, mine.size(), one.where);
-  const Place& out = one.in_place ? in : other;
+  const Storage in(group, mine, one.where), other(group, mine.size(), one.where);
+  const Storage& out = one.in_place ? in : other;
   group.all_reduce(one.type, one.op, in.data(), out.data(), count, one.options);
   EXPECT_EQ(
       difference(one.type, out.bytes(), reduced(one.type, one.op, group.size(), count, one.salt)),
@@ -114,8 +114,8 @@ void check_all_reduce(Group& group, const Case& one, std::size_t count) {
 void check_reduce(Group& group, const Case& one, std::size_t count) {
   const Bytes mine = vector_of(one.type, one.op, group.rank(), count, one.salt);
   const bool root = group.rank() == one.root;
-  const Place in(group, mine, one.where), other(group, mine.size(), one.where);
-  const Place& out = one.in_place && root ? in : other;
+  const Storage in(group, mine, one.where), other(group, mine.size(), one.where);
+  const Storage& out = one.in_place && root ? in : other;
   const Bytes untouched = other.bytes();
   group.reduce(one.type, one.op, in.data(), out.data(), count, one.root, one.options);
   EXPECT_EQ(difference(one.type, out.bytes(),
@@ -127,8 +127,8 @@ void check_reduce(Group& group, const Case& one, std::size_t count) {
 void check_reduce_scatter(Group& group, const Case& one, const std::vector<std::size_t>& counts) {
   const std::size_t all = before(counts, group.size()), own = counts[std::size_t(group.rank())],
                     begin = before(counts, group.rank());
-  const Place in(group, vector_of(one.type, one.op, group.rank(), all, one.salt), one.where);
-  const Place other(group, own * size_of(one.type), one.where);
+  const Storage in(group, vector_of(one.type, one.op, group.rank(), all, one.salt), one.where);
+  const Storage other(group, own * size_of(one.type), one.where);
   std::byte* out = one.in_place ? in.data() + begin * size_of(one.type) : other.data();
   group.reduce_scatter(one.type, one.op, in.data(), out, counts, one.options);
   EXPECT_EQ(difference(
@@ -142,7 +142,7 @@ void check_all_gather(Group& group, const Case& one, const std::vector<std::size
   const Bytes expected = gathered(one, counts);
   const std::size_t own = counts[std::size_t(group.rank())], begin = before(counts, group.rank());
   const Bytes mine = part(expected, begin, own, one.type);
-  const Place in(group, mine, one.where), out(group, expected.size(), one.where);
+  const Storage in(group, mine, one.where), out(group, expected.size(), one.where);
   const std::byte* from = in.data();
   if (one.in_place) {
     from = out.data() + begin * size_of(one.type);
@@ -157,8 +157,8 @@ void check_gather(Group& group, const Case& one, const std::vector<std::size_t>&
   const Bytes expected = gathered(one, counts);
   const std::size_t own = counts[std::size_t(group.rank())], begin = before(counts, group.rank());
   const bool root = group.rank() == one.root;
-  const Place in(group, part(expected, begin, own, one.type), one.where);
-  const Place out(group, root ? expected.size() : 0, one.where);
+  const Storage in(group, part(expected, begin, own, one.type), one.where);
+  const Storage out(group, root ? expected.size() : 0, one.where);
   group.gather(one.type, in.data(), root ? out.data() : nullptr, counts, one.root, one.options);
   if (root) {
     EXPECT_EQ(difference(one.type, out.bytes(), expected), "") << "gather " << one.text(group, own);
@@ -169,8 +169,8 @@ void check_scatter(Group& group, const Case& one, const std::vector<std::size_t>
   const Bytes all = gathered(one, counts);
   const std::size_t own = counts[std::size_t(group.rank())], begin = before(counts, group.rank());
   const bool root = group.rank() == one.root;
-  const Place in(group, root ? all : Bytes(), one.where);
-  const Place out(group, own * size_of(one.type), one.where);
+  const Storage in(group, root ? all : Bytes(), one.where);
+  const Storage out(group, own * size_of(one.type), one.where);
   group.scatter(one.type, root ? in.data() : nullptr, out.data(), counts, one.root, one.options);
   EXPECT_EQ(difference(one.type, out.bytes(), part(all, begin, own, one.type)), "")
       << "scatter " << one.text(group, own);
@@ -178,7 +178,8 @@ void check_scatter(Group& group, const Case& one, const std::vector<std::size_t>
 
 void check_broadcast(Group& group, const Case& one, std::size_t count) {
   const Bytes expected = vector_of(one.type, ReduceOp::sum, one.root, count, one.salt);
-  const Place data(group, group.rank() == one.root ? expected : Bytes(expected.size()), one.where);
+  const Storage data(group, group.rank() == one.root ? expected : Bytes(expected.size()),
+                     one.where);
   group.broadcast(one.type, data.data(), count, one.root, one.options);
   EXPECT_EQ(difference(one.type, data.bytes(), expected), "")
       << "broadcast " << one.text(group, count);
@@ -204,7 +205,7 @@ void check_all_to_all(Group& group, const Case& one, std::size_t count, bool eve
     add(sent, there, rank, k);
     add(expected, back, k, rank);
   }
-  const Place in(group, sent, one.where), out(group, expected.size(), one.where);
+  const Storage in(group, sent, one.where), out(group, expected.size(), one.where);
   group.all_to_all(one.type, in.data(), out.data(), there, back, one.options);
   EXPECT_EQ(difference(one.type, out.bytes(), expected), "")
       << "all_to_all " << one.text(group, count);
@@ -381,8 +382,8 @@ TEST(Operations, GiveTheSameBitsOnEveryRankAndEveryTime) {
           for (const auto algorithm : algorithms_for(group, Operation::all_reduce))
             for (const std::size_t count : {std::size_t(33), std::size_t(2777)})
               for (const auto op : {ReduceOp::sum, ReduceOp::average}) {
-                const Place data(group, random_vector(type, group.rank(), count, unsigned(count)),
-                                 turn ? Where::mixed : Where::own);
+                const Storage data(group, random_vector(type, group.rank(), count, unsigned(count)),
+                                   turn ? Where::mixed : Where::own);
                 group.all_reduce(type, op, data.data(), data.data(), count,
                                  {.algorithm = algorithm});
                 const std::string key = std::string(name(type)) + " " + name(op) + " by " +
@@ -414,7 +415,7 @@ TEST(Operations, SumHalfPrecisionInFp32WithOneRounding) {
     const auto run = [&](const Layout& layout, Algorithm algorithm, const Bytes& compare,
                          bool equal) {
       run_ranks_well(layout, [&](Group& group) {
-        const Place data(group, random_vector(type, group.rank(), count, 9), Where::own);
+        const Storage data(group, random_vector(type, group.rank(), count, 9), Where::own);
         group.all_reduce(type, ReduceOp::sum, data.data(), data.data(), count,
                          {.algorithm = algorithm});
         EXPECT_EQ(difference(type, data.bytes(), compare) == "", equal)
@@ -430,7 +431,7 @@ TEST(Operations, SumHalfPrecisionInFp32WithOneRounding) {
     // As fp32 on the way: the ring's own order of ranks, and one rounding at the end.
     tcp.comm.wire = "fp32";
     run_ranks_well(tcp, [&](Group& group) {
-      const Place data(group, random_vector(type, group.rank(), count, 9), Where::own);
+      const Storage data(group, random_vector(type, group.rank(), count, 9), Where::own);
       group.all_reduce(type, ReduceOp::sum, data.data(), data.data(), count,
                        {.algorithm = Algorithm::ring});
       std::vector<float> wide(count);

@@ -26,14 +26,21 @@ struct Door {
     std::vector<Listener> listeners;
     listeners.push_back({listen_tcp("127.0.0.1", 0), tls});
     address = local_address(listeners[0].socket);
-    acceptor = std::make_unique<Acceptor>(std::move(listeners), a_token(),
-                                          [this](std::unique_ptr<Stream> stream) {
-                                            const std::lock_guard lock(mutex);
-                                            guests.push_back(std::move(stream));
-                                            came.notify_all();
-                                          });
+    acceptor =
+        std::make_unique<Acceptor>(std::move(listeners), a_token(),
+                                   [this](std::unique_ptr<Stream> stream, const Frame& first) {
+                                     const std::lock_guard lock(mutex);
+                                     EXPECT_EQ(first.kind, 42);
+                                     guests.push_back(std::move(stream));
+                                     came.notify_all();
+                                   });
   }
   std::unique_ptr<Stream> knock(const Token& token = a_token(), bool tls = false) {
+    auto stream = prove(token, tls);
+    write_frame(*stream, FrameWriter().frame(42), in_time());
+    return stream;
+  }
+  std::unique_ptr<Stream> prove(const Token& token, bool tls) {
     return connect_proven(connect_tcp(address, in_time()), "the door", tls, token, in_time());
   }
   bool has(std::size_t number) {
@@ -90,6 +97,17 @@ TEST(Acceptor, KeepsGuestsBehindTooManyStrangersWaiting) {
   testing::internal::GetCapturedStderr();
 }
 
+TEST(Acceptor, EndsThoughAProvenConnectionSaysNothing) {
+  for (const bool tls : {false, true}) {
+    auto door = std::make_unique<Door>(tls);
+    const auto silent = door->prove(a_token(), tls);
+    const auto start = Clock::now();
+    door->acceptor.reset();
+    EXPECT_LT(Clock::now() - start, std::chrono::seconds(3));
+    EXPECT_TRUE(door->guests.empty());
+  }
+}
+
 TEST(Acceptor, TakesManyAtOnce) {
   Door door;
   std::vector<std::thread> threads;
@@ -105,13 +123,15 @@ TEST(Acceptor, GoesOnWhenAWelcomeThrows) {
   std::vector<Listener> listeners;
   listeners.push_back({listen_tcp("127.0.0.1", 0), false});
   const Address address = local_address(listeners[0].socket);
-  const Acceptor acceptor(std::move(listeners), a_token(), [&](std::unique_ptr<Stream>) {
-    ++calls;
-    throw Corrupt("not what I hoped for");
-  });
+  const Acceptor acceptor(std::move(listeners), a_token(),
+                          [&](std::unique_ptr<Stream>, const Frame&) {
+                            ++calls;
+                            throw Corrupt("not what I hoped for");
+                          });
   for (int i = 0; i < 3; ++i) {
     const auto stream =
         connect_proven(connect_tcp(address, in_time()), "it", false, a_token(), in_time());
+    write_frame(*stream, FrameWriter().frame(42), in_time());
     std::vector<std::byte> byte(1);
     EXPECT_EQ(outcome([&] { stream->read(byte, in_time()); }), "PeerLost");
   }

@@ -115,8 +115,8 @@ TEST(Endpoint, OpensStreamsForAPurposePlainAndTls) {
         if (rank != low && rank != high) continue;
         const int other = rank == low ? high : low;
         // Two purposes, which do not get mixed up.
-        const auto first = endpoint.open(other, 100, 2, in_time()),
-                   second = endpoint.open(other, 101, 1, in_time());
+        const auto first = endpoint.open(other, {.channel = 100, .count = 2}, in_time()),
+                   second = endpoint.open(other, {101}, in_time());
         for (const auto* stream : {&second[0], &first[1], &first[0]}) {
           const std::string text = stream == &second[0] ? "b" : stream == &first[1] ? "a1" : "a0";
           (*stream)->write(bytes_of(text), in_time());
@@ -132,15 +132,15 @@ TEST(Endpoint, OpensStreamsForAPurposePlainAndTls) {
 TEST(Endpoint, TriesToOpenWithoutWaitingForTheOther) {
   expect_done(join(2, {}, [](Endpoint& endpoint) {
     if (endpoint.rank() == 0) {
-      EXPECT_FALSE(endpoint.try_open(1, 55, 1, in_time())) << "nobody has connected";
+      EXPECT_FALSE(endpoint.try_open(1, {55}, in_time())) << "nobody has connected";
       std::optional<std::vector<std::unique_ptr<Stream>>> streams;
       EXPECT_TRUE(soon([&] {
-        if (!streams) streams = endpoint.try_open(1, 55, 1, in_time());
+        if (!streams) streams = endpoint.try_open(1, {55}, in_time());
         return streams.has_value();
       }));
     } else {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
-      EXPECT_TRUE(endpoint.try_open(0, 55, 1, in_time()));
+      EXPECT_TRUE(endpoint.try_open(0, {55}, in_time()));
     }
   }));
 }
@@ -149,14 +149,23 @@ TEST(Endpoint, HearsThatARankLeftOrGaveUp) {
   const auto outcomes = join(3, {}, [](Endpoint& endpoint) {
     if (endpoint.rank() == 0) return;  // goodbye
     if (endpoint.rank() == 1) {
-      endpoint.give_up({0, 1, 2}, Timeout("too late"));
+      endpoint.tell_wait({0, 1, 2}, {.group = 7, .number = 3, .call = 5, .bytes = 64, .on = 0});
+      endpoint.give_up({0, 1, 2}, 7, Timeout("too late"));
       EXPECT_TRUE(soon([&] { return endpoint.health().state(2) == Health::State::left; }));
       return;
     }
-    EXPECT_TRUE(soon([&] { return endpoint.health().changes() == 2; }));
+    EXPECT_TRUE(soon([&] { return endpoint.health().changes() == 3; }));
     EXPECT_EQ(endpoint.health().state(0), Health::State::left);
-    EXPECT_EQ(endpoint.health().state(1), Health::State::failed);
-    endpoint.health().check({1});
+    EXPECT_EQ(endpoint.health().state(1), Health::State::alive);
+    const auto wait = endpoint.health().wait_of(1);
+    ASSERT_TRUE(wait);
+    EXPECT_EQ(wait->group, 7u);
+    EXPECT_EQ(wait->number, 3u);
+    EXPECT_EQ(wait->call, 5u);
+    EXPECT_EQ(wait->bytes, 64u);
+    EXPECT_EQ(wait->on, 0);
+    endpoint.health().check({1}, 8);
+    endpoint.health().check({1}, 7);
   });
   EXPECT_EQ(outcomes[2], "Timeout") << outcomes[2];
   EXPECT_NE(outcomes[2].message.find("too late"), std::string::npos) << outcomes[2];
@@ -170,7 +179,7 @@ TEST(Endpoint, DoesNotWaitForOneThatIsGone) {
     const auto outcomes = join(2, net, [&](Endpoint& endpoint) {
       if (endpoint.rank() == gone) return;
       EXPECT_TRUE(soon([&] { return endpoint.health().changes() > 0; }));
-      endpoint.open(gone, 9, 1, Deadline::in(std::chrono::seconds(8)));
+      endpoint.open(gone, {9}, Deadline::in(std::chrono::seconds(8)));
     });
     EXPECT_EQ(outcomes[std::size_t(1 - gone)], "PeerLost") << outcomes[std::size_t(1 - gone)];
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;

@@ -10,7 +10,7 @@ namespace {
 TEST(Health, SaysNothingWhileAllAreAlive) {
   const Health health = Health({"rank 0 on a", "rank 1 on b"});
   EXPECT_EQ(health.changes(), 0u);
-  EXPECT_EQ(outcome([&] { health.check_present({0, 1}); }), "done");
+  EXPECT_EQ(outcome([&] { health.check_present({0, 1}, 1); }), "done");
 }
 
 TEST(Health, CallsALostRankPeerLostByName) {
@@ -18,46 +18,66 @@ TEST(Health, CallsALostRankPeerLostByName) {
   health.lost(1, "its process ended");
   EXPECT_EQ(health.changes(), 1u);
   EXPECT_EQ(health.state(1), Health::State::lost);
-  const auto lost = outcome([&] { health.check({0, 1}); });
+  const auto lost = outcome([&] { health.check({0, 1}, 1); });
   EXPECT_EQ(lost, "PeerLost") << lost;
   EXPECT_EQ(lost.message, "rank 1 on b was lost: its process ended");
-  EXPECT_EQ(outcome([&] { health.check({0}); }), "done") << "rank 1 is not asked about";
+  EXPECT_EQ(outcome([&] { health.check({0}, 1); }), "done") << "rank 1 is not asked about";
 }
 
 TEST(Health, HandsOnWhyARankGaveUp) {
   Health health({"rank 0 on a", "rank 1 on b"});
-  health.failed(0, kind_of(InvalidArgument("")), "ranks disagree");
-  const auto failed = outcome([&] { health.check({0, 1}); });
+  health.failed(0, 1, kind_of(InvalidArgument("")), "ranks disagree");
+  const auto failed = outcome([&] { health.check({0, 1}, 1); });
   EXPECT_EQ(failed, "InvalidArgument") << failed;
   EXPECT_EQ(failed.message, "rank 0 on a gave up: ranks disagree");
+}
+
+TEST(Health, CountsARankThatGaveUpInOneGroupAsPresentInOthers) {
+  Health health({"rank 0 on a", "rank 1 on b"});
+  health.failed(1, 5, kind_of(Timeout("")), "late");
+  EXPECT_EQ(outcome([&] { health.check_present({0, 1}, 5); }), "Timeout");
+  EXPECT_EQ(outcome([&] { health.check_present({0, 1}, 6); }), "done");
+  health.lost(1, "and then it ended");
+  EXPECT_EQ(outcome([&] { health.check({0, 1}, 6); }), "PeerLost");
+  EXPECT_EQ(outcome([&] { health.check({0, 1}, 5); }), "Timeout") << "the first cause";
+}
+
+TEST(Health, KeepsTheLastWaitOfEachRank) {
+  Health health({"rank 0 on a", "rank 1 on b"});
+  EXPECT_FALSE(health.wait_of(1));
+  health.waits(1, {.group = 5, .number = 1, .on = 0});
+  health.waits(1, {.group = 5, .number = 2, .on = 0});
+  EXPECT_EQ(health.changes(), 2u);
+  EXPECT_EQ(health.wait_of(1)->number, 2u);
+  EXPECT_FALSE(health.wait_of(0));
 }
 
 TEST(Health, MissesARankThatLeftOnlyWhereItIsNeeded) {
   Health health({"rank 0 on a", "rank 1 on b"});
   health.left(0);
   EXPECT_EQ(health.changes(), 1u);
-  EXPECT_EQ(outcome([&] { health.check({0, 1}); }), "done");
-  EXPECT_EQ(outcome([&] { health.check_present({1}); }), "done");
-  const auto gone = outcome([&] { health.check_present({0, 1}); });
+  EXPECT_EQ(outcome([&] { health.check({0, 1}, 1); }), "done");
+  EXPECT_EQ(outcome([&] { health.check_present({1}, 1); }), "done");
+  const auto gone = outcome([&] { health.check_present({0, 1}, 1); });
   EXPECT_EQ(gone, "PeerLost") << gone;
   EXPECT_NE(gone.message.find("rank 0 on a"), std::string::npos) << gone;
 }
 
 TEST(Health, NamesTheFirstCauseAndKeepsTheFirstWord) {
   Health health({"rank 0 on a", "rank 1 on b", "rank 2 on c"});
-  health.failed(2, kind_of(Timeout("")), "first");
-  health.failed(0, kind_of(Corrupt("")), "second");
+  health.failed(2, 1, kind_of(Timeout("")), "first");
+  health.failed(0, 1, kind_of(Corrupt("")), "second");
   health.lost(2, "and then it ended");
   health.left(2);
-  EXPECT_EQ(health.changes(), 2u);
-  EXPECT_EQ(health.state(2), Health::State::failed);
-  const auto first = outcome([&] { health.check({0, 1, 2}); });
+  EXPECT_EQ(health.changes(), 3u);
+  EXPECT_EQ(health.state(2), Health::State::lost);
+  const auto first = outcome([&] { health.check({0, 1, 2}, 1); });
   EXPECT_EQ(first, "Timeout") << first;
   // A cause comes before a mere absence, whichever was known first.
   Health other({"rank 0 on a", "rank 1 on b", "rank 2 on c"});
   other.left(0);
   other.lost(1, "killed");
-  const auto cause = outcome([&] { other.check_present({0, 1, 2}); });
+  const auto cause = outcome([&] { other.check_present({0, 1, 2}, 1); });
   EXPECT_NE(cause.message.find("rank 1 on b was lost"), std::string::npos) << cause;
 }
 
