@@ -16,7 +16,7 @@ namespace echelon {
 namespace {
 
 constexpr std::uint32_t magic = 0x31484345;  // "ECH1"
-constexpr std::size_t chunk = 64 << 10;
+constexpr std::size_t chunk = 128 << 10;
 
 struct Header {
   std::uint32_t mark;

@@ -254,7 +254,16 @@ std::unique_ptr<Stream> Endpoint::connect(int rank, const Purpose& purpose, int 
                   .number(std::uint64_t(index))
                   .frame(announce),
               deadline);
+  prepare(*stream, rank);
   return stream;
+}
+
+// On one machine nothing is gained by having much under way: what lies in the kernel leaves the
+// caches before it is read. A few segments of the loopback's size must fit, else each waits for its
+// delayed acknowledgement.
+void Endpoint::prepare(Stream& stream, int rank) const {
+  constexpr int few_segments = 128 << 10;  // the kernel doubles it
+  if (card(rank).kernel == card(rank_).kernel) limit_send_buffer(stream.socket(), few_segments);
 }
 
 Endpoint::Key Endpoint::key_of(int rank, const Purpose& purpose, int index) const {
@@ -277,6 +286,7 @@ std::unique_ptr<Stream> Endpoint::take(int rank, const Purpose& purpose, int ind
   auto stream = std::move(filed_[key]);
   filed_.erase(key);
   stream->rename(health_->name(rank));
+  prepare(*stream, rank);
   return stream;
 }
 

@@ -103,6 +103,7 @@ class Endpoint {
   void welcome(std::unique_ptr<Stream> stream, const Frame& first);
   void connect_controls(Deadline deadline);
   std::unique_ptr<Stream> connect(int rank, const Purpose& purpose, int index, Deadline deadline);
+  void prepare(Stream& stream, int rank) const;
   Key key_of(int rank, const Purpose& purpose, int index) const;
   std::unique_ptr<Stream> take(int rank, const Purpose& purpose, int index, Deadline deadline);
   void tell(const std::vector<int>& ranks, const Frame& frame);

@@ -218,6 +218,10 @@ Address peer_address(const Descriptor& socket) {
   return peer ? as_address(*peer) : Address{.host = "?", .port = 0};
 }
 
+void limit_send_buffer(const Descriptor& socket, int bytes) {
+  set_option(socket, SOL_SOCKET, SO_SNDBUF, bytes, "SO_SNDBUF");
+}
+
 Descriptor connect_tcp(const Address& address, Deadline deadline) {
   const auto target = address.text();
   if (address.host.empty() || address.port == 0) {

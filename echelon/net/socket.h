@@ -54,6 +54,9 @@ Address peer_address(const Descriptor& socket);  // for messages; "?" when it ha
 // TCP_NODELAY is set, and keepalive so that a peer that vanished is noticed.
 Descriptor connect_tcp(const Address& address, Deadline deadline);
 
+// How much may be under way, as the kernel counts it (SO_SNDBUF; it grows by itself otherwise).
+void limit_send_buffer(const Descriptor& socket, int bytes);
+
 // Unix sockets in the abstract namespace: no file, nothing left behind, one network namespace.
 Descriptor listen_local(const std::string& name);
 Descriptor connect_local(const std::string& name, Deadline deadline);
