@@ -154,9 +154,9 @@ bool MessageWork::isSuccess() const {
 
 bool MessageWork::wait(Milliseconds timeout) {
   if (!settled()) {
-    // The deadline of a receive is read by who waits for it, and by nobody else.
+    // A receive may have been posted long before; its time begins when it is waited for.
     if (!ticket_->sends)
-      ticket_->deadline = Deadline::in(timeout == kNoTimeout ? timeout_ : timeout);
+      group_->set_deadline(ticket_, Deadline::in(timeout == kNoTimeout ? timeout_ : timeout));
     try {
       group_->wait(ticket_);
       finish_once(nullptr);

@@ -92,6 +92,9 @@ class Group : public std::enable_shared_from_this<Group> {
                  const CallOptions& options = {}, bool background = true);
   bool done(const Ticket& ticket) { return mailbox_->done(ticket); }
   void wait(const Ticket& ticket) { mailbox_->wait(ticket, spins_); }
+  void set_deadline(const Ticket& ticket, Deadline deadline) {
+    mailbox_->set_deadline(ticket, deadline);
+  }
 
   // Registered memory, freed with the last owner.
   std::shared_ptr<std::byte> allocate(std::size_t bytes);

@@ -310,21 +310,28 @@ bool Mailbox::done(const Ticket& ticket) {
   return ticket->done;
 }
 
+void Mailbox::set_deadline(const Ticket& ticket, Deadline deadline) {
+  const std::lock_guard lock(mutex_);
+  ticket->deadline = deadline;
+}
+
 void Mailbox::wait(const Ticket& ticket, bool spin) {
   const std::function<std::string()> what = [&] {
     const std::lock_guard lock(mutex_);
     return describe(*ticket);
   };
   std::vector<int> concerned;  // any of them, where it may come from any
+  Deadline deadline = Deadline::never();
   {
     const std::lock_guard lock(mutex_);
+    deadline = ticket->deadline;
     if (ticket->peer == anyone)
       concerned = members_;
     else
       concerned = {members_[std::size_t(ticket->peer)]};
   }
   const Place place{.wait = {.group = group_}};
-  Waiting waiting(endpoint_, concerned, ticket->deadline, place, Waiting::sockets(spin), what);
+  Waiting waiting(endpoint_, concerned, deadline, place, Waiting::sockets(spin), what);
   try {
     const auto missing_now = [&](bool all) {
       const std::lock_guard lock(mutex_);

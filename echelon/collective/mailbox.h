@@ -58,6 +58,7 @@ class Mailbox {
   // `background`: the mailbox's thread drives it too; without, only who waits does.
   Ticket post(Message message, bool background);
   bool done(const Ticket& ticket);  // throws what went wrong
+  void set_deadline(const Ticket& ticket, Deadline deadline);
   void wait(const Ticket& ticket, bool spin);
 
  private:

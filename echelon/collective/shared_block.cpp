@@ -75,8 +75,8 @@ void BlockStore::sweep() {
   const std::lock_guard lock(mutex_);
   std::erase_if(retired_, [&](const Retired& one) {
     std::byte* memory = heap_->mapping()->base() + one.offset;
-    const auto& standing = SharedBlock(memory, one.members).standing();
-    if (standing.gone.load(std::memory_order_acquire) < std::uint32_t(one.members - 1))
+    const SharedBlock block(memory, one.members);
+    if (block.standing().gone.load(std::memory_order_acquire) < std::uint32_t(one.members - 1))
       return false;
     heap_->free(memory);
     return true;

@@ -19,6 +19,7 @@
 
 #include "echelon/base/deadline.h"
 #include "echelon/base/error.h"
+#include "echelon/comm/gpu.h"
 #include "echelon/optim/schedule.h"
 #include "echelon/step/device.h"
 
@@ -42,7 +43,7 @@ at::Device device_of(const TrainOptions& options) {
   }
   if (cuda_devices() == 0)
     throw InvalidArgument("train.device=cuda, but there is no CUDA GPU here; use train.device=cpu");
-  return at::Device(at::kCUDA, 0);
+  return own_gpu();
 }
 
 }  // namespace
