@@ -48,7 +48,7 @@ void print_hosts(Group& group) {
   }
   CpuList every(std::size_t(sysconf(_SC_NPROCESSORS_CONF)));  // this rank has only some
   std::iota(every.begin(), every.end(), 0);
-  const int cores = group.endpoint().cores();
+  const int cores = group.endpoint().cores(group.members());
   const std::size_t nodes = numa_nodes(every).size();
   fmt::print("this machine: {} core{}, {} NUMA node{}\n\n", cores, cores > 1 ? "s" : "", nodes,
              nodes > 1 ? "s" : "");

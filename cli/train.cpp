@@ -7,6 +7,7 @@
 #include "echelon/base/error.h"
 #include "echelon/base/log.h"
 #include "echelon/base/process_memory.h"
+#include "echelon/comm/gpu.h"
 #include "echelon/net/environment.h"
 #include "echelon/net/launcher.h"
 #include "echelon/train/job.h"
@@ -100,6 +101,7 @@ void add_train(CLI::App& app, int& exit_code) {
     keep_freed_memory();
     if (environment.world > 1) {
       log::set_rank(environment.rank);
+      if (request.options.train.device == "cuda") use_own_gpu();
       request.ranks = Communicator::world(request.options.comm, request.options.net);
     }
     exit_code = run_job(std::move(request), interrupted()) == JobEnd::interrupted ? 130 : 0;

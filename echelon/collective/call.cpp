@@ -78,6 +78,12 @@ std::string describe_bytes(std::uint64_t signature, std::size_t bytes) {
                   bytes / (type <= std::size_t(DataType::boolean) ? size_of(DataType(type)) : 1));
 }
 
+std::string disagreement(const std::string& who, std::uint64_t theirs, std::size_t their_bytes,
+                         int rank, std::uint64_t mine, std::size_t my_bytes) {
+  return fmt::format("ranks disagree: {} called {}, this rank (rank {}) {}", who,
+                     describe_bytes(theirs, their_bytes), rank, describe_bytes(mine, my_bytes));
+}
+
 std::string describe(const Call& call, Algorithm algorithm) {
   const std::string text = describe(signature(call, algorithm), call.count);
   return call.tag.empty() ? text : fmt::format("{}, tag \"{}\"", text, call.tag);

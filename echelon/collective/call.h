@@ -81,6 +81,9 @@ std::vector<std::size_t> bounds_of(std::span<const std::size_t> counts);
 std::uint64_t signature(const Call& call, Algorithm algorithm);
 std::string describe(std::uint64_t signature, std::size_t count);
 std::string describe_bytes(std::uint64_t signature, std::size_t bytes);
+// "ranks disagree: NAME called THEIRS, this rank (rank R) MINE"
+std::string disagreement(const std::string& who, std::uint64_t theirs, std::size_t their_bytes,
+                         int rank, std::uint64_t mine, std::size_t my_bytes);
 std::string describe(const Call& call, Algorithm algorithm);  // with its tag
 
 }  // namespace echelon

@@ -81,10 +81,10 @@ Group::Group(Private, std::shared_ptr<Endpoint> endpoint, CommOptions options,
   spins_ = endpoint_->have_cores(members_);
   if (near_.size() > 1)
     shared_ = std::make_unique<SharedGroup>(*endpoint_, store_, near_ranks, blocks);
-  messenger_ = std::make_unique<Messenger>(
-      *endpoint_, members_, index_, [this](int member, int lane, Deadline deadline) -> Link& {
-        return lane_link(member, lane, deadline);
-      });
+  messenger_ = std::make_unique<Messenger>(*endpoint_, members_, index_,
+                                           [this](int member, int lane, Deadline deadline) {
+                                             return lane_link(member, lane, deadline);
+                                           });
   mailbox_ = std::make_unique<Mailbox>(
       *endpoint_, id_, members_, index_,
       [this](int member, Deadline deadline) { return mail_link(member, deadline); }, *ledger_);
@@ -101,7 +101,12 @@ Group::Group(Private, std::shared_ptr<Endpoint> endpoint, CommOptions options,
               .tag = "setup",
               .deadline = Deadline::in_seconds(options_.timeout),
               .place = {{.group = id_}}};
-    shared_->run(call, Algorithm::shared_direct, spins_);
+    try {
+      shared_->run(call, Algorithm::shared_direct, spins_);
+    } catch (const std::exception& error) {
+      give_up(error);
+      throw;
+    }
     can_expose_ = all != 0;
     set_single_copy(options_.single_copy == "on");
   }
@@ -183,28 +188,27 @@ std::size_t Group::near_index(int member) const {
   return std::size_t(std::find(near_.begin(), near_.end(), member) - near_.begin());
 }
 
-Endpoint::Purpose Group::purpose(std::uint64_t channel) const {
-  return {mixed(id_, channel), scope_, int(endpoint_->options().connections)};
+std::unique_ptr<Link> Group::tcp_link(int rank, std::uint64_t channel, Deadline deadline) {
+  const Endpoint::Purpose purpose{mixed(id_, channel), scope_,
+                                  int(endpoint_->options().connections)};
+  auto streams = endpoint_->try_open(rank, purpose, deadline);
+  return streams ? std::make_unique<TcpLink>(std::move(*streams)) : nullptr;
 }
 
-Link& Group::lane_link(int member, int lane, Deadline deadline) {
+Link* Group::lane_link(int member, int lane, Deadline deadline) {
   auto& link = links_[{member, lane}];
   if (!link) {
     const int rank = members_[std::size_t(member)];
-    if (endpoint_->near(rank))
-      link = shared_->link(int(near_index(member)), lane);
-    else
-      link = std::make_unique<TcpLink>(
-          endpoint_->open(rank, purpose(10 + std::uint64_t(lane)), deadline));
+    link = endpoint_->near(rank) ? shared_->link(int(near_index(member)), lane)
+                                 : tcp_link(rank, 10 + std::uint64_t(lane), deadline);
   }
-  return *link;
+  return link.get();
 }
 
 std::unique_ptr<Link> Group::mail_link(int member, Deadline deadline) {
   const int rank = members_[std::size_t(member)];
   if (endpoint_->near(rank)) return shared_->link(int(near_index(member)), SharedBlock::rings - 1);
-  auto streams = endpoint_->try_open(rank, purpose(20), deadline);
-  return streams ? std::make_unique<TcpLink>(std::move(*streams)) : nullptr;
+  return tcp_link(rank, 20, deadline);
 }
 
 std::shared_ptr<Group> Group::split(int colour, int key) {
@@ -227,19 +231,24 @@ std::shared_ptr<Group> Group::split(int colour, int key) {
     ranks.push_back(members_[i]);
     near += endpoint_->near(members_[i]);
   }
-  const std::size_t block = colour >= 0 && near > 1 ? store_->make(int(near)) : 0;
-  std::vector<std::size_t> all_blocks(members_.size());
-  const std::vector<std::size_t> one(members_.size(), sizeof(std::size_t));
-  all_gather(DataType::u8, &block, all_blocks.data(), one, {.tag = "split"});
-  if (colour < 0) return nullptr;
-  std::vector<std::size_t> blocks;
-  for (const std::size_t i : chosen)
-    if (endpoint_->near(members_[i])) blocks.push_back(all_blocks[i]);
-  auto group = std::make_shared<Group>(Private{}, endpoint_, options_, std::move(ranks),
-                                       mixed(mixed(id_, 100 + number), std::uint64_t(colour)),
-                                       ledger_, store_, blocks);
-  group->set_plan(plan_);
-  return group;
+  try {
+    const std::size_t block = colour >= 0 && near > 1 ? store_->make(int(near)) : 0;
+    std::vector<std::size_t> all_blocks(members_.size());
+    const std::vector<std::size_t> one(members_.size(), sizeof(std::size_t));
+    all_gather(DataType::u8, &block, all_blocks.data(), one, {.tag = "split"});
+    if (colour < 0) return nullptr;
+    std::vector<std::size_t> blocks;
+    for (const std::size_t i : chosen)
+      if (endpoint_->near(members_[i])) blocks.push_back(all_blocks[i]);
+    auto group = std::make_shared<Group>(Private{}, endpoint_, options_, std::move(ranks),
+                                         mixed(mixed(id_, 100 + number), std::uint64_t(colour)),
+                                         ledger_, store_, blocks);
+    group->set_plan(plan_);
+    return group;
+  } catch (const std::exception& error) {  // the others may be waiting for this rank in it
+    give_up(error);
+    throw;
+  }
 }
 
 std::size_t Group::choice_bytes(const Call& call) const {
@@ -268,10 +277,10 @@ void Group::run(Call& call, const CallOptions& options) {
   Algorithm chosen = options.algorithm;
   if (chosen == Algorithm::automatic && call.operation == Operation::all_reduce) chosen = forced_;
   const std::size_t bytes = choice_bytes(call);
-  const std::uint64_t as_called = signature(call, chosen);
   const bool across = shape_.hosts > 1;
   if (chosen == Algorithm::hierarchical && !(across && shape_.local > 1))
     chosen = Algorithm::automatic;  // one level alone: nothing to combine
+  const std::uint64_t as_called = signature(call, chosen);
   // On one host it also depends on all ranks' buffers, which are known when they have met.
   if (chosen == Algorithm::automatic && across) chosen = algorithm(call.operation, bytes);
   try {
@@ -283,10 +292,15 @@ void Group::run(Call& call, const CallOptions& options) {
           fmt::format("{} is for ranks of one host; these are on {}", name(chosen), shape_.hosts));
     run_checked(call, chosen, spins_ && !options.patient);
   } catch (const std::exception& error) {
-    broken_ = std::current_exception();
-    endpoint_->give_up(members_, id_, error);
+    give_up(error);
     throw;
   }
+}
+
+// In a handler: the error is the current one.
+void Group::give_up(const std::exception& error) {
+  broken_ = std::current_exception();
+  endpoint_->give_up(members_, scope_, error);
 }
 
 void Group::run_checked(const Call& call, Algorithm chosen, bool spin) {

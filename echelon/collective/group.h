@@ -4,7 +4,8 @@
 //   group->all_reduce(DataType::f32, ReduceOp::sum, data, data, count, {.tag = "gradients"});
 //
 // Every call blocks until this rank is done, throws at its deadline, and must be made by all ranks
-// of the group, in the same order and with the same sizes and types: where they differ, all ranks
+// of the group, in the same order and with the same sizes, types and tables: where they differ, all
+// ranks
 // get InvalidArgument naming who called what. A rank that dies makes PeerLost on the others. After
 // an error a group is broken: what the failed call's `out` holds is undefined (torn), and every
 // later collective throws the same error; `in` is whole where it is other memory. Other groups go
@@ -128,8 +129,9 @@ class Group : public std::enable_shared_from_this<Group> {
   void run_alone(const Call& call);
   void run_hierarchical(const Call& call, bool spin);
   void run_checked(const Call& call, Algorithm algorithm, bool spin);
-  Endpoint::Purpose purpose(std::uint64_t channel) const;
-  Link& lane_link(int member, int lane, Deadline deadline);
+  void give_up(const std::exception& error);
+  std::unique_ptr<Link> tcp_link(int rank, std::uint64_t channel, Deadline deadline);
+  Link* lane_link(int member, int lane, Deadline deadline);
   std::unique_ptr<Link> mail_link(int member, Deadline deadline);
   std::size_t near_index(int member) const;
   std::size_t choice_bytes(const Call& call) const;
@@ -159,7 +161,8 @@ class Group : public std::enable_shared_from_this<Group> {
 
   std::mutex mutex_;  // the running call
   std::uint64_t number_ = 0;
-  std::array<Health::Wait, 16> recent_ = {};  // the last calls, by number
+  // The last calls, by number: as far back as ranks that are further on can still be compared.
+  std::array<Health::Wait, 16> recent_ = {};
   std::uint64_t splits_ = 0;
   std::exception_ptr broken_;
 };

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <optional>
 
 #include "echelon/base/error.h"
 #include "echelon/collective/waiting.h"
@@ -48,10 +49,18 @@ Mailbox::Ticket Mailbox::post(Message message, bool background) {
     throw InvalidArgument(
         fmt::format("rank {} of this group cannot {} rank {}: it must be another rank of 0 … {}",
                     index_, message.sends ? "send to" : "receive from", message.peer, size - 1));
-  for (int member = 0; member < size; ++member)
-    if (member != index_ && (message.peer == anyone || message.peer == member))
-      reach(member, message.deadline);
   const Ticket ticket = std::make_shared<Message>(std::move(message));
+  if (ticket->peer != anyone) {
+    try {
+      reach(ticket->peer, ticket->deadline);
+    } catch (const std::exception&) {
+      ticket->error = std::current_exception();
+      ticket->done = true;
+      return ticket;
+    }
+  } else {
+    background = true;  // its thread connects to those it may come from
+  }
   std::unique_lock lock(mutex_);
   if (ticket->peer != anyone && peers_[std::size_t(ticket->peer)].broken) {
     ticket->error = peers_[std::size_t(ticket->peer)].broken;
@@ -160,17 +169,29 @@ void Mailbox::reach(int member, Deadline deadline) {
     if (!connects_to(member) || peer.link || peer.connecting || peer.broken) return;
     peer.connecting = true;
   }
-  std::unique_ptr<Link> link;
-  std::exception_ptr error;
+  const Deadline limit = Deadline::in(
+      std::min(deadline.remaining(), Deadline::duration_of(endpoint_.options().connect_timeout)));
   try {
-    link = open_(member, deadline);
+    auto link = open_(member, limit);
+    const std::lock_guard lock(mutex_);
+    peer.link = std::move(link);
+    peer.connecting = false;
+  } catch (const Timeout&) {
+    const std::lock_guard lock(mutex_);
+    peer.connecting = false;
+    throw;
   } catch (const std::exception&) {
-    error = std::current_exception();
+    const std::lock_guard lock(mutex_);
+    peer.connecting = false;
+    fail(member, std::current_exception());
+    throw;
   }
-  const std::lock_guard lock(mutex_);
-  peer.connecting = false;
-  peer.link = std::move(link);
-  if (error) fail(member, error);
+}
+
+bool Mailbox::unreached(int member) const {
+  const auto& peer = peers_[std::size_t(member)];
+  return member != index_ && connects_to(member) && !peer.link && !peer.connecting &&
+         !peer.broken && (!peer.sends.empty() || wanted(member));
 }
 
 bool Mailbox::linked(int member) {
@@ -338,6 +359,13 @@ void Mailbox::wait(const Ticket& ticket, bool spin) {
       return missing(*ticket, all);
     };
     for (std::uint64_t round = 0, turn = 1;; ++round, ++turn) {
+      // Where the try that another thread made for its own message came to nothing.
+      bool unconnected = false;
+      {
+        const std::lock_guard lock(mutex_);
+        unconnected = ticket->peer != anyone && unreached(ticket->peer);
+      }
+      if (unconnected) reach(ticket->peer, deadline);
       {
         const std::lock_guard lock(mutex_);
         if (!ticket->done && progress()) round = 0;
@@ -360,6 +388,7 @@ void Mailbox::wait(const Ticket& ticket, bool spin) {
 void Mailbox::run() {
   std::uint64_t idle = 0;
   for (;;) {
+    std::optional<int> reaching;
     {
       std::unique_lock lock(mutex_);
       const auto busy = [this] {
@@ -370,6 +399,14 @@ void Mailbox::run() {
       posted_.wait(lock, [&] { return stop_ || busy(); });
       if (stop_) return;
       idle = progress() ? 0 : idle + 1;
+      for (int member = 0; member < int(peers_.size()) && !reaching; ++member)
+        if (unreached(member)) reaching = member;
+    }
+    if (reaching) {
+      try {
+        reach(*reaching, Deadline::never());
+      } catch (const std::exception&) {  // who waits for it finds out
+      }
     }
     if (idle < 20)
       sched_yield();

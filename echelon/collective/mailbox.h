@@ -87,10 +87,13 @@ class Mailbox {
     std::exception_ptr broken;         // why nothing more goes to it or comes from it
   };
 
-  bool progress();                            // with mutex_ held; true when something moved
-  void reach(int member, Deadline deadline);  // without mutex_: connecting takes its time
+  bool progress();  // with mutex_ held; true when something moved
+  // Connects, where that is this side's part and nobody is at it. Without mutex_: it takes its
+  // time. Throws what goes wrong; a Timeout leaves the way open for the next try.
+  void reach(int member, Deadline deadline);
   bool linked(int member);
   bool connects_to(int member) const;
+  bool unreached(int member) const;  // something waits for a connection that nobody makes
   bool progress_sends(int member);
   bool progress_receives(int member);
   Ticket match(int member, std::uint64_t tag);

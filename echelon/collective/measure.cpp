@@ -138,8 +138,8 @@ std::optional<fs::path> cache_folder() {
 // What the figures depend on: which machines, how many ranks on each, and how they are connected.
 std::string topology_key(Group& group) {
   const NetOptions& net = group.endpoint().options();
-  std::string text =
-      fmt::format("{} {} {} {}", group.endpoint().cores(), net.interface, net.tls, net.connections);
+  std::string text = fmt::format("{} {} {} {}", group.endpoint().cores(group.members()),
+                                 net.interface, net.tls, net.connections);
   std::map<std::string, std::pair<std::string, int>> hosts;
   for (const int rank : group.members()) {
     auto& host = hosts[group.endpoint().card(rank).host];

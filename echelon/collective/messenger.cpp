@@ -100,7 +100,7 @@ class Messenger::Run {
     return base + piece.begin * element_;
   }
 
-  Link& link(int member, const Lane& lane) { return m_.link_(member, lane.number, call_.deadline); }
+  Link* link(int member, const Lane& lane) { return m_.link_(member, lane.number, call_.deadline); }
 
   // Bytes of a step's payload that may go out now.
   std::size_t ready(const Lane& lane) const {
@@ -138,10 +138,11 @@ class Messenger::Run {
       const std::array<iovec, 2> parts = {
           iovec{reinterpret_cast<std::byte*>(&lane.outgoing) + (sizeof(Header) - head), head},
           iovec{at(step.send) + gone, limit - gone}};
-      Link& to = link(step.to, lane);
-      const std::size_t taken = to.try_send(parts);
+      Link* to = link(step.to, lane);
+      if (to == nullptr) return moved;
+      const std::size_t taken = to->try_send(parts);
       const std::size_t payload = taken > head ? taken - head : 0;
-      (to.kind() == LinkKind::shared ? sent_.shared : sent_.tcp) += payload;
+      (to->kind() == LinkKind::shared ? sent_.shared : sent_.tcp) += payload;
       lane.sent += taken;
       moved |= taken > 0;
       if (lane.sent < sizeof(Header) + bytes) return moved;
@@ -168,7 +169,9 @@ class Messenger::Run {
         const std::array<iovec, 2> parts = {
             iovec{reinterpret_cast<std::byte*>(&lane.incoming) + (sizeof(Header) - head), head},
             iovec{to, room}};
-        const std::size_t taken = link(step.from, lane).try_receive(parts);
+        Link* from = link(step.from, lane);
+        if (from == nullptr) return moved;
+        const std::size_t taken = from->try_receive(parts);
         lane.received += taken;
         moved |= taken > 0;
         if (head > 0 && taken >= head) check(lane, step, bytes);
@@ -255,37 +258,39 @@ class Messenger::Run {
     return ranks;
   }
 
-  // One that has left is missed at once where memory is shared. Over TCP its goodbye may overtake
-  // what it sent before, and the end of the stream tells.
+  // One that has left is missed at once where memory is shared or it never connected. Over TCP its
+  // goodbye may overtake what it sent before, and the end of the stream tells.
   void add(std::vector<int>& ranks, int member, const Lane& lane, bool all) {
     if (member < 0) return;
-    if (!all && link(member, lane).kind() == LinkKind::tcp) return;
+    if (const Link* way = all ? nullptr : link(member, lane); way && way->kind() == LinkKind::tcp)
+      return;
     const int rank = m_.members_[std::size_t(member)];
     if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) ranks.push_back(rank);
   }
 
-  // Until one of the links may go on. A ring in shared memory cannot be polled, so it is asked
-  // often.
+  // Until one of the links may go on. A ring in shared memory, or a link that is not there yet,
+  // cannot be polled, so it is asked often.
   void sleep(std::chrono::microseconds time) {
     std::vector<pollfd> ready_links;
-    bool shared = false;
+    bool often = false;
+    const auto add_poll = [&](const pollfd& poll) {
+      if (poll.fd < 0)
+        often = true;
+      else
+        ready_links.push_back(poll);
+    };
+    const pollfd none = {-1, 0, 0};
     for (auto& lane : lanes_) {
       if (lane.receive_step < lane.steps.size() && lane.steps[lane.receive_step].from >= 0) {
-        const pollfd poll = link(lane.steps[lane.receive_step].from, lane).receive_poll();
-        if (poll.fd < 0)
-          shared = true;
-        else
-          ready_links.push_back(poll);
+        const Link* from = link(lane.steps[lane.receive_step].from, lane);
+        add_poll(from ? from->receive_poll() : none);
       }
       if (can_send(lane)) {
-        const pollfd poll = link(lane.steps[lane.send_step].to, lane).send_poll();
-        if (poll.fd < 0)
-          shared = true;
-        else
-          ready_links.push_back(poll);
+        const Link* to = link(lane.steps[lane.send_step].to, lane);
+        add_poll(to ? to->send_poll() : none);
       }
     }
-    if (shared || ready_links.empty())
+    if (often || ready_links.empty())
       return sleep_for(std::min(time, std::chrono::microseconds(200)));
     const timespec limit = {0, 10'000'000};
     ppoll(ready_links.data(), ready_links.size(), &limit, nullptr);

@@ -31,8 +31,8 @@ class Messenger {
   static constexpr int lanes = 2;
 
   // `members` are ranks of the job in the group's order. `link(member, lane)` gives the link,
-  // opening it if need be.
-  using LinkOf = std::function<Link&(int member, int lane, Deadline deadline)>;
+  // opening it if need be, or nullptr while it is the other side that has still to connect.
+  using LinkOf = std::function<Link*(int member, int lane, Deadline deadline)>;
   Messenger(Endpoint& endpoint, std::vector<int> members, int index, LinkOf link);
 
   struct Sent {

@@ -82,6 +82,8 @@ SharedGroup::Result SharedGroup::run(const Call& call, Algorithm algorithm, bool
     return run_posted(call, algorithm);
   } catch (...) {
     blocks_[std::size_t(index_)].standing().withdrawn.store(1, std::memory_order_release);
+    // Whoever reads what the caller writes from now on also finds this rank withdrawn.
+    std::atomic_thread_fence(std::memory_order_seq_cst);
     throw;
   }
 }
@@ -169,15 +171,14 @@ void SharedGroup::check_posts(const std::function<std::size_t(int)>& expected_by
     const bool same_size = other.bytes == expected;
     if (other.signature == mine.signature && same_size && other.counts == mine.counts) continue;
     const std::size_t element = size_of(DataType(mine.signature >> 16 & 0xff));
-    throw InvalidArgument(fmt::format(
-        "ranks disagree: {} called {}, this rank (rank {}) {}{}",
-        endpoint_.health().name(members_[std::size_t(k)]),
-        describe_bytes(other.signature, other.bytes), endpoint_.rank(),
-        describe_bytes(mine.signature, mine.bytes),
-        other.signature != mine.signature ? ""
-        : same_size                       ? ", with another table of counts"
-        : expected != mine.bytes ? fmt::format(" and expected {} from it", expected / element)
-                                 : ""));
+    const std::string& who = endpoint_.health().name(members_[std::size_t(k)]);
+    throw InvalidArgument(disagreement(who, other.signature, other.bytes, endpoint_.rank(),
+                                       mine.signature, mine.bytes) +
+                          (other.signature != mine.signature ? ""
+                           : same_size                       ? ", with another table of counts"
+                           : expected != mine.bytes
+                               ? fmt::format(" and expected {} from it", expected / element)
+                               : ""));
   }
 }
 
@@ -187,6 +188,13 @@ void SharedGroup::require_present(int member) {
   if (withdrawn.load(std::memory_order_acquire) == 0) return;
   waiting_->until([] { return false; },
                   [&](bool) { return std::vector<int>{members_[std::size_t(member)]}; }, sleep_for);
+}
+
+void SharedGroup::last_barrier() {
+  barrier();
+  std::atomic_thread_fence(std::memory_order_acquire);
+  for (int k = 0; k < size(); ++k)
+    if (k != index_) require_present(k);
 }
 
 const std::byte* SharedGroup::look(int member, bool output, std::size_t offset, std::size_t bytes,

@@ -20,8 +20,8 @@
 //
 // Sums are taken in the order of the ranks: all ranks get the same bits, on every path.
 //
-// A rank whose operation failed withdraws: from then on no neighbour begins to write to its
-// buffers, of which one may be in the middle of the 32 KiB that it was writing.
+// A rank whose operation failed withdraws: no neighbour then takes what it reads there for good,
+// nor begins to write there; one may be in the middle of 32 KiB that it was writing.
 #pragma once
 
 #include <cstddef>
@@ -90,6 +90,9 @@ class SharedGroup {
   void barrier();
   void check_posts(const std::function<std::size_t(int)>& expected_bytes = {});
   void require_present(int member);  // before its memory is written
+  // Ends what worked in members' memory: with the last barrier, and the certainty that nobody took
+  // his back before it was read.
+  void last_barrier();
   Line& line(int member) const { return blocks_[std::size_t(member)].line(number_); }
   // The bytes of a member's posted input or output: in place when registered, else read into
   // scratch.

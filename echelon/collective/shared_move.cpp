@@ -130,7 +130,7 @@ SharedGroup::Result SharedGroup::move(const Call& call, std::size_t input_bytes,
       std::byte* to = call.out + transfer.to;
       copy_bytes(to, look(transfer.from, false, transfer.begin, bytes, to), bytes);
     }
-    barrier();
+    last_barrier();
     return {moved};
   }
   if (any_unfilled) {

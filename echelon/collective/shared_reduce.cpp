@@ -158,21 +158,22 @@ SharedGroup::Result SharedGroup::reduce_registered(const Call& call,
       outs_.emplace_back(k, const_cast<std::byte*>(look(k, true, begin, end - begin, nullptr)));
   }
   std::byte* own = scatter ? call.out : call.out + begin;
-  if (call.operation == Operation::reduce && index_ != call.root) {
-    require_present(call.root);
+  const bool into_root = call.operation == Operation::reduce && index_ != call.root;
+  if (into_root) {
     own = outs_.front().second;
     outs_.clear();
   }
   for (std::size_t at = 0; at < end - begin; at += cache_block) {
     const std::size_t now = std::min(cache_block, end - begin - at);
     for (std::size_t k = 0; k < ins_.size(); ++k) inputs_[k] = ins_[k] + at;
+    if (into_root) require_present(call.root);
     echelon::reduce(call.type, call.op, own + at, inputs_.data(), size(), now / element, size());
     for (const auto& [member, out] : outs_) {
       require_present(member);
       std::memcpy(out + at, own + at, now);
     }
   }
-  barrier();
+  last_barrier();
   const std::uint64_t mine = end - begin, others = members_.size() - 1;
   if (scatter) return {others * mine};
   if (call.operation == Operation::reduce)
@@ -197,16 +198,19 @@ SharedGroup::Result SharedGroup::reduce_exposed(const Call& call,
           look(k, false, begin + at, now, scratch_.data() + std::size_t(k) * exposed_block);
     echelon::reduce(call.type, call.op, own + at, inputs_.data(), size(), now / element, size());
   }
-  barrier();
   const std::uint64_t read = (members_.size() - 1) * (end - begin);
-  if (scatter) return {read};
+  if (scatter) {
+    last_barrier();
+    return {read};
+  }
+  barrier();
   for (int step = 1; step < size(); ++step) {
     const int k = (index_ + step) % size();
     const std::size_t from = bounds[std::size_t(k)] * element,
                       bytes = bounds[std::size_t(k) + 1] * element - from;
     if (bytes) copy_bytes(call.out + from, look(k, true, from, bytes, call.out + from), bytes);
   }
-  barrier();
+  last_barrier();
   return {read + bounds.back() * element - (end - begin)};
 }
 

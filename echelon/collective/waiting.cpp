@@ -14,28 +14,33 @@
 namespace echelon {
 namespace {
 constexpr Deadline::Clock::duration first_word = std::chrono::milliseconds(500),
-                                    next_word = std::chrono::seconds(1);
+                                    longest_silence = std::chrono::seconds(30);
 }
 
 // The clock and the health are looked at now and then: each look costs as much as a yield.
 Waiting::Look Waiting::look(std::uint64_t round) {
   const Health& health = endpoint_.health();
+  if (health.words() != words_) {
+    words_ = health.words();
+    compare();
+  }
   if (health.changes() != changes_) {
     changes_ = health.changes();
     check();
-    compare();
     return Look::someone_left;  // perhaps: whether it matters depends on who is missing
   }
   const bool sleeps = round >= std::uint64_t(patience_.yields);
   if (sleeps || round % 16 == 0) {
-    const auto now = Deadline::Clock::now();
-    if (deadline_.expired()) return Look::deadline;
-    if (!sleeps) {
+    const auto left = deadline_.remaining();
+    if (left == Deadline::Clock::duration::zero()) return Look::deadline;
+    if (!sleeps)
       tells_at_.reset();
-    } else if (!tells_at_) {
-      tells_at_ = now + std::min(first_word, deadline_.remaining() / 3);
+    else if (const auto now = Deadline::Clock::now(); !tells_at_) {
+      silence_ = std::min(first_word, left / 3);
+      tells_at_ = now + silence_;
     } else if (now >= *tells_at_) {
-      tells_at_ = now + next_word;
+      silence_ = std::min(2 * silence_, longest_silence);
+      tells_at_ = now + silence_;
       return Look::long_wait;
     }
   }
@@ -54,37 +59,40 @@ void Waiting::tell(const std::vector<int>& missing) {
 }
 
 void Waiting::compare() {
-  for (const int rank : place_.tell) {
-    const auto theirs = endpoint_.health().wait_of(rank);
-    if (!theirs || theirs->group != place_.wait.group || place_.recent.empty()) continue;
-    const Health::Wait& mine = place_.recent[theirs->number % place_.recent.size()];
-    if (theirs->number != mine.number || (theirs->call == mine.call && theirs->bytes == mine.bytes))
-      continue;
-    throw InvalidArgument(fmt::format("ranks disagree: {} called {}, this rank (rank {}) {}",
-                                      endpoint_.health().name(rank),
-                                      describe_bytes(theirs->call, theirs->bytes), endpoint_.rank(),
-                                      describe_bytes(mine.call, mine.bytes)));
+  if (place_.recent.empty()) return;
+  const auto algorithm = [](std::uint64_t call) { return call >> 8 & 0xff; };
+  for (const auto& [rank, theirs] : endpoint_.health().waits_in(place_.wait.group)) {
+    const Health::Wait& mine = place_.recent[theirs.number % place_.recent.size()];
+    if (theirs.number != mine.number) continue;
+    // One may name the algorithm that the other was given by the chooser.
+    const bool free = algorithm(theirs.call) == 0 || algorithm(mine.call) == 0;
+    const std::uint64_t compared = free ? ~std::uint64_t{0xff00} : ~std::uint64_t{0};
+    if (((theirs.call ^ mine.call) & compared) == 0 && theirs.bytes == mine.bytes) continue;
+    throw InvalidArgument(disagreement(endpoint_.health().name(rank), theirs.call, theirs.bytes,
+                                       endpoint_.rank(), mine.call, mine.bytes));
   }
 }
 
 // ", which waits for rank 2 on …, which …": as far as they have told.
-std::string Waiting::chain(int rank) const {
+std::string Waiting::chain(int rank, const std::map<int, Health::Wait>& waits) const {
   std::string text;
-  for (std::size_t links = 0; links < members_.size(); ++links) {
-    const auto wait = endpoint_.health().wait_of(rank);
-    if (!wait || wait->group != place_.wait.group || wait->number != place_.wait.number ||
-        wait->on == endpoint_.rank() || wait->on == rank)
-      break;
-    rank = wait->on;
-    text += fmt::format(", which waits for {}", endpoint_.health().name(rank));
+  std::vector<int> named = {endpoint_.rank(), rank};
+  for (auto wait = waits.find(rank);
+       wait != waits.end() && wait->second.number == place_.wait.number;
+       wait = waits.find(wait->second.on)) {
+    const int next = wait->second.on;
+    if (std::find(named.begin(), named.end(), next) != named.end()) break;
+    named.push_back(next);
+    text += fmt::format(", which waits for {}", endpoint_.health().name(next));
   }
   return text;
 }
 
 void Waiting::fail(const std::vector<int>& missing) {
+  const auto waits = endpoint_.health().waits_in(place_.wait.group);
   std::string names;
   for (const int rank : missing)
-    names += (names.empty() ? "" : ", ") + endpoint_.health().name(rank) + chain(rank);
+    names += (names.empty() ? "" : ", ") + endpoint_.health().name(rank) + chain(rank, waits);
   throw Timeout(fmt::format("{} reached its deadline; still waiting for {}", what_(), names));
 }
 

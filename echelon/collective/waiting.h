@@ -15,6 +15,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -54,7 +55,8 @@ class Waiting {
         deadline_(deadline),
         place_(place),
         patience_(patience),
-        what_(what) {}
+        what_(what),
+        words_(endpoint.health().words()) {}
 
   // Throws if a member is lost or has given up.
   void check() const { endpoint_.health().check(members_, place_.wait.group); }
@@ -117,7 +119,7 @@ class Waiting {
   void tell(const std::vector<int>& missing);
   void compare();  // throws if another rank waits in another call
   [[noreturn]] void fail(const std::vector<int>& missing);
-  std::string chain(int rank) const;
+  std::string chain(int rank, const std::map<int, Health::Wait>& waits) const;
 
   Endpoint& endpoint_;
   const std::vector<int>& members_;
@@ -126,7 +128,9 @@ class Waiting {
   Patience patience_;
   const std::function<std::string()>& what_;
   std::uint64_t changes_ = 0;  // of the health that was looked at last
+  std::uint64_t words_;        // likewise; older ones are compared by those who told them
   std::optional<Deadline::Clock::time_point> tells_at_ = {};
+  Deadline::Clock::duration silence_ = {};  // between two words
 };
 
 void sleep_for(std::chrono::microseconds time);

@@ -6,13 +6,12 @@
 
 namespace echelon {
 
-c10::Device own_gpu() {
+void use_own_gpu() {
   const c10::impl::VirtualGuardImpl gpus(c10::kCUDA);
-  c10::Device device = gpus.getDevice();
-  if (device.index() == 0)
-    device.set_index(c10::DeviceIndex(read_environment().local_rank % gpus.deviceCount()));
-  gpus.setDevice(device);
-  return device;
+  if (const int count = gpus.deviceCount(); count > 0)
+    gpus.setDevice({c10::kCUDA, c10::DeviceIndex(read_environment().local_rank % count)});
 }
+
+c10::Device current_gpu() { return c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice(); }
 
 }  // namespace echelon

@@ -5,8 +5,11 @@
 
 namespace echelon {
 
-// The one that the program made current; where it is still the first, the one of this rank's number
-// on its machine (modulo the GPUs that are visible). It is made current.
-c10::Device own_gpu();
+// Makes the GPU of this rank's number on its machine (modulo those that are visible) the current
+// one: for programs in which a rank is a process and nobody else has chosen.
+void use_own_gpu();
+
+// The one that is current.
+c10::Device current_gpu();
 
 }  // namespace echelon

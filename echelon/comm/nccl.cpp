@@ -35,7 +35,6 @@
 #include "echelon/base/error.h"
 #include "echelon/comm/arguments.h"
 #include "echelon/comm/backends.h"
-#include "echelon/comm/gpu.h"
 #include "echelon/comm/lane_nccl.h"
 
 namespace echelon {
@@ -320,7 +319,7 @@ class NcclCommunicator final : public Communicator {
 
 std::shared_ptr<Communicator> nccl_world(std::shared_ptr<Communicator> control,
                                          const CommOptions& options) {
-  const auto device = own_gpu().index();
+  const auto device = c10::cuda::current_device();
   const c10::cuda::CUDAGuard guard(device);
   ncclComm_t comms[2] = {};
   for (auto& comm : comms) {

@@ -1,7 +1,6 @@
 #include "echelon/net/endpoint.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -9,12 +8,12 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <map>
+#include <limits>
+#include <set>
 #include <utility>
 
 #include "echelon/base/error.h"
 #include "echelon/base/log.h"
-#include "echelon/base/random.h"
 #include "echelon/net/host.h"
 
 namespace echelon {
@@ -43,8 +42,8 @@ std::string encode_card(const Endpoint::Card& card) {
                           .text(card.host)
                           .text(card.machine)
                           .text(card.kernel)
-                          .text(card.cpus)
-                          .number(card.cores)
+                          .text(cpu_text(card.cpus))
+                          .number(card.quota)
                           .number(card.process)
                           .number(card.job)
                           .text(card.address.host)
@@ -64,8 +63,8 @@ Endpoint::Card decode_card(const std::string& text, int rank) {
   card.host = reader.text(256);
   card.machine = reader.text(256);
   card.kernel = reader.text(256);
-  card.cpus = reader.text(256);
-  card.cores = reader.number_at_most(1 << 20);
+  card.cpus = parse_cpus(reader.text(8192));
+  card.quota = reader.number_at_most(1 << 20);
   card.process = reader.number();
   card.job = reader.number();
   card.address.host = reader.text(256);
@@ -123,9 +122,8 @@ Endpoint::Endpoint(int rank, int world, const std::string& bind, const NetOption
   if (!options.shared_memory) mine.host += fmt::format("-{:x}", random_number());
   mine.machine = machine_name();
   mine.kernel = machine_id();
-  mine.cpus =
-      fmt::format("{:016x}", derive_key(0, fmt::format("{}", fmt::join(allowed_cpus(), ","))));
-  mine.cores = std::uint64_t(echelon::cores());
+  mine.cpus = allowed_cpus();
+  mine.quota = std::uint64_t(core_quota());
   mine.process = std::uint64_t(getpid());
   mine.job = random_number();
   mine.options = fmt::format("net.connections={} net.tls={}", options.connections, options.tls);
@@ -155,20 +153,21 @@ Endpoint::Endpoint(int rank, int world, const std::string& bind, const NetOption
   watcher_ = std::thread([this] { watch(); });
 }
 
-int Endpoint::cores() const {
-  std::map<std::string, std::uint64_t> sets;
-  for (const Card& other : cards_)
-    if (other.kernel == card(rank_).kernel) sets[other.cpus] = other.cores;
-  std::uint64_t sum = 0;
-  for (const auto& [cpus, count] : sets) sum += count;
-  return int(sum);
+int Endpoint::cores(const std::vector<int>& ranks) const {
+  std::set<int> cpus;
+  std::size_t most = std::numeric_limits<int>::max();
+  for (const int r : ranks) {
+    if (card(r).kernel != card(rank_).kernel) continue;
+    cpus.insert(card(r).cpus.begin(), card(r).cpus.end());
+    if (card(r).quota > 0) most = std::min<std::size_t>(most, card(r).quota);
+  }
+  return int(std::min(cpus.size(), most));
 }
 
 bool Endpoint::have_cores(const std::vector<int>& ranks) const {
-  std::map<std::string, std::uint64_t> users;  // of each set of CPUs
-  for (const int r : ranks)
-    if (card(r).kernel == card(rank_).kernel && ++users[card(r).cpus] > card(r).cores) return false;
-  return true;
+  return cores(ranks) >= std::count_if(ranks.begin(), ranks.end(), [this](int r) {
+           return card(r).kernel == card(rank_).kernel;
+         });
 }
 
 // What would otherwise show as a connection that never comes, or bytes that never arrive.
@@ -254,16 +253,17 @@ std::unique_ptr<Stream> Endpoint::connect(int rank, const Purpose& purpose, int 
                   .number(std::uint64_t(index))
                   .frame(announce),
               deadline);
-  prepare(*stream, rank);
+  prepare(*stream, rank, purpose);
   return stream;
 }
 
 // On one machine nothing is gained by having much under way: what lies in the kernel leaves the
 // caches before it is read. A few segments of the loopback's size must fit, else each waits for its
 // delayed acknowledgement.
-void Endpoint::prepare(Stream& stream, int rank) const {
+void Endpoint::prepare(Stream& stream, int rank, const Purpose& purpose) const {
   constexpr int few_segments = 128 << 10;  // the kernel doubles it
-  if (card(rank).kernel == card(rank_).kernel) limit_send_buffer(stream.socket(), few_segments);
+  if (purpose.channel != control_channel && card(rank).kernel == card(rank_).kernel)
+    limit_send_buffer(stream.socket(), few_segments);
 }
 
 Endpoint::Key Endpoint::key_of(int rank, const Purpose& purpose, int index) const {
@@ -286,7 +286,7 @@ std::unique_ptr<Stream> Endpoint::take(int rank, const Purpose& purpose, int ind
   auto stream = std::move(filed_[key]);
   filed_.erase(key);
   stream->rename(health_->name(rank));
-  prepare(*stream, rank);
+  prepare(*stream, rank, purpose);
   return stream;
 }
 
@@ -334,12 +334,16 @@ int Endpoint::process(int rank) const { return processes_[std::size_t(rank)]; }
 
 const HeapMapping& Endpoint::heap(int rank) const { return *heaps_[std::size_t(rank)]; }
 
-void Endpoint::tell(const std::vector<int>& ranks, const Frame& frame) {
+void Endpoint::tell(const std::vector<int>& ranks, const Frame& frame,
+                    Deadline::Clock::duration patience) {
   const std::lock_guard lock(control_mutex_);
   for (const int r : ranks) {
     if (r == rank_ || !controls_[std::size_t(r)]) continue;
     try {
-      write_frame(*controls_[std::size_t(r)], frame, Deadline::in(std::chrono::milliseconds(100)));
+      // A socket that takes anything takes a whole frame: none is cut short.
+      const Stream& control = *controls_[std::size_t(r)];
+      if (wait_ready(control.socket().get(), POLLOUT, Deadline::in(patience)))
+        write_frame(*controls_[std::size_t(r)], frame, Deadline::in(farewell_time));
     } catch (const std::exception&) {  // gone itself
     }
   }
@@ -351,20 +355,23 @@ void Endpoint::give_up(const std::vector<int>& ranks, std::uint64_t group,
     std::string message = error.what();
     message.resize(std::min<std::size_t>(message.size(), 2000));
     tell(ranks,
-         FrameWriter().number(group).number(kind_of(error)).text(message).frame(give_up_frame));
+         FrameWriter().number(group).number(kind_of(error)).text(message).frame(give_up_frame),
+         std::chrono::milliseconds(100));
   } catch (const std::exception&) {  // out of memory: they find out by their deadlines
   }
 }
 
 void Endpoint::tell_wait(const std::vector<int>& ranks, const Health::Wait& wait) noexcept {
   try {
-    tell(ranks, FrameWriter()
-                    .number(wait.group)
-                    .number(wait.number)
-                    .number(wait.call)
-                    .number(wait.bytes)
-                    .number(std::uint64_t(wait.on))
-                    .frame(wait_frame));
+    tell(ranks,
+         FrameWriter()
+             .number(wait.group)
+             .number(wait.number)
+             .number(wait.call)
+             .number(wait.bytes)
+             .number(std::uint64_t(wait.on))
+             .frame(wait_frame),
+         Deadline::Clock::duration::zero());
   } catch (const std::exception&) {
   }
 }

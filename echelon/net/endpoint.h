@@ -4,9 +4,9 @@
 //   auto endpoint = Endpoint::join(read_environment(), options);
 //
 // To every other rank there is a control connection from start to end (a Unix socket within a host,
-// TCP across). Nothing travels on it but the heap of a neighbour, a goodbye, and the reason when a
-// rank gives up; its end without a goodbye is a death. Streams for data are opened when they are
-// first needed.
+// TCP across). Nothing travels on it but the heap of a neighbour, word of long waits, the reason
+// when a rank gives up, and a goodbye; its end without a goodbye is a death. Streams for data are
+// opened when they are first needed.
 #pragma once
 
 #include <condition_variable>
@@ -24,6 +24,7 @@
 #include "echelon/net/environment.h"
 #include "echelon/net/frame.h"
 #include "echelon/net/health.h"
+#include "echelon/net/host.h"
 #include "echelon/net/options.h"
 #include "echelon/net/rendezvous.h"
 #include "echelon/net/shared_heap.h"
@@ -38,8 +39,8 @@ class Endpoint {
     std::string host;         // equal for ranks that can share memory
     std::string machine;      // its name, for people
     std::string kernel;       // equal for ranks of one machine
-    std::string cpus;         // equal for ranks of one machine that run on the same CPUs
-    std::uint64_t cores = 1;  // of those
+    CpuList cpus;             // of that machine, on which it may run
+    std::uint64_t quota = 0;  // cores' worth of time; 0: no limit
     std::uint64_t process = 0;
     std::uint64_t job = 0;  // rank 0's is the job's: two jobs with one token do not mix
     Address address;
@@ -64,10 +65,9 @@ class Endpoint {
   int world() const { return world_; }
   const NetOptions& options() const { return options_; }
   const Card& card(int rank) const { return cards_[std::size_t(rank)]; }
-  // How many cores the ranks on this machine have together.
-  int cores() const;
-  // Whether each of these ranks that is on this machine has a core of its own.
-  bool have_cores(const std::vector<int>& ranks) const;
+  // How many cores these ranks have together, of those that are on this machine.
+  int cores(const std::vector<int>& ranks) const;
+  bool have_cores(const std::vector<int>& ranks) const;  // each of those one of its own
   // Whether memory can be shared with this rank.
   bool near(int rank) const;
   int process(int rank) const;  // its number in this process's eyes; 0 if unknown
@@ -103,10 +103,10 @@ class Endpoint {
   void welcome(std::unique_ptr<Stream> stream, const Frame& first);
   void connect_controls(Deadline deadline);
   std::unique_ptr<Stream> connect(int rank, const Purpose& purpose, int index, Deadline deadline);
-  void prepare(Stream& stream, int rank) const;
+  void prepare(Stream& stream, int rank, const Purpose& purpose) const;
   Key key_of(int rank, const Purpose& purpose, int index) const;
   std::unique_ptr<Stream> take(int rank, const Purpose& purpose, int index, Deadline deadline);
-  void tell(const std::vector<int>& ranks, const Frame& frame);
+  void tell(const std::vector<int>& ranks, const Frame& frame, Deadline::Clock::duration patience);
   void share_heap(int rank, Deadline deadline);
   void watch();
   void hear(int rank, FrameParser& parser);

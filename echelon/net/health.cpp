@@ -10,30 +10,31 @@
 namespace echelon {
 
 Health::Health(std::vector<std::string> names)
-    : names_(std::move(names)), states_(names_.size(), State::alive), waits_(names_.size()) {}
+    : names_(std::move(names)), states_(names_.size(), State::alive) {}
 
-void Health::end(Event event) {
+void Health::end(Event event, State state) {
   {
     const std::lock_guard lock(mutex_);
-    auto& state = states_[std::size_t(event.rank)];
-    if (state != State::alive) return;  // the first word counts
-    state = event.state;
+    auto& now = states_[std::size_t(event.rank)];
+    if (now != State::alive) return;  // the first word counts
+    now = state;
     events_.push_back(std::move(event));
   }
   changes_.fetch_add(1, std::memory_order_release);
 }
 
-void Health::left(int rank) { end({rank, State::left, 0, 0, {}}); }
+void Health::left(int rank) { end({rank, Event::Kind::left, 0, 0, {}}, State::left); }
 
 void Health::lost(int rank, const std::string& how) {
-  end({rank, State::lost, 0, 0, fmt::format("{} was lost: {}", name(rank), how)});
+  end({rank, Event::Kind::lost, 0, 0, fmt::format("{} was lost: {}", name(rank), how)},
+      State::lost);
 }
 
 void Health::failed(int rank, std::uint64_t group, std::uint64_t kind, const std::string& message) {
   {
     const std::lock_guard lock(mutex_);
-    events_.push_back(
-        {rank, State::alive, group, kind, fmt::format("{} gave up: {}", name(rank), message)});
+    events_.push_back({rank, Event::Kind::gave_up, group, kind,
+                       fmt::format("{} gave up: {}", name(rank), message)});
   }
   changes_.fetch_add(1, std::memory_order_release);
 }
@@ -41,27 +42,36 @@ void Health::failed(int rank, std::uint64_t group, std::uint64_t kind, const std
 void Health::waits(int rank, const Wait& wait) {
   {
     const std::lock_guard lock(mutex_);
-    waits_[std::size_t(rank)] = wait;
+    waits_[{wait.group, rank}] = wait;
   }
-  changes_.fetch_add(1, std::memory_order_release);
+  words_.fetch_add(1, std::memory_order_release);
+}
+
+std::map<int, Health::Wait> Health::waits_in(std::uint64_t group) const {
+  std::map<int, Wait> found;
+  const std::lock_guard lock(mutex_);
+  for (auto one = waits_.lower_bound({group, 0}); one != waits_.end() && one->first.first == group;
+       ++one)
+    found[one->first.second] = one->second;
+  return found;
 }
 
 void Health::raise(const Event& event) const {
-  if (event.state == State::alive) throw_kind(event.kind, event.message);
-  if (event.state == State::lost) throw PeerLost(event.message);
+  if (event.what == Event::Kind::gave_up) throw_kind(event.kind, event.message);
+  if (event.what == Event::Kind::lost) throw PeerLost(event.message);
   throw PeerLost(fmt::format("{} has ended, and cannot take part any more", name(event.rank)));
 }
 
 bool Health::concerns(const Event& event, const std::vector<int>& ranks,
                       std::uint64_t group) const {
-  return (event.state != State::alive || event.group == group) &&
+  return (event.what != Event::Kind::gave_up || event.group == group) &&
          std::find(ranks.begin(), ranks.end(), event.rank) != ranks.end();
 }
 
 void Health::check(const std::vector<int>& ranks, std::uint64_t group) const {
   const std::lock_guard lock(mutex_);
   for (const auto& event : events_)
-    if (event.state != State::left && concerns(event, ranks, group)) raise(event);
+    if (event.what != Event::Kind::left && concerns(event, ranks, group)) raise(event);
 }
 
 void Health::check_present(const std::vector<int>& ranks, std::uint64_t group) const {
@@ -69,11 +79,6 @@ void Health::check_present(const std::vector<int>& ranks, std::uint64_t group) c
   const std::lock_guard lock(mutex_);
   for (const auto& event : events_)
     if (concerns(event, ranks, group)) raise(event);
-}
-
-std::optional<Health::Wait> Health::wait_of(int rank) const {
-  const std::lock_guard lock(mutex_);
-  return waits_[std::size_t(rank)];
 }
 
 Health::State Health::state(int rank) const {

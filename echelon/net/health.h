@@ -1,15 +1,17 @@
 // What is known of the other ranks: kept by the endpoint's thread, read by everyone who waits.
 //
-// A waiting loop looks at `changes()`, one atomic, and asks further only when it has moved. A rank
-// that ends is gone for everybody; one that gives up does so in one group, and goes on in others.
+// A waiting loop looks at `changes()` and `words()`, two atomics, and asks further only when one
+// has moved. A rank that ends is gone for everybody; one that gives up does so in one group, and
+// goes on in others.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <mutex>
-#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace echelon {
@@ -33,6 +35,7 @@ class Health {
   explicit Health(std::vector<std::string> names);
 
   std::uint64_t changes() const { return changes_.load(std::memory_order_acquire); }
+  std::uint64_t words() const { return words_.load(std::memory_order_acquire); }  // about waits
 
   // Throws when one of these ranks is lost (PeerLost) or has given up in this group (what it said):
   // the cause that became known first.
@@ -41,7 +44,8 @@ class Health {
   void check_present(const std::vector<int>& ranks, std::uint64_t group) const;
 
   State state(int rank) const;
-  std::optional<Wait> wait_of(int rank) const;  // the last one it told of
+  // The last waits in a group that ranks told of.
+  std::map<int, Wait> waits_in(std::uint64_t group) const;
   const std::string& name(int rank) const { return names_[std::size_t(rank)]; }
 
   void left(int rank);
@@ -53,21 +57,21 @@ class Health {
  private:
   struct Event {
     int rank;
-    State state;          // alive: it gave up
-    std::uint64_t group;  // in which one
+    enum class Kind : std::uint8_t { left, lost, gave_up } what;
+    std::uint64_t group;  // in which it gave up
     std::uint64_t kind;
     std::string message;
   };
-  void end(Event event);
+  void end(Event event, State state);
   bool concerns(const Event& event, const std::vector<int>& ranks, std::uint64_t group) const;
   [[noreturn]] void raise(const Event& event) const;
 
   std::vector<std::string> names_;
-  std::atomic<std::uint64_t> changes_{0};
+  std::atomic<std::uint64_t> changes_{0}, words_{0};
   mutable std::mutex mutex_;  // the rest
   std::vector<State> states_;
-  std::vector<std::optional<Wait>> waits_;
-  std::vector<Event> events_;  // in the order they became known
+  std::map<std::pair<std::uint64_t, int>, Wait> waits_;  // by group and rank
+  std::vector<Event> events_;                            // in the order they became known
 };
 
 // Errors across processes: the class as a number, and back.

@@ -40,22 +40,6 @@ std::string first_line(const std::filesystem::path& file) {
   return line;
 }
 
-// "0-3,8" as the kernel writes it; what it never writes is skipped.
-CpuList parse_cpu_list(const std::string& text) {
-  CpuList cpus;
-  std::istringstream ranges(text);
-  for (std::string range; std::getline(ranges, range, ',');) {
-    int first = 0;
-    const char* end = range.data() + range.size();
-    const auto [rest, failed] = std::from_chars(range.data(), end, first);
-    if (failed != std::errc()) continue;
-    int last = first;
-    if (rest != end && *rest == '-') std::from_chars(rest + 1, end, last);
-    for (int cpu = first; cpu <= last; ++cpu) cpus.push_back(cpu);
-  }
-  return cpus;
-}
-
 // A set of the kernel's, as large as a machine needs.
 struct CpuSet {
   explicit CpuSet(int cpus) : bytes(CPU_ALLOC_SIZE(cpus)), set(CPU_ALLOC(cpus), free_set) {
@@ -100,6 +84,35 @@ std::string full_host_name() {
   return found->ai_canonname ? found->ai_canonname : name;
 }
 
+std::string cpu_text(const CpuList& cpus) {
+  std::string text;
+  for (std::size_t i = 0; i < cpus.size();) {
+    std::size_t last = i;
+    while (last + 1 < cpus.size() && cpus[last + 1] == cpus[last] + 1) ++last;
+    text += fmt::format("{}{}", text.empty() ? "" : ",", cpus[i]);
+    if (last > i) text += fmt::format("-{}", cpus[last]);
+    i = last + 1;
+  }
+  return text;
+}
+
+CpuList parse_cpus(const std::string& text) {
+  constexpr int most = 1 << 20;
+  CpuList cpus;
+  std::istringstream ranges(text);
+  for (std::string range; std::getline(ranges, range, ',');) {
+    int first = 0;
+    const char* end = range.data() + range.size();
+    const auto [rest, failed] = std::from_chars(range.data(), end, first);
+    if (failed != std::errc() || first < 0) continue;
+    int last = first;
+    if (rest != end && *rest == '-') std::from_chars(rest + 1, end, last);
+    for (int cpu = first; cpu <= std::min(last, most) && cpus.size() < most; ++cpu)
+      cpus.push_back(cpu);
+  }
+  return cpus;
+}
+
 CpuList allowed_cpus() {
   // The kernel refuses a set smaller than its own.
   for (int capacity = 1024; capacity <= 1 << 20; capacity *= 2) {
@@ -118,8 +131,8 @@ CpuList allowed_cpus() {
   return all;
 }
 
-int cores(const std::filesystem::path& cgroups, const std::filesystem::path& own_group) {
-  double available = static_cast<double>(allowed_cpus().size());
+int core_quota(const std::filesystem::path& cgroups, const std::filesystem::path& own_group) {
+  std::optional<double> least;
   std::ifstream groups(own_group);
   for (std::string line; std::getline(groups, line);) {
     if (!line.starts_with("0::/")) continue;  // the line of version 2
@@ -127,11 +140,17 @@ int cores(const std::filesystem::path& cgroups, const std::filesystem::path& own
     // A quota above holds for all below. Paths outside the folder ("/..": another namespace) end at
     // its root.
     for (;; group = group.parent_path()) {
-      if (const auto quota = quota_of(group)) available = std::min(available, *quota);
+      if (const auto quota = quota_of(group)) least = std::min(least.value_or(*quota), *quota);
       if (group == cgroups || group == group.parent_path()) break;
     }
   }
-  return std::max(1, static_cast<int>(available));
+  return least ? std::clamp(static_cast<int>(std::min(*least, 1e6)), 1, 1 << 20) : 0;
+}
+
+int cores(const std::filesystem::path& cgroups, const std::filesystem::path& own_group) {
+  const int allowed = std::max(1, static_cast<int>(allowed_cpus().size()));
+  const int quota = core_quota(cgroups, own_group);
+  return quota > 0 ? std::min(allowed, quota) : allowed;
 }
 
 std::vector<CpuList> numa_nodes(const CpuList& allowed, const std::filesystem::path& folder) {
@@ -145,7 +164,7 @@ std::vector<CpuList> numa_nodes(const CpuList& allowed, const std::filesystem::p
             name.data() + name.size())
       continue;
     CpuList ours;
-    for (const int cpu : parse_cpu_list(first_line(entry.path() / "cpulist")))
+    for (const int cpu : parse_cpus(first_line(entry.path() / "cpulist")))
       if (std::find(allowed.begin(), allowed.end(), cpu) != allowed.end()) ours.push_back(cpu);
     if (!ours.empty()) nodes[number] = std::move(ours);
   }

@@ -21,6 +21,10 @@ std::string full_host_name();
 
 using CpuList = std::vector<int>;  // ascending
 
+// "0-3,8", as the kernel writes it, and back; what it never writes is skipped.
+std::string cpu_text(const CpuList& cpus);
+CpuList parse_cpus(const std::string& text);
+
 // What the scheduler lets the calling thread run on.
 CpuList allowed_cpus();
 
@@ -28,6 +32,9 @@ CpuList allowed_cpus();
 // (v2) or one above has a quota in cpu.max. A part of a core does not count; at least 1.
 int cores(const std::filesystem::path& cgroups = "/sys/fs/cgroup",
           const std::filesystem::path& own_group = "/proc/self/cgroup");
+// The quota alone, in whole cores; 0 where there is none.
+int core_quota(const std::filesystem::path& cgroups = "/sys/fs/cgroup",
+               const std::filesystem::path& own_group = "/proc/self/cgroup");
 
 // The allowed CPUs by NUMA node, without nodes that have none. One list of all where the system
 // does not say.

@@ -43,7 +43,7 @@ at::Device device_of(const TrainOptions& options) {
   }
   if (cuda_devices() == 0)
     throw InvalidArgument("train.device=cuda, but there is no CUDA GPU here; use train.device=cpu");
-  return own_gpu();
+  return current_gpu();
 }
 
 }  // namespace

@@ -364,29 +364,108 @@ TEST(GivingUp, InOneGroupLeavesOthersWhole) {
   }
 }
 
+// Rank 0 reaches its deadline and uses its memory for something else; then rank 1 comes.
 TEST(GivingUp, GivesARanksRegisteredMemoryBack) {
-  const auto outcomes = run_outcomes({.world = 2}, [](Group& group) {
-    constexpr std::size_t count = 100'000;
-    const auto memory = group.allocate(count * sizeof(float));
-    auto* data = reinterpret_cast<float*>(memory.get());
-    std::fill_n(data, count, 1.f);
-    const auto sum = [&](int milliseconds) {
-      return outcome([&] {
-        group.all_reduce(DataType::f32, ReduceOp::sum, data, data, count,
-                         {.timeout = std::chrono::milliseconds(milliseconds)});
-      });
-    };
-    if (group.rank() == 0) {
-      EXPECT_EQ(sum(50), "Timeout");
-      std::fill_n(data, count, 7.f);
-      std::this_thread::sleep_for(std::chrono::milliseconds(400));
-      EXPECT_EQ(std::count(data, data + count, 7.f), std::ptrdiff_t(count)) << "written to";
-    } else {
-      std::this_thread::sleep_for(std::chrono::milliseconds(150));
-      EXPECT_EQ(sum(1000), "Timeout") << "what rank 0 gave up with";
-    }
+  constexpr std::size_t count = 100'000;
+  const std::vector<std::size_t> halves = {count / 2, count / 2};
+  using Sum = std::function<void(Group&, float* in, float* out, const CallOptions&)>;
+  const std::vector<std::pair<const char*, Sum>> calls = {
+      {"all_reduce",
+       [&](Group& group, float* in, float*, const CallOptions& options) {
+         group.all_reduce(DataType::f32, ReduceOp::sum, in, in, count, options);
+       }},
+      {"reduce to 0",
+       [&](Group& group, float* in, float* out, const CallOptions& options) {
+         group.reduce(DataType::f32, ReduceOp::sum, in, out, count, 0, options);
+       }},
+      {"reduce_scatter",
+       [&](Group& group, float* in, float* out, const CallOptions& options) {
+         group.reduce_scatter(DataType::f32, ReduceOp::sum, in, out, halves, options);
+       }},
+      {"all_gather",
+       [&](Group& group, float* in, float* out, const CallOptions& options) {
+         group.all_gather(DataType::f32, in, out, halves, options);
+       }},
+      {"broadcast", [&](Group& group, float* in, float*, const CallOptions& options) {
+         group.broadcast(DataType::f32, in, count, 0, options);
+       }}};
+  for (const auto& [what, sum] : calls) {
+    const auto outcomes = run_outcomes({.world = 2}, [&, what = what, sum = sum](Group& group) {
+      const auto in = group.allocate(count * sizeof(float)),
+                 out = group.allocate(count * sizeof(float));
+      auto* from = reinterpret_cast<float*>(in.get());
+      auto* to = reinterpret_cast<float*>(out.get());
+      std::fill_n(from, count, 1.f);
+      const auto call = [&](int milliseconds) {
+        return outcome(
+            [&] { sum(group, from, to, {.timeout = std::chrono::milliseconds(milliseconds)}); });
+      };
+      if (group.rank() == 0) {
+        EXPECT_EQ(call(50), "Timeout") << what;
+        std::fill_n(from, count, 7.f);
+        std::fill_n(to, count, 7.f);
+        std::this_thread::sleep_for(std::chrono::milliseconds(300));
+        EXPECT_EQ(std::count(from, from + count, 7.f), std::ptrdiff_t(count)) << what;
+        EXPECT_EQ(std::count(to, to + count, 7.f), std::ptrdiff_t(count)) << what;
+      } else {
+        std::this_thread::sleep_for(std::chrono::milliseconds(120));
+        EXPECT_EQ(call(1000), "Timeout") << what << ": what rank 0 gave up with";
+      }
+    });
+    for (const auto& one : outcomes) EXPECT_EQ(one, "done") << what << ": " << one;
+  }
+}
+
+// Long waits are told and compared; nobody may take that for a disagreement.
+TEST(Lateness, OfARankIsNoDisagreement) {
+  for (auto [text, layout] : layouts) {
+    layout.comm.timeout = 1.5;  // told after a third
+    run_ranks_well(layout, [&, text = text](Group& group) {
+      const auto late = [&](int rank) {
+        if (group.rank() == rank % group.size())
+          std::this_thread::sleep_for(std::chrono::milliseconds(600));
+      };
+      const std::size_t size = std::size_t(group.size()), rank = std::size_t(group.rank());
+      std::vector<float> in(100, 1), out(400);
+      std::vector<std::size_t> uneven, there, back;
+      for (std::size_t k = 0; k < size; ++k) {
+        uneven.push_back(k + 1);
+        there.push_back(rank + 2 * k);
+        back.push_back(k + 2 * rank);
+      }
+      late(0);
+      group.all_to_all(DataType::f32, in.data(), out.data(), there, back);
+      late(1);
+      group.gather(DataType::f32, in.data(), out.data(), uneven, 0);
+      group.scatter(DataType::f32, in.data(), out.data(), uneven, 1);
+      late(2);
+      group.all_gather(DataType::f32, in.data(), out.data(), uneven);
+      for (int i = 0; i < 20; ++i) group.broadcast(DataType::f32, in.data(), 3, 0);
+      late(3);
+      // By name here and by the chooser's word there is the same, where it is the same.
+      const bool names = group.shape().hosts > 1 && group.rank() == 0;
+      const auto chosen =
+          names ? group.algorithm(Operation::all_reduce, 100) : Algorithm::automatic;
+      group.all_reduce(DataType::f32, ReduceOp::max, in.data(), in.data(), 25,
+                       {.algorithm = chosen});
+      EXPECT_EQ(in[24], 1) << text;
+    });
+  }
+}
+
+TEST(Mismatch, InAGroupThatHasNoConnectionsYetIsTold) {
+  Layout layout{.world = 3, .shared_memory = false};
+  layout.comm.timeout = 1.5;
+  const auto outcomes = run_outcomes(layout, [](Group& group) {
+    const auto fresh = group.split(0, 0);
+    float value = 1;
+    fresh->broadcast(DataType::f32, &value, 1, (group.rank() + 1) % 3);
+    fresh->barrier();
   });
-  for (const auto& one : outcomes) EXPECT_EQ(one, "done") << one;
+  for (const auto& one : outcomes) {
+    EXPECT_EQ(one, "InvalidArgument") << one;
+    EXPECT_TRUE(mentions(one, "ranks disagree")) << one;
+  }
 }
 
 }  // namespace

@@ -42,14 +42,17 @@ TEST(Health, CountsARankThatGaveUpInOneGroupAsPresentInOthers) {
   EXPECT_EQ(outcome([&] { health.check({0, 1}, 5); }), "Timeout") << "the first cause";
 }
 
-TEST(Health, KeepsTheLastWaitOfEachRank) {
+TEST(Health, KeepsTheLastWaitOfEachRankInEachGroup) {
   Health health({"rank 0 on a", "rank 1 on b"});
-  EXPECT_FALSE(health.wait_of(1));
+  EXPECT_TRUE(health.waits_in(5).empty());
   health.waits(1, {.group = 5, .number = 1, .on = 0});
   health.waits(1, {.group = 5, .number = 2, .on = 0});
-  EXPECT_EQ(health.changes(), 2u);
-  EXPECT_EQ(health.wait_of(1)->number, 2u);
-  EXPECT_FALSE(health.wait_of(0));
+  health.waits(1, {.group = 6, .number = 9, .on = 0});
+  EXPECT_EQ(health.words(), 3u);
+  EXPECT_EQ(health.changes(), 0u) << "nobody is gone";
+  ASSERT_EQ(health.waits_in(5).size(), 1u);
+  EXPECT_EQ(health.waits_in(5).at(1).number, 2u);
+  EXPECT_EQ(health.waits_in(6).at(1).number, 9u);
 }
 
 TEST(Health, MissesARankThatLeftOnlyWhereItIsNeeded) {

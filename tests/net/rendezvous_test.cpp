@@ -80,7 +80,9 @@ TEST(Rendezvous, TellsAllThatWorldsDiffer) {
 
 TEST(Rendezvous, TurnsAwayAnotherTokenAndGoesOn) {
   const Meeting meeting({{0, 2}, {1, 2, another_token()}, {1, 2}});
-  EXPECT_EQ(meeting.outcomes[1], "Refused") << meeting.outcomes[1];
+  // The meeting may be over, and its door closed, before the stranger has been told.
+  EXPECT_TRUE(meeting.outcomes[1] == "Refused" || meeting.outcomes[1] == "PeerLost")
+      << meeting.outcomes[1];
   EXPECT_EQ(meeting.outcomes[0], "done") << meeting.outcomes[0];
   EXPECT_EQ(meeting.outcomes[2], "done") << meeting.outcomes[2];
 }
