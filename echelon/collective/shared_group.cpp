@@ -81,9 +81,9 @@ SharedGroup::Result SharedGroup::run(const Call& call, Algorithm algorithm, bool
   try {
     return run_posted(call, algorithm);
   } catch (...) {
-    blocks_[std::size_t(index_)].standing().withdrawn.store(1, std::memory_order_release);
-    // Whoever reads what the caller writes from now on also finds this rank withdrawn.
-    std::atomic_thread_fence(std::memory_order_seq_cst);
+    // An exchange, which what the caller writes from now on cannot overtake: whoever reads that also
+    // finds this rank withdrawn.
+    blocks_[std::size_t(index_)].standing().withdrawn.exchange(1);
     throw;
   }
 }
@@ -192,7 +192,9 @@ void SharedGroup::require_present(int member) {
 
 void SharedGroup::last_barrier() {
   barrier();
+#if !defined(__SANITIZE_THREAD__)  // which knows no fences
   std::atomic_thread_fence(std::memory_order_acquire);
+#endif
   for (int k = 0; k < size(); ++k)
     if (k != index_) require_present(k);
 }
