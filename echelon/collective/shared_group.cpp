@@ -81,8 +81,8 @@ SharedGroup::Result SharedGroup::run(const Call& call, Algorithm algorithm, bool
   try {
     return run_posted(call, algorithm);
   } catch (...) {
-    // An exchange, which what the caller writes from now on cannot overtake: whoever reads that also
-    // finds this rank withdrawn.
+    // An exchange, which what the caller writes from now on cannot overtake: whoever reads that
+    // also finds this rank withdrawn.
     blocks_[std::size_t(index_)].standing().withdrawn.exchange(1);
     throw;
   }
@@ -236,6 +236,7 @@ void SharedGroup::read_exposed(int member, std::uint64_t address, std::byte* to,
 }
 
 void copy_past_cache(std::byte* to, const std::byte* from, std::size_t bytes) {
+  if (bytes == 0) return;  // and perhaps no memory either
 #if defined(__SSE2__)
   std::size_t at = 0;
   for (; at + 64 <= bytes; at += 64) {
