@@ -44,7 +44,7 @@ std::shared_ptr<Group> Group::world(std::shared_ptr<Endpoint> endpoint,
   // Every rank's first allocation is at the start of its heap, so nothing has to be exchanged yet.
   auto store = std::make_shared<BlockStore>(endpoint->heap_owner());
   std::vector<std::size_t> blocks(near.size(), 0);
-  if (near.size() > 1) blocks.assign(near.size(), store->make(int(near.size())));
+  if (near.size() > 1) blocks.assign(near.size(), store->make_first(int(near.size())));
   auto group = std::make_shared<Group>(Private{}, std::move(endpoint), options, std::move(members),
                                        world_id, std::make_shared<Ledger>(), store, blocks);
   group->require_same_options();

@@ -63,6 +63,10 @@ std::size_t BlockStore::make(int members) {
   return *heap_->offset(memory, 1);
 }
 
+std::size_t BlockStore::make_first(int members) {
+  return *heap_->offset(heap_->allocate(SharedBlock::bytes(members)), 1);
+}
+
 void BlockStore::retire(std::size_t offset, int members) {
   {
     const std::lock_guard lock(mutex_);
