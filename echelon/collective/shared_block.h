@@ -71,8 +71,8 @@ class BlockStore {
  public:
   explicit BlockStore(std::shared_ptr<SharedHeap> heap) : heap_(std::move(heap)) {}
   std::size_t make(int members);  // a clear block's offset in the heap
-  // The same as the first allocation of all. Neighbours know where that is and may be in it already,
-  // so it is left as the kernel gave it: zero.
+  // The same as the first allocation of all. Neighbours know where that is and may be in it
+  // already, so it is left as the kernel gave it: zero.
   std::size_t make_first(int members);
   void retire(std::size_t offset, int members);
 

@@ -27,6 +27,7 @@
 #include <string>
 #include <vector>
 
+#include "echelon/collective/cost.h"
 #include "echelon/collective/ledger.h"
 #include "echelon/collective/options.h"
 #include "echelon/collective/type.h"
@@ -94,6 +95,9 @@ class Communicator {
 
   // A tensor in memory that the backend works on without a copy; uninitialised.
   virtual at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType type);
+
+  // The slowest kind of link between its ranks as it was measured; zeros where nobody measures.
+  virtual LinkFigures link() const { return {}; }
 
   virtual Ledger& ledger() = 0;
   virtual std::string plan() const { return "{}\n"; }  // what was measured and chosen, as JSON

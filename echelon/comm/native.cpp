@@ -175,9 +175,23 @@ class NativeCommunicator final : public Communicator {
         std::accumulate(sizes.begin(), sizes.end(), std::int64_t{1}, std::multiplies<>());
     auto memory = group_->allocate(std::size_t(count) * at::elementSize(type));
     void* data = memory.get();
+    // Told as torch's own allocators tell theirs, so that it is in every account of memory.
+    const auto bytes = std::int64_t(count) * std::int64_t(at::elementSize(type));
+    const auto tell = [data](std::int64_t change) {
+      c10::reportMemoryUsageToProfiler(data, change, 0, 0, c10::Device(c10::kCPU));
+    };
+    tell(bytes);
     return at::from_blob(
-        data, sizes, [memory = std::move(memory)](void*) mutable { memory.reset(); },
+        data, sizes,
+        [memory = std::move(memory), tell, bytes](void*) mutable {
+          tell(-bytes);
+          memory.reset();
+        },
         at::TensorOptions().dtype(type));
+  }
+
+  LinkFigures link() const override {
+    return group_->shape().hosts > 1 ? group_->figures().tcp : group_->figures().shared;
   }
 
   Ledger& ledger() override { return group_->ledger(); }

@@ -43,11 +43,17 @@ class Queue::Job final : public Operand {
     if (error_) std::rethrow_exception(error_);
   }
 
+  std::optional<WorkSpan> span() override {
+    const std::lock_guard lock(state_->mutex);
+    return done_ ? std::optional(span_) : std::nullopt;
+  }
+
  private:
   friend struct State;
   std::shared_ptr<State> state_;
   Body body_;
   bool done_ = false;
+  WorkSpan span_ = {};
   std::exception_ptr error_;
 };
 
@@ -58,13 +64,16 @@ void Queue::State::run_next(std::unique_lock<std::mutex>& lock, bool patient) {
   busy = true;
   lock.unlock();
   std::exception_ptr error;
+  const auto begin = std::chrono::steady_clock::now();
   try {
     job->body_(patient);
   } catch (...) {
     error = std::current_exception();
   }
+  const auto end = std::chrono::steady_clock::now();
   job->body_ = {};  // lets go of its tensors
   lock.lock();
+  job->span_ = {begin, end};
   job->error_ = error;
   job->done_ = true;
   busy = false;

@@ -1,10 +1,16 @@
 // An operation under way.
 #pragma once
 
-#include <functional>
+#include <chrono>
 #include <memory>
+#include <optional>
 
 namespace echelon {
+
+// When an operation ran, by the host's clock.
+struct WorkSpan {
+  std::chrono::steady_clock::time_point begin, end;
+};
 
 // What a backend keeps of an operation.
 class Operand {
@@ -13,6 +19,7 @@ class Operand {
   virtual bool done() = 0;             // throws what went wrong
   virtual void wait() = 0;             // until done or its deadline; throws what went wrong
   virtual int source() { return -1; }  // of a receive: from whom
+  virtual std::optional<WorkSpan> span() { return {}; }  // where it is known
 };
 
 // Handed out by every operation of a communicator. Its tensors must not be touched before wait()
@@ -28,6 +35,10 @@ class Work {
   }
   // The rank that a finished receive came from.
   int source() const { return operand_ ? operand_->source() : -1; }
+  // When a finished operation ran; nothing where the backend cannot tell.
+  std::optional<WorkSpan> span() const {
+    return operand_ ? operand_->span() : std::optional<WorkSpan>();
+  }
 
  private:
   std::shared_ptr<Operand> operand_;

@@ -113,7 +113,8 @@ std::int64_t Stack::parameter_count() const {
   return n;
 }
 
-void Stack::allocate(at::Device device, at::ScalarType type, Gradients gradients) {
+void Stack::allocate(at::Device device, at::ScalarType type, Gradients gradients,
+                     const Memory& gradient_memory) {
   device_ = device;
   type_ = type;
   std::vector<const Parameter*> described;
@@ -130,7 +131,7 @@ void Stack::allocate(at::Device device, at::ScalarType type, Gradients gradients
   }
   if (gradients == Gradients::yes) {
     MemoryScope scope(MemoryKind::gradients);
-    grads_ = at::zeros({trainable}, options);
+    grads_ = gradient_memory ? gradient_memory(trainable, type) : at::zeros({trainable}, options);
   }
   for (const auto& unit : units_) {
     for (const auto& segment : unit.segments) {
@@ -154,8 +155,12 @@ void Stack::begin_step() {
   for (auto& p : parameters_) p.grad_written = false;
 }
 
-void Stack::zero_unwritten_grads() {
-  for (auto& p : parameters_) p.zero_unwritten_grad();
+void Stack::zero_unwritten_grads(std::int64_t begin, std::int64_t end) {
+  for (auto& p : parameters_) {
+    if (!p.trainable) continue;
+    const auto at = p.grad.storage_offset() - grads_.storage_offset();
+    if (at >= begin && at < end) p.zero_unwritten_grad();
+  }
 }
 
 std::vector<std::pair<std::string, at::Tensor>> Stack::buffers() const {

@@ -54,7 +54,11 @@ class Stack : private Declaration {
   const std::vector<Tie>& ties() const { return ties_; }
   std::int64_t parameter_count() const;
 
-  void allocate(at::Device device, at::ScalarType type, Gradients gradients);
+  // `gradient_memory` gives the buffer of all gradients, zeros (a communicator's, so that they are
+  // reduced where they lie); by default it is ordinary memory.
+  using Memory = std::function<at::Tensor(std::int64_t numel, at::ScalarType type)>;
+  void allocate(at::Device device, at::ScalarType type, Gradients gradients,
+                const Memory& gradient_memory = {});
   void load(const ValueSource& source);
 
   // After allocate. The buffers of all trainable units, one after another; a unit is the range
@@ -67,7 +71,8 @@ class Stack : private Declaration {
 
   // Forgets which gradients were written; the next backward overwrites them.
   void begin_step();
-  void zero_unwritten_grads();
+  // Of the parameters in [begin, end) of the gradient buffer: those no backward has written to.
+  void zero_unwritten_grads(std::int64_t begin, std::int64_t end);
 
   std::vector<std::pair<std::string, at::Tensor>> buffers() const;
   bool capturable() const;

@@ -4,46 +4,65 @@
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
 #include "echelon/base/error.h"
 #include "echelon/nn/memory.h"
 
 namespace echelon {
 
-Executor::Executor(Stack& stack, MasterUpdate& update, Table table, int micro_batches,
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+}  // namespace
+
+Executor::Executor(Stack& stack, MasterUpdate& update, Table table, StepShape shape,
                    std::shared_ptr<Communicator> ranks)
     : stack_(stack),
       update_(update),
       table_(std::move(table)),
-      micro_batches_(micro_batches),
+      shape_(std::move(shape)),
       ranks_(std::move(ranks)) {
   if (stack.size() == 0)
     throw InvalidArgument("the model has no layers; add them, and a loss as the last");
-  validate(table_, stack.size(), micro_batches);
-  places_.resize(static_cast<std::size_t>(stack.size()) * static_cast<std::size_t>(micro_batches));
+  if (shape_.layers != stack.size())
+    throw InvalidArgument(
+        fmt::format("the step is for {} layers, the model has {}", shape_.layers, stack.size()));
+  validate(table_, shape_);
+  places_.resize(std::size_t(stack.size()) * std::size_t(shape_.micro_batches));
 }
 
 Executor::Place& Executor::place(int layer, int micro_batch) {
-  return places_[static_cast<std::size_t>(layer) * static_cast<std::size_t>(micro_batches_) +
-                 static_cast<std::size_t>(micro_batch)];
+  return places_[std::size_t(layer) * std::size_t(shape_.micro_batches) + std::size_t(micro_batch)];
 }
 
 at::Tensor Executor::run(const at::Tensor& input, const at::Tensor& target) {
   at::NoGradGuard no_grad;  // a layer that wants autograd turns it on for itself
   const auto samples = input.size(0);
-  if (samples % micro_batches_ != 0 || target.size(0) != samples) {
+  const int micro_batches = shape_.micro_batches;
+  if (samples % micro_batches != 0 || target.size(0) != samples) {
     throw InvalidArgument(
         fmt::format("a batch of {} inputs and {} targets cannot be cut into {} equal micro-batches",
-                    samples, target.size(0), micro_batches_));
+                    samples, target.size(0), micro_batches));
   }
-  const auto share = samples / micro_batches_;
-  for (int m = 0; m < micro_batches_; ++m) {
+  const auto share = samples / micro_batches;
+  for (int m = 0; m < micro_batches; ++m) {
     place(0, m).input = input.narrow(0, m * share, share);
     Pass& last = place(stack_.size() - 1, m).pass;
     last.target = target.narrow(0, m * share, share);
-    last.weight = 1.0 / micro_batches_;
+    last.weight = 1.0 / micro_batches;
   }
   loss_ = at::zeros({}, at::TensorOptions(stack_.device()).dtype(at::kDouble));
   stack_.begin_step();
+  times_ = {};
+  const auto start = Clock::now();
   for (const Action& action : table_) {
     switch (action.kind) {
       case Action::Kind::forward:
@@ -53,24 +72,51 @@ at::Tensor Executor::run(const at::Tensor& input, const at::Tensor& target) {
         backward(action);
         break;
       case Action::Kind::reduce:
-        reduce();
+        reduce(shape_.buckets[std::size_t(action.bucket)]);
         break;
-      case Action::Kind::update: {
-        MemoryScope scope(MemoryKind::workspace);
-        stack_.zero_unwritten_grads();
-        update_.apply(loss_);
+      case Action::Kind::settle:
+        settle();
         break;
-      }
+      case Action::Kind::update:
+        update();
+        break;
     }
   }
+  if (stack_.device().is_cpu())
+    times_.compute = since(start) - times_.exposed - times_.update;
+  else
+    times_ = {};
   return loss_;
 }
 
-void Executor::reduce() {
-  stack_.zero_unwritten_grads();
-  ranks_->all_reduce(stack_.grads(), ReduceOp::average, {.tag = "gradients", .blocking = true})
-      .wait();
-  ranks_->all_reduce(loss_, ReduceOp::average, {.tag = "loss", .blocking = true}).wait();
+// The tensors of a work must not be touched before it is done: nothing writes to these gradients
+// until the update.
+void Executor::reduce(const Bucket& bucket) {
+  stack_.zero_unwritten_grads(bucket.begin, bucket.end);
+  reductions_.push_back(ranks_->all_reduce(stack_.grads().narrow(0, bucket.begin, bucket.numel()),
+                                           ReduceOp::average, {.tag = "gradients"}));
+}
+
+void Executor::settle() {
+  const auto start = Clock::now();
+  auto works = std::exchange(reductions_, {});
+  works.push_back(ranks_->all_reduce(loss_, ReduceOp::average, {.tag = "loss", .blocking = true}));
+  double running = 0;
+  for (const Work& work : works) {
+    work.wait();
+    if (const auto span = work.span())
+      running += std::chrono::duration<double>(span->end - span->begin).count();
+  }
+  times_.exposed = since(start);
+  times_.hidden = std::max(0.0, running - times_.exposed);
+}
+
+void Executor::update() {
+  const auto start = Clock::now();
+  MemoryScope scope(MemoryKind::workspace);
+  stack_.zero_unwritten_grads(0, stack_.grads().numel());
+  update_.apply(loss_);
+  times_.update = since(start);
 }
 
 void Executor::forward(const Action& action) {

@@ -14,26 +14,42 @@
 
 namespace echelon {
 
+// Where the time of a step went, in seconds of the host. On a GPU the host only issues work, so
+// these are zero there.
+struct StepTimes {
+  double compute = 0;  // forward and backward
+  double exposed = 0;  // communication that the step waited for
+  double hidden = 0;   // communication that ran while it computed
+  double update = 0;   // the optimiser
+};
+
 class Executor {
  public:
-  // Validates the table for the stack. `ranks` are those that a reduction averages over.
-  Executor(Stack& stack, MasterUpdate& update, Table table, int micro_batches,
+  // Validates the table. `ranks` are those that a reduction averages over.
+  Executor(Stack& stack, MasterUpdate& update, Table table, StepShape shape,
            std::shared_ptr<Communicator> ranks = nullptr);
 
   // One step on a batch whose first dimension divides by the number of micro-batches. Gives the
   // mean loss, a scalar (double) on the device; after a reduction, that of all ranks.
   at::Tensor run(const at::Tensor& input, const at::Tensor& target);
 
+  const StepTimes& times() const { return times_; }  // of the last step
+  const StepShape& shape() const { return shape_; }
+
  private:
   void forward(const Action& action);
   void backward(const Action& action);
-  void reduce();
+  void reduce(const Bucket& bucket);
+  void settle();
+  void update();
 
   Stack& stack_;
   MasterUpdate& update_;
   Table table_;
-  int micro_batches_;
+  StepShape shape_;
   std::shared_ptr<Communicator> ranks_;
+  std::vector<Work> reductions_;  // under way
+  StepTimes times_;
 
   struct Place {  // of one layer and micro-batch
     Pass pass;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <utility>
 
 #include "echelon/base/error.h"
 
@@ -16,7 +17,9 @@ std::string to_string(const Action& action) {
     case Action::Kind::backward:
       return fmt::format("backward(layer {}, micro-batch {})", action.layer, action.micro_batch);
     case Action::Kind::reduce:
-      return "reduce";
+      return fmt::format("reduce(bucket {})", action.bucket);
+    case Action::Kind::settle:
+      return "settle";
     case Action::Kind::update:
       return "update";
   }
@@ -33,59 +36,107 @@ Table one_process(int layers, int micro_batches) {
   return table;
 }
 
-Table data_parallel(int layers, int micro_batches) {
-  Table table = one_process(layers, micro_batches);
-  table.insert(table.end() - 1, {Action::Kind::reduce});
-  return table;
-}
+namespace {
 
-void validate(const Table& table, int layers, int micro_batches) {
-  enum class Stage { none, forwarded, done };
-  std::vector<Stage> stages(
-      static_cast<std::size_t>(layers) * static_cast<std::size_t>(micro_batches), Stage::none);
-  const auto stage = [&](int layer, int micro_batch) -> Stage& {
-    return stages[static_cast<std::size_t>(layer) * static_cast<std::size_t>(micro_batches) +
-                  static_cast<std::size_t>(micro_batch)];
-  };
-  bool reduced = false, updated = false;
-  for (std::size_t i = 0; i < table.size(); ++i) {
-    const Action& a = table[i];
-    const auto refuse = [&](const std::string& why) {
-      throw InvalidArgument(
-          fmt::format("action {} of the step, {}, cannot run: {}", i, to_string(a), why));
-    };
-    if (updated) refuse("the update has ended the step");
-    if (a.kind == Action::Kind::reduce && reduced) refuse("it ran before");
-    if (a.kind == Action::Kind::reduce || a.kind == Action::Kind::update) {
-      const auto missing =
-          std::find_if(stages.begin(), stages.end(), [](Stage s) { return s != Stage::done; });
-      if (missing != stages.end()) {
-        const auto at = static_cast<int>(missing - stages.begin());
-        refuse(fmt::format("backward(layer {}, micro-batch {}) is missing", at / micro_batches,
-                           at % micro_batches));
-      }
-      (a.kind == Action::Kind::reduce ? reduced : updated) = true;
-      continue;
+// What has run so far, and whether the next action may.
+class Validator {
+ public:
+  explicit Validator(const StepShape& shape)
+      : shape_(shape),
+        stages_(std::size_t(shape.layers) * std::size_t(shape.micro_batches), Stage::none),
+        reduced_(shape.buckets.size(), false) {}
+
+  // Why it cannot run; empty if it can, and then it has.
+  std::string run(const Action& action) {
+    if (updated_) return "the update has ended the step";
+    switch (action.kind) {
+      case Action::Kind::forward:
+      case Action::Kind::backward:
+        return move(action);
+      case Action::Kind::reduce:
+        return reduce(action.bucket);
+      case Action::Kind::settle:
+        if (std::exchange(settled_, true)) return "it ran before";
+        return unreduced();
+      case Action::Kind::update:
+        updated_ = true;
+        if (const std::string missing = unfinished(0); !missing.empty()) return missing;
+        if (!reduced_.empty() && !settled_) return "the reductions are not settled";
+        return {};
     }
-    if (a.layer < 0 || a.layer >= layers) refuse(fmt::format("there are {} layers", layers));
-    if (a.micro_batch < 0 || a.micro_batch >= micro_batches)
-      refuse(fmt::format("there are {} micro-batches", micro_batches));
+    return {};
+  }
+
+  bool updated() const { return updated_; }
+
+ private:
+  enum class Stage { none, forwarded, done };
+
+  Stage& stage(int layer, int micro_batch) {
+    return stages_[std::size_t(layer) * std::size_t(shape_.micro_batches) +
+                   std::size_t(micro_batch)];
+  }
+
+  std::string move(const Action& a) {
+    if (a.layer < 0 || a.layer >= shape_.layers)
+      return fmt::format("there are {} layers", shape_.layers);
+    if (a.micro_batch < 0 || a.micro_batch >= shape_.micro_batches)
+      return fmt::format("there are {} micro-batches", shape_.micro_batches);
     Stage& own = stage(a.layer, a.micro_batch);
     if (a.kind == Action::Kind::forward) {
-      if (own != Stage::none) refuse("it ran before");
+      if (own != Stage::none) return "it ran before";
       if (a.layer > 0 && stage(a.layer - 1, a.micro_batch) != Stage::forwarded)
-        refuse("the layer below has given it no input");
+        return "the layer below has given it no input";
       own = Stage::forwarded;
-    } else {
-      if (own != Stage::forwarded)
-        refuse(own == Stage::none ? "its forward has not run" : "it ran before");
-      if (a.layer + 1 < layers && stage(a.layer + 1, a.micro_batch) != Stage::done) {
-        refuse("the layer above has given it no gradient");
-      }
-      own = Stage::done;
+      return {};
     }
+    if (own != Stage::forwarded)
+      return own == Stage::none ? "its forward has not run" : "it ran before";
+    if (a.layer + 1 < shape_.layers && stage(a.layer + 1, a.micro_batch) != Stage::done)
+      return "the layer above has given it no gradient";
+    own = Stage::done;
+    return {};
   }
-  if (!updated) throw InvalidArgument("the step's table has no update at its end");
+
+  // The first backward of a layer from here on that has not run.
+  std::string unfinished(int layer) {
+    for (int l = layer; l < shape_.layers; ++l)
+      for (int m = 0; m < shape_.micro_batches; ++m)
+        if (stage(l, m) != Stage::done)
+          return fmt::format("backward(layer {}, micro-batch {}) is missing", l, m);
+    return {};
+  }
+
+  std::string reduce(int bucket) {
+    if (bucket < 0 || std::size_t(bucket) >= reduced_.size())
+      return fmt::format("there are {} buckets", reduced_.size());
+    if (settled_) return "the reductions are settled";
+    if (reduced_[std::size_t(bucket)]) return "it ran before";
+    reduced_[std::size_t(bucket)] = true;
+    return unfinished(shape_.buckets[std::size_t(bucket)].layer);
+  }
+
+  std::string unreduced() const {
+    for (std::size_t b = 0; b < reduced_.size(); ++b)
+      if (!reduced_[b]) return fmt::format("reduce(bucket {}) is missing", b);
+    return {};
+  }
+
+  const StepShape& shape_;
+  std::vector<Stage> stages_;
+  std::vector<bool> reduced_;
+  bool settled_ = false, updated_ = false;
+};
+
+}  // namespace
+
+void validate(const Table& table, const StepShape& shape) {
+  Validator validator(shape);
+  for (std::size_t i = 0; i < table.size(); ++i)
+    if (const std::string why = validator.run(table[i]); !why.empty())
+      throw InvalidArgument(
+          fmt::format("action {} of the step, {}, cannot run: {}", i, to_string(table[i]), why));
+  if (!validator.updated()) throw InvalidArgument("the step's table has no update at its end");
 }
 
 int peak_activations(const Table& table) {

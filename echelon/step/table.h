@@ -2,6 +2,7 @@
 // a table; one executor runs any of them, and `validate` says beforehand whether it can.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -11,12 +12,15 @@ struct Action {
   enum class Kind {
     forward,   // layer, micro-batch: run it and keep what its backward needs
     backward,  // layer, micro-batch: gradients of input and parameters; frees what forward kept
-    reduce,    // all gradients and the loss become the mean over the ranks
+    reduce,    // bucket: begins to average its gradients over the ranks; the next actions run
+               // meanwhile
+    settle,    // all that was begun is done; the loss becomes that of all ranks
     update,    // all gradients are there: optimiser
   };
   Kind kind;
   int layer = 0;
   int micro_batch = 0;
+  int bucket = 0;
 };
 
 using Table = std::vector<Action>;
@@ -27,15 +31,27 @@ std::string to_string(const Action& action);  // "forward(layer 3, micro-batch 0
 // activations of one micro-batch are alive at a time.
 Table one_process(int layers, int micro_batches);
 
-// Data parallel: the same on every rank's share of the batch, with all gradients averaged over the
-// ranks before the update.
-Table data_parallel(int layers, int micro_batches);
+// A run of the Stack's gradient buffer that is reduced together.
+struct Bucket {
+  std::int64_t begin = 0, end = 0;  // elements
+  int layer = 0;                    // whose backward, of all micro-batches, completes it
+
+  std::int64_t numel() const { return end - begin; }
+};
+
+// What a table is for.
+struct StepShape {
+  int layers = 0;
+  int micro_batches = 1;
+  std::vector<Bucket> buckets = {};
+};
 
 // Throws InvalidArgument naming the first action that cannot run: a layer before its input exists,
 // a backward before its forward or before the backward of the layer above, anything twice, a
-// reduction or an update before the last backward, no update at the end, a forward without its
+// reduction before its bucket is complete, an update before the last backward or (where there are
+// buckets) before all are reduced and settled, no update at the end, a forward without its
 // backward.
-void validate(const Table& table, int layers, int micro_batches);
+void validate(const Table& table, const StepShape& shape);
 
 // The most activations alive at once, in (layer, micro-batch) pairs.
 int peak_activations(const Table& table);

@@ -124,10 +124,14 @@ ordered_json summary_of(const JobOptions& options, const Outcome& outcome, std::
 }
 
 std::string plan_of(const JobOptions& options, const Trainer& trainer, const Communicator* ranks) {
+  auto buckets = ordered_json::array();
+  for (const auto& bucket : trainer.buckets())
+    buckets.push_back({{"begin", bucket.begin}, {"end", bucket.end}, {"layer", bucket.layer}});
   return ordered_json(
              {{"world", ranks ? ranks->size() : 1},
               {"schedule", ranks ? "data parallel" : "one process"},
               {"communication", ordered_json::parse(ranks ? ranks->plan() : "{}")},
+              {"buckets", buckets},
               {"micro_batches", options.train.micro_batches},
               {"threads", at::get_num_threads()},
               {"precision", precision_name(compute_type(options.train))},
@@ -254,7 +258,8 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   PeakMemory peak;
   Stack stack = gpt(options.model);
   require_memory(options, stack);
-  Trainer trainer(stack, *data.training, options.train, options.optim, request.ranks);
+  Trainer trainer(stack, *data.training, options.train, options.optim, request.ranks,
+                  options.parallel);
   if (!resuming && !options.model.init.empty())
     trainer.load(gpt2_values(options.model.init, stack));
 

@@ -9,6 +9,7 @@
 #include "echelon/net/options.h"
 #include "echelon/nn/options.h"
 #include "echelon/optim/options.h"
+#include "echelon/parallel/options.h"
 
 namespace echelon {
 
@@ -58,6 +59,7 @@ struct JobOptions {
   DataOptions data;
   TrainOptions train;
   OptimOptions optim;
+  ParallelOptions parallel;
   CommOptions comm;
   NetOptions net;
 
@@ -66,6 +68,7 @@ struct JobOptions {
     f.section("data", data);
     f.section("train", train);
     f.section("optim", optim);
+    f.section("parallel", parallel);
     f.section("comm", comm);
     f.section("net", net);
   }

@@ -94,8 +94,13 @@ void RunDirectory::add_step(const StepReport& report, bool bytes) {
   line["tokens"] = report.targets;
   add_line(metrics_, "metrics.jsonl", line.dump());
   // Apart, so that two runs of one seed have the same metrics to the byte.
+  const auto ms = [](double seconds) { return std::round(seconds * 1e6) / 1e3; };
   const ordered_json time = {{"step", report.step},
-                             {"step_ms", std::round(report.seconds * 1e6) / 1e3}};
+                             {"step_ms", ms(report.seconds)},
+                             {"compute_ms", ms(report.times.compute)},
+                             {"exposed_ms", ms(report.times.exposed)},
+                             {"hidden_ms", ms(report.times.hidden)},
+                             {"update_ms", ms(report.times.update)}};
   add_line(times_, "times.jsonl", time.dump());
 }
 

@@ -21,6 +21,7 @@
 #include "echelon/base/error.h"
 #include "echelon/comm/gpu.h"
 #include "echelon/optim/schedule.h"
+#include "echelon/parallel/data/bucket.h"
 #include "echelon/step/device.h"
 
 namespace echelon {
@@ -75,7 +76,8 @@ struct Trainer::InFlight {
 };
 
 Trainer::Trainer(Stack& stack, const Dataset& data, const TrainOptions& train,
-                 const OptimOptions& optim, std::shared_ptr<Communicator> ranks)
+                 const OptimOptions& optim, std::shared_ptr<Communicator> ranks,
+                 const ParallelOptions& parallel)
     : stack_(stack),
       data_(data),
       train_(train),
@@ -110,13 +112,23 @@ Trainer::Trainer(Stack& stack, const Dataset& data, const TrainOptions& train,
         "train.graph=on is for one process: a reduction over ranks is not recorded");
   graph_wanted_ = device_.is_cuda() && train.graph != "off" && stack.capturable() && !ranks_;
   if (device_.is_cuda()) in_flight_->stream.emplace();
-  stack.allocate(device_, compute_type(train), Gradients::yes);
+  Stack::Memory registered;
+  if (ranks_ && device_.is_cpu())
+    registered = [this](std::int64_t numel, at::ScalarType type) {
+      return ranks_->allocate({numel}, type).zero_();
+    };
+  stack.allocate(device_, compute_type(train), Gradients::yes, registered);
   update_ = std::make_unique<MasterUpdate>(stack, optim);
   update_->load(random_values(static_cast<std::uint64_t>(train.seed)));
-  const int micro_batches = static_cast<int>(train.micro_batches);
-  const Table table = ranks_ ? data_parallel(stack.size(), micro_batches)
-                             : one_process(stack.size(), micro_batches);
-  executor_ = std::make_unique<Executor>(stack, *update_, table, micro_batches, ranks_);
+  StepShape shape{stack.size(), static_cast<int>(train.micro_batches), {}};
+  if (ranks_) {
+    const auto element = static_cast<std::int64_t>(stack.grads().element_size());
+    shape.buckets =
+        cut_buckets(stack.units(), bucket_sizes(ranks_->link(), element, parallel.bucket_mib));
+  }
+  const Table table =
+      ranks_ ? data_parallel(shape) : one_process(shape.layers, shape.micro_batches);
+  executor_ = std::make_unique<Executor>(stack, *update_, table, shape, ranks_);
   report_ = at::zeros({3}, at::TensorOptions(device_).dtype(at::kDouble));
 }
 
@@ -235,7 +247,8 @@ void Trainer::collect(std::size_t leave) {
     }
     const double seconds = std::chrono::duration<double>(now - flight.last).count();
     flight.last = now;
-    if (observe_) observe_({slot.step, loss, norm, slot.rate, seconds, slot.targets});
+    if (observe_)
+      observe_({slot.step, loss, norm, slot.rate, seconds, slot.targets, executor_->times()});
     if (device_.is_cuda()) flight.free.push_back(std::move(slot));
   }
 }

@@ -31,6 +31,7 @@
 #include "echelon/nn/memory.h"
 #include "echelon/nn/stack.h"
 #include "echelon/optim/master_update.h"
+#include "echelon/parallel/options.h"
 #include "echelon/step/executor.h"
 #include "echelon/train/options.h"
 
@@ -43,6 +44,7 @@ struct StepReport {
   double rate = 0;
   double seconds = 0;        // since the step before
   std::int64_t targets = 0;  // values predicted, by all ranks: tokens of a language model
+  StepTimes times = {};      // where this rank's time went
 };
 
 // The loss or a gradient stopped being finite.
@@ -58,7 +60,7 @@ class Trainer {
   // With several ranks, each trains on its part of the global batch and all keep the same
   // parameters; every rank makes the same trainer and the same calls.
   Trainer(Stack& stack, const Dataset& data, const TrainOptions& train, const OptimOptions& optim,
-          std::shared_ptr<Communicator> ranks = nullptr);
+          std::shared_ptr<Communicator> ranks = nullptr, const ParallelOptions& parallel = {});
   ~Trainer();
 
   // First values: by default each parameter's own Init with the seed.
@@ -86,6 +88,7 @@ class Trainer {
   std::int64_t step() const { return step_; }           // done so far
   at::Tensor master(const Parameter& parameter) const;  // in full precision
   bool uses_graph() const { return graph_wanted_; }
+  const std::vector<Bucket>& buckets() const { return executor_->shape().buckets; }
   const MemoryAccount& memory() const { return *memory_; }
 
  private:

@@ -190,7 +190,7 @@ TEST(ModuleLayer, GivesAParameterThatAStepDoesNotUseTheGradientZero) {
   net->whole = false;
   stack.begin_step();
   run(stack, at::randn({4, 5}, at::kDouble), at::ones({4, 3}, at::kDouble));
-  stack.zero_unwritten_grads();
+  stack.zero_unwritten_grads(0, stack.grads().numel());
   EXPECT_EQ(stack.find("net.second.weight")->grad.ne(0).sum().item<double>(), 0);
   EXPECT_EQ(stack.find("net.second.bias")->grad.ne(0).sum().item<double>(), 0);
   EXPECT_GT(stack.find("net.first.weight")->grad.abs().sum().item<double>(), 0);

@@ -166,7 +166,7 @@ TEST(Parameter, TakesItsFirstGradientAndAddsTheOthers) {
     EXPECT_TRUE(close(a.grad, at::full({3}, 2), 0));
     a.add_grad(at::full({3, 1}, 5.0, at::kDouble));
     EXPECT_TRUE(close(a.grad, at::full({3}, 7), 0));
-    stack.zero_unwritten_grads();
+    stack.zero_unwritten_grads(0, stack.grads().numel());
     EXPECT_TRUE(close(a.grad, at::full({3}, 7), 0)) << "a gradient that was written is kept";
     EXPECT_TRUE(close(b.grad, at::full({2}, 0), 0)) << "a parameter that a step did not use";
   }

@@ -92,7 +92,8 @@ void expect_like_autograd(Table (*schedule)(int, int), int micro_batches) {
   Mlp mlp;
   MasterUpdate update(mlp.stack, plain_sgd());
   update.load(random_values(1));
-  Executor executor(mlp.stack, update, schedule(mlp.stack.size(), micro_batches), micro_batches);
+  Executor executor(mlp.stack, update, schedule(mlp.stack.size(), micro_batches),
+                    {mlp.stack.size(), micro_batches, {}});
   for (int step = 0; step < 3; ++step) {
     const at::Tensor input = at::randn({8, 5}, at::kDouble),
                      target = at::randn({8, 3}, at::kDouble);
@@ -134,7 +135,8 @@ TEST(Executor, GivesTheSameGptHoweverItsBatchIsCut) {
       stack.allocate(at::kCPU, at::kDouble, Gradients::yes);
       MasterUpdate update(stack, plain_sgd());
       update.load(random_values(1));
-      Executor executor(stack, update, one_process(stack.size(), micro_batches), micro_batches);
+      Executor executor(stack, update, one_process(stack.size(), micro_batches),
+                        {stack.size(), micro_batches, {}});
       const at::Tensor own_loss = executor.run(input, target);
       if (micro_batches == 1) {
         loss = own_loss.clone();
@@ -152,7 +154,7 @@ TEST(Executor, FreesEveryActivationAndHoldsOneMicroBatchAtATime) {
     Mlp mlp;
     MasterUpdate update(mlp.stack, plain_sgd());
     Executor executor(mlp.stack, update, one_process(mlp.stack.size(), micro_batches),
-                      micro_batches);
+                      {mlp.stack.size(), micro_batches, {}});
     const at::Tensor input = at::randn({4096, 5}, at::kDouble),
                      target = at::randn({4096, 3}, at::kDouble);
     MemoryAccount account;
@@ -180,7 +182,7 @@ TEST(Executor, GivesAnUnusedParameterTheGradientZero) {
   update.load(random_values(1));
   const at::Tensor before = unused->weight.detach().clone();
   update.rate().fill_(0.1);
-  Executor(stack, update, one_process(3, 1), 1).run(at::ones({4, 2}), at::ones({4, 2}));
+  Executor(stack, update, one_process(3, 1), {3, 1, {}}).run(at::ones({4, 2}), at::ones({4, 2}));
   EXPECT_TRUE(at::equal(unused->weight, before));
   EXPECT_EQ(stack.find("unused.weight")->grad.ne(0).sum().item<double>(), 0);
   EXPECT_EQ(update.halted().item<double>(), 0);
@@ -189,7 +191,7 @@ TEST(Executor, GivesAnUnusedParameterTheGradientZero) {
 TEST(Executor, RefusesABatchThatCannotBeCut) {
   Mlp mlp;
   MasterUpdate update(mlp.stack, plain_sgd());
-  Executor executor(mlp.stack, update, one_process(mlp.stack.size(), 4), 4);
+  Executor executor(mlp.stack, update, one_process(mlp.stack.size(), 4), {mlp.stack.size(), 4, {}});
   EXPECT_EQ(thrown<InvalidArgument>([&] {
               executor.run(at::ones({6, 5}, at::kDouble), at::ones({6, 3}, at::kDouble));
             }),
@@ -204,14 +206,16 @@ TEST(Executor, RefusesAModelWithoutLayersOrLoss) {
   Stack empty;
   empty.allocate(at::kCPU, at::kDouble, Gradients::yes);
   MasterUpdate nothing(empty, plain_sgd());
-  EXPECT_EQ(thrown<InvalidArgument>([&] { Executor(empty, nothing, one_process(0, 1), 1); }),
+  EXPECT_EQ(thrown<InvalidArgument>([&] {
+              Executor(empty, nothing, one_process(0, 1), {0, 1, {}});
+            }),
             "the model has no layers; add them, and a loss as the last");
 
   Stack endless;
   endless.add(module_layer("layer", nn::Linear(5, 3)));
   endless.allocate(at::kCPU, at::kDouble, Gradients::yes);
   MasterUpdate update(endless, plain_sgd());
-  Executor executor(endless, update, one_process(1, 1), 1);
+  Executor executor(endless, update, one_process(1, 1), {1, 1, {}});
   EXPECT_EQ(thrown<InvalidArgument>([&] {
               executor.run(at::ones({4, 5}, at::kDouble), at::ones({4, 3}, at::kDouble));
             }),
@@ -224,7 +228,7 @@ TEST(Executor, RunsAModelWithNothingToTrain) {
       loss_layer([](const at::Tensor& y, const at::Tensor& t) { return at::mse_loss(y, t); }));
   stack.allocate(at::kCPU, at::kFloat, Gradients::yes);
   MasterUpdate update(stack, OptimOptions());
-  Executor executor(stack, update, one_process(1, 2), 2);
+  Executor executor(stack, update, one_process(1, 2), {1, 2, {}});
   EXPECT_TRUE(
       close(executor.run(at::ones({4, 3}).mul(3), at::ones({4, 3})), at::ones({}).mul(4), 0));
   EXPECT_EQ(update.norm().item<double>(), 0);
@@ -234,8 +238,10 @@ TEST(Executor, RefusesATableThatCannotRun) {
   Mlp mlp;
   MasterUpdate update(mlp.stack, plain_sgd());
   EXPECT_EQ(
-      thrown<InvalidArgument>(
-          [&] { Executor(mlp.stack, update, one_process(mlp.stack.size() + 1, 1), 1); }),
+      thrown<InvalidArgument>([&] {
+        Executor(mlp.stack, update, one_process(mlp.stack.size() + 1, 1),
+                 {mlp.stack.size(), 1, {}});
+      }),
       "action 4 of the step, forward(layer 4, micro-batch 0), cannot run: there are 4 layers");
 }
 

@@ -27,7 +27,8 @@ StepReport report(std::int64_t step) {
           .grad_norm = 0.5,
           .rate = 0.01,
           .seconds = 0.002,
-          .targets = 40};
+          .targets = 40,
+          .times = {.compute = 0.0005, .exposed = 0.00025, .hidden = 0.000125, .update = 0.00125}};
 }
 
 std::vector<json> lines(const fs::path& path) {
@@ -90,7 +91,12 @@ TEST(RunDirectory, WritesALineAStep) {
   ASSERT_EQ(all.size(), 3U);
   EXPECT_EQ(all[0],
             (json{{"step", 1}, {"loss", 1.0}, {"grad_norm", 0.5}, {"rate", 0.01}, {"tokens", 40}}));
-  EXPECT_EQ(lines(run.path() / "times.jsonl")[1], (json{{"step", 2}, {"step_ms", 2.0}}));
+  EXPECT_EQ(lines(run.path() / "times.jsonl")[1], (json{{"step", 2},
+                                                        {"step_ms", 2.0},
+                                                        {"compute_ms", 0.5},
+                                                        {"exposed_ms", 0.25},
+                                                        {"hidden_ms", 0.125},
+                                                        {"update_ms", 1.25}}));
   EXPECT_DOUBLE_EQ(all[1]["bits_per_byte"].get<double>(), 0.5 / std::log(2));
   EXPECT_EQ(all[2]["step"], 2);
   EXPECT_EQ(all[2]["val_loss"], 0.25);

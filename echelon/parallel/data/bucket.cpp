@@ -1,0 +1,48 @@
+#include "echelon/parallel/data/bucket.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace echelon {
+
+std::vector<Bucket> cut_buckets(const std::vector<FlatUnit>& units, const BucketSizes& sizes) {
+  std::vector<Bucket> buckets;
+  bool open = false;
+  for (auto unit = units.rbegin(); unit != units.rend(); ++unit) {
+    if (!unit->trainable || unit->numel == 0) continue;
+    if (!open) buckets.push_back({unit->begin, unit->begin + unit->numel, unit->layer});
+    Bucket& bucket = buckets.back();
+    bucket.begin = unit->begin;
+    bucket.layer = unit->layer;
+    const std::int64_t enough = buckets.size() == 1 ? sizes.first : sizes.others;
+    open = sizes.others == 0 || bucket.numel() < enough;
+  }
+  return buckets;
+}
+
+BucketSizes bucket_sizes(const LinkFigures& link, std::int64_t element_bytes, double mib) {
+  constexpr double mebibyte = 1 << 20, handover = 30e-6, twentieth = 20;
+  double bytes = mib * mebibyte;
+  if (mib <= 0)
+    bytes = link.beta > 0 ? std::clamp(twentieth * (link.alpha + handover) / link.beta, mebibyte,
+                                       25 * mebibyte)
+                          : 4 * mebibyte;
+  const auto others = std::max<std::int64_t>(1, std::llround(bytes / double(element_bytes)));
+  return {std::max<std::int64_t>(1, others / 8), others};
+}
+
+Table data_parallel(const StepShape& shape) {
+  Table table;
+  for (const Action& action : one_process(shape.layers, shape.micro_batches)) {
+    if (action.kind == Action::Kind::update) table.push_back({Action::Kind::settle});
+    table.push_back(action);
+    if (action.kind != Action::Kind::backward || action.micro_batch + 1 < shape.micro_batches)
+      continue;
+    for (std::size_t b = 0; b < shape.buckets.size(); ++b)
+      if (shape.buckets[b].layer == action.layer)
+        table.push_back({.kind = Action::Kind::reduce, .bucket = int(b)});
+  }
+  return table;
+}
+
+}  // namespace echelon

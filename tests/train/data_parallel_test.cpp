@@ -1,0 +1,111 @@
+// Several ranks train as one process does: ranks as threads, in fp64.
+#include <gtest/gtest.h>
+
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/randint.h>
+
+#include <fmt/format.h>
+
+#include <atomic>
+
+#include "echelon/nn/gpt.h"
+#include "echelon/train/trainer.h"
+#include "tests/collective/ranks.h"
+
+namespace echelon {
+namespace {
+
+constexpr double bound = 1e-12;  // sums of a dozen values in another order, over a few steps
+
+const TensorDataset& tokens() {
+  static const TensorDataset data = [] {  // once: torch's generator is everybody's
+    at::manual_seed(3);
+    const at::Tensor text = at::randint(32, {60, 9});
+    return TensorDataset(text.narrow(1, 0, 8).contiguous(), text.narrow(1, 1, 8).contiguous());
+  }();
+  return data;
+}
+
+const ModelOptions tiny = {.layers = 2, .width = 16, .heads = 2, .vocab = 32, .context = 8};
+
+struct Case {
+  int micro_batches = 1;
+  double bucket_mib = 0;
+};
+
+// All parameters after five steps, one after another.
+at::Tensor trained(const Case& one, std::shared_ptr<Communicator> ranks,
+                   std::vector<StepReport>* reports = nullptr) {
+  Stack stack = gpt(tiny);
+  TrainOptions train;
+  train.steps = 5;
+  train.batch = 24;
+  train.micro_batches = one.micro_batches;
+  train.precision = "fp64";
+  OptimOptions optim;
+  optim.warmup = 2;
+  Trainer trainer(stack, tokens(), train, optim, std::move(ranks), {.bucket_mib = one.bucket_mib});
+  if (reports) trainer.on_step([&](const StepReport& report) { reports->push_back(report); });
+  trainer.run();
+  std::vector<at::Tensor> all;
+  for (const auto& parameter : stack.parameters())
+    all.push_back(trainer.master(parameter).reshape({-1}).clone());
+  return at::cat(all);
+}
+
+TEST(DataParallel, EqualsOneProcess) {
+  at::set_num_threads(1);
+  for (const int micro_batches : {1, 2})
+    for (const double mib : {0.0, 1e-6, 100.0}) {  // by the links; a bucket a layer; one for all
+      const Case one{micro_batches, mib};
+      std::vector<StepReport> alone;
+      const at::Tensor expected = trained(one, nullptr, &alone);
+      for (int world = 2; world <= 4; ++world) {
+        SCOPED_TRACE(fmt::format("{} micro-batches, {} MiB, world {}", micro_batches, mib, world));
+        std::vector<at::Tensor> parameters(static_cast<std::size_t>(world));
+        run_ranks_well({.world = world}, [&](Group& group) {
+          std::vector<StepReport> reports;
+          parameters[std::size_t(group.rank())] =
+              trained(one, native_communicator(group.shared_from_this()), &reports);
+          ASSERT_EQ(reports.size(), alone.size());
+          for (std::size_t i = 0; i < reports.size(); ++i) {
+            EXPECT_NEAR(reports[i].loss, alone[i].loss, bound);
+            EXPECT_NEAR(reports[i].grad_norm, alone[i].grad_norm, bound);
+            EXPECT_EQ(reports[i].targets, alone[i].targets);
+          }
+        });
+        for (const auto& one_rank : parameters) {
+          ASSERT_TRUE(one_rank.defined());
+          EXPECT_LT((one_rank - expected).abs().max().item<double>(), bound);
+          EXPECT_TRUE(at::equal(one_rank, parameters[0])) << "all ranks have the same bits";
+        }
+      }
+    }
+}
+
+TEST(DataParallel, SendsWhatTheClosedFormSays) {
+  at::set_num_threads(1);
+  Stack stack = gpt(tiny);
+  stack.allocate(at::kCPU, at::kDouble, Gradients::yes);
+  const std::uint64_t bytes = stack.grads().nbytes();
+  for (int world = 2; world <= 4; ++world)
+    for (const double mib : {1e-6, 100.0}) {
+      Layout layout{.world = world, .shared_memory = false};
+      layout.comm.algorithm = "ring";
+      std::atomic<std::uint64_t> gradients = 0;
+      run_ranks_well(layout, [&](Group& group) {
+        group.ledger().clear();
+        trained({.bucket_mib = mib}, native_communicator(group.shared_from_this()));
+        for (const auto& entry : group.ledger().entries())
+          if (entry.tag == "gradients") gradients += entry.bytes;
+      });
+      // 2(p-1) n over all ranks, for each of five steps.
+      EXPECT_EQ(gradients, 5 * 2 * std::uint64_t(world - 1) * bytes) << world << " ranks";
+    }
+}
+
+}  // namespace
+}  // namespace echelon
