@@ -1,6 +1,7 @@
 """How long a training step of a GPT takes: Echelon beside PyTorch, in alternating rounds of one run.
 
     ./dev bench step                     the CPU: L=6 d=384 h=6 V=512 in fp32, long and short sequences
+    ./dev bench step --world 2           the same on two ranks: data parallel beside PyTorch's DDP over Gloo
     ./dev bench step --device cuda       a GPU: GPT-2 124M in bf16, large and small batch
     ./dev bench step --save              also write docs/benchmarks/DATE-step-DEVICE.md
 
@@ -14,6 +15,7 @@ import argparse
 import datetime
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -67,8 +69,15 @@ ONLY_WITH_ALL = "all in bf16"  # in a variant's name: measured with --all only
 # ---- The peer ------------------------------------------------------------------------------------------
 
 
-def peer(job, device, threads, fused=False, compile=False, autocast=False):
-    """Trains in PyTorch; gives the seconds of a step and the GPU's memory."""
+def status_mib(name):
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(name + ":"):
+            return int(line.split()[1]) / 1024
+    return 0
+
+
+def peer(job, device, threads, world=1, fused=False, compile=False, autocast=False):
+    """Trains in PyTorch, this process being one rank of `world`; gives the seconds of a step and the memory."""
     import torch
     from torch import nn
     from torch.nn import functional as F
@@ -110,6 +119,10 @@ def peer(job, device, threads, fused=False, compile=False, autocast=False):
     on_gpu = device == "cuda"
     if not on_gpu:
         torch.set_num_threads(threads)
+    if world > 1:
+        torch.distributed.init_process_group("gloo")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    start_mib = status_mib("VmRSS")
     model = GPT().to(device)
     if on_gpu and not autocast:
         model = model.to(torch.bfloat16)
@@ -117,7 +130,9 @@ def peer(job, device, threads, fused=False, compile=False, autocast=False):
               {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=1e-4, betas=(0.9, 0.95), **({"fused": True} if fused else {}))
     run = torch.compile(model) if compile else model
-    batches = [torch.randint(0, job.vocab, (job.batch, job.context + 1)) for _ in range(8)]
+    if world > 1:
+        run = nn.parallel.DistributedDataParallel(model)
+    batches = [torch.randint(0, job.vocab, (job.batch // world, job.context + 1)) for _ in range(8)]
     if on_gpu:
         batches = [batch.pin_memory() for batch in batches]
 
@@ -144,7 +159,10 @@ def peer(job, device, threads, fused=False, compile=False, autocast=False):
         if on_gpu:
             torch.cuda.synchronize()
         seconds.append((time.perf_counter() - start) / window)
-    result = {"step_ms": 1e3 * statistics.median(seconds), "params": sum(p.numel() for p in model.parameters())}
+    result = {"step_ms": 1e3 * statistics.median(seconds), "params": sum(p.numel() for p in model.parameters()),
+              "host_mib": status_mib("VmHWM") - start_mib}
+    if world > 1:
+        torch.distributed.destroy_process_group()
     if on_gpu:
         result |= {"allocated_mib": torch.cuda.max_memory_allocated() / 2**20,
                    "reserved_mib": torch.cuda.max_memory_reserved() / 2**20}
@@ -159,15 +177,22 @@ def last_words(text):
     return lines[-1] if lines else "no output"
 
 
-def measure_peer(job, device, threads, settings):
-    command = [sys.executable, __file__, "--device", device, "--peer", json.dumps([vars(job), threads, settings])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env={**os.environ, "OMP_NUM_THREADS": str(threads)})
-    if done.returncode != 0:
-        return {"failed": last_words(done.stderr)}
-    return json.loads(done.stdout.splitlines()[-1])
+def measure_peer(job, device, threads, world, settings):
+    command = [sys.executable, __file__, "--device", device, "--peer", json.dumps([vars(job), threads, world, settings])]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {**os.environ, "OMP_NUM_THREADS": str(threads), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+              "WORLD_SIZE": str(world)}
+    ranks = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                              env={**shared, "RANK": str(rank)}) for rank in range(world)]
+    said = [rank.communicate(timeout=600) for rank in ranks]
+    if ranks[0].returncode != 0:
+        return {"failed": last_words(said[0][1])}
+    return json.loads(said[0][0].splitlines()[-1])
 
 
-def measure_echelon(job, device, threads, settings):
+def measure_echelon(job, device, threads, world, settings):
     values = {
         "model.layers": job.layers, "model.width": job.width, "model.heads": job.heads, "model.vocab": job.vocab,
         "model.context": job.context, "model.tied": "true", "data.source": "random", "train.batch": job.batch,
@@ -176,7 +201,7 @@ def measure_echelon(job, device, threads, settings):
         "optim.decay": 0.1, "optim.clip": 1.0, **settings,
     }
     with tempfile.TemporaryDirectory() as folder:
-        command = [str(BUILD / "echelon"), "train", "--json", "summary.json"]
+        command = [str(BUILD / "echelon"), "train", "--json", "summary.json", "--nproc", str(world)]
         for key, value in values.items():
             command += ["--set", f"{key}={value}"]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600,
@@ -184,22 +209,24 @@ def measure_echelon(job, device, threads, settings):
         if done.returncode != 0:
             return {"failed": last_words(done.stderr)}
         summary = json.loads((Path(folder) / "summary.json").read_text())
-    result = {"step_ms": summary["step_ms"], "params": summary["params"]}
+    result = {"step_ms": summary["step_ms"], "params": summary["params"],
+              "host_mib": summary["peak_mib"] - summary["start_mib"]}
     if device == "cuda":
         result |= {"allocated_mib": summary["device_peak_allocated_mib"], "reserved_mib": summary["device_peak_mib"]}
     return result
 
 
-def measure(job, device, threads, rounds, wanted, tell):
+def measure(job, device, threads, world, rounds, wanted, tell):
     """The results of every variant that is wanted, by name, one a round."""
-    variants = {name: (measure_peer, settings) for name, settings in PEERS[device].items()}
+    peers = PEERS[device] if world == 1 else {name.replace("eager", "DDP"): s for name, s in PEERS[device].items()}
+    variants = {name: (measure_peer, settings) for name, settings in peers.items()}
     variants |= {name: (measure_echelon, settings) for name, settings in ECHELON[device].items()}
     variants = {name: variant for name, variant in variants.items() if wanted(name)}
     results = {name: [] for name in variants}
     for number in range(rounds):
         for name in list(variants) if number % 2 == 0 else reversed(variants):
             function, settings = variants[name]
-            result = function(job, device, threads, settings)
+            result = function(job, device, threads, world, settings)
             results[name].append(result)
             tell(f"{job}, round {number + 1}/{rounds}: {name}: " +
                  (f"failed: {result['failed']}" if "failed" in result else f"{result['step_ms']:.2f} ms"))
@@ -213,8 +240,7 @@ def rows_of(job, device, results):
     """A table's lines: header, then a row for each variant."""
     ours = [name for name in ECHELON[device] if name in results]
     header = ["", "ms a step", "tokens/s", *(f"{name} is" for name in ours)]
-    if device == "cuda":
-        header += ["MiB in tensors", "MiB reserved"]
+    header += ["MiB in tensors", "MiB reserved"] if device == "cuda" else ["MiB of a rank"]
     rows = [header]
     for name, rounds in results.items():
         good = [r for r in rounds if "failed" not in r]
@@ -229,17 +255,18 @@ def rows_of(job, device, results):
             pairs = [theirs["step_ms"] / mine["step_ms"] for theirs, mine in zip(rounds, results[own])
                      if "failed" not in theirs and "failed" not in mine]
             row.append(f"{statistics.median(pairs):.2f}x" if pairs and name not in ours else "")
-        if device == "cuda":
-            row += [f"{max(r[key] for r in good):,.0f}" for key in ("allocated_mib", "reserved_mib")]
+        keys = ("allocated_mib", "reserved_mib") if device == "cuda" else ("host_mib",)
+        row += [f"{max(r[key] for r in good):,.0f}" for key in keys]
         rows.append(row)
     return rows
 
 
-def page(device, facts, tables):
+def page(device, world, facts, tables):
     today = datetime.date.today().isoformat()
     command = "./dev bench step " + " ".join(a for a in sys.argv[1:] if a != "--save")
     kind = "GPT-2 124M in bf16" if device == "cuda" else "a small GPT in fp32"
-    out = [f"# A training step on {'a GPU' if device == 'cuda' else 'a CPU'}: {kind}, {today}", ""]
+    where = "a GPU" if device == "cuda" else "a CPU" if world == 1 else f"{world} ranks of one machine"
+    out = [f"# A training step on {where}: {kind}, {today}", ""]
     out += [f"- {name}: {value}" for name, value in facts] + [f"- Command: `{command.strip()}`", ""]
     for job, rounds, rows in tables:
         out += [f"## {job}", "", f"{rounds} rounds of {job.steps} steps.", "", markdown(rows), ""]
@@ -253,7 +280,8 @@ def main():
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--rounds", type=int, help="rounds of all variants (default: 5 on a CPU, 2 on a GPU)")
     parser.add_argument("--steps", type=int, help="steps of one process, in place of each job's own number")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="CPU threads of both sides")
+    parser.add_argument("--threads", type=int, help="CPU threads of a rank, on both sides (default: cores over ranks)")
+    parser.add_argument("--world", type=int, default=1, help="ranks that share a batch, on a CPU")
     parser.add_argument("--only", action="append", metavar="WORD", help="only variants whose name has this word")
     parser.add_argument("--all", action="store_true", help="on a GPU, also PyTorch without fp32 parameters")
     parser.add_argument("--job", type=int, choices=[0, 1], help="only the first or the second job")
@@ -262,9 +290,11 @@ def main():
     arguments = parser.parse_args()
     device = arguments.device
     if arguments.peer:
-        job, threads, settings = json.loads(arguments.peer)
-        print(json.dumps(peer(Job(**job), device, threads, **settings)))
+        job, threads, world, settings = json.loads(arguments.peer)
+        print(json.dumps(peer(Job(**job), device, threads, world, **settings)))
         return
+    world = arguments.world
+    threads = arguments.threads or max(1, len(os.sched_getaffinity(0)) // world)
 
     rounds = arguments.rounds or (2 if device == "cuda" else 5)
     jobs = JOBS[device] if arguments.job is None else [JOBS[device][arguments.job]]
@@ -276,11 +306,11 @@ def main():
             return any(word in name for word in arguments.only)
         return arguments.all or ONLY_WITH_ALL not in name
 
-    facts = machine(f", {arguments.threads} threads used", device)
+    facts = machine(f", {world} ranks of {threads} threads" if world > 1 else f", {threads} threads used", device)
     print("\n".join(f"{name:12} {value}" for name, value in facts), flush=True)
     tables = []
     for job in jobs:
-        results = measure(job, device, arguments.threads, rounds, wanted,
+        results = measure(job, device, threads, world, rounds, wanted,
                           lambda line: print(line, file=sys.stderr, flush=True))
         counts = {r["params"] for rs in results.values() for r in rs if "failed" not in r}
         if len(counts) > 1:
@@ -288,9 +318,10 @@ def main():
         tables.append((job, rounds, rows_of(job, device, results)))
         print(f"\n{job}\n{plain(tables[-1][2])}", flush=True)
     if arguments.save:
-        path = ROOT / "docs" / "benchmarks" / f"{datetime.date.today().isoformat()}-step-{device}.md"
+        kind = device if world == 1 else f"{world}-ranks"
+        path = ROOT / "docs" / "benchmarks" / f"{datetime.date.today().isoformat()}-step-{kind}.md"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page(device, facts, tables))
+        path.write_text(page(device, world, facts, tables))
         print(f"\nwritten: {path.relative_to(ROOT)}")
 
 

@@ -10,6 +10,7 @@
 #include <optional>
 #include <vector>
 
+#include "echelon/base/checksum.h"
 #include "echelon/base/error.h"
 #include "echelon/base/file.h"
 #include "echelon/base/log.h"
@@ -147,9 +148,7 @@ std::string topology_key(Group& group) {
     ++host.second;
   }
   for (const auto& [id, host] : hosts) text += fmt::format(" {}:{}", host.first, host.second);
-  std::uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a
-  for (const char c : text) hash = (hash ^ std::uint8_t(c)) * 0x100000001b3u;
-  return fmt::format("links-{:016x}.json", hash);
+  return fmt::format("links-{:016x}.json", checksum(std::as_bytes(std::span(text))));
 }
 
 std::optional<Figures> read_cache(const fs::path& file) {

@@ -49,6 +49,9 @@ Plan Plan::parse(const std::string& json, const std::string& file) {
   try {
     auto all = nlohmann::json::parse(json);
     if (all.contains("communication")) all = nlohmann::json(all["communication"]);
+    if (!all.contains("figures"))
+      throw Corrupt(fmt::format(
+          "{} has no figures of links: it is of a run on one rank, or of another backend", file));
     Plan plan;
     plan.figures = Figures::parse(all.at("figures").dump(), file);
     const auto& shape = all.at("shape");

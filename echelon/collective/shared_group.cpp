@@ -11,23 +11,10 @@
 #include <cstring>
 #include <limits>
 
+#include "echelon/base/checksum.h"
 #include "echelon/base/error.h"
 
 namespace echelon {
-namespace {
-
-// Equal for equal tables (FNV-1a over words).
-std::uint64_t digest(std::span<const std::size_t> counts) {
-  std::uint64_t hash = 0xcbf29ce484222325u;
-  for (const auto count : counts) {
-    hash = (hash ^ count) * 0x100000001b3u;
-    hash ^= hash >> 32;
-  }
-  return hash;
-}
-
-}  // namespace
-
 SharedGroup::SharedGroup(Endpoint& endpoint, std::shared_ptr<BlockStore> store,
                          std::vector<int> members, const std::vector<std::size_t>& blocks)
     : endpoint_(endpoint), store_(std::move(store)), members_(std::move(members)) {
@@ -133,7 +120,8 @@ void SharedGroup::post(const Call& call, Algorithm algorithm, std::size_t input_
   const std::uint64_t out = place(call.out, call.bytes(), out_registered);
   const bool exposed = may_expose && exposure_ && input_bytes >= limits_.exposed_from;
   if (exposed || (flags & in_registered)) flags |= is_exposed;
-  const std::uint64_t counts = call.operation == Operation::all_to_all ? 0 : digest(call.counts);
+  const std::uint64_t counts =
+      call.operation == Operation::all_to_all ? 0 : checksum(std::as_bytes(call.counts));
   // Written in one go: others are looking at this line, and take it away between two stores.
   Line& mine = line(index_);
   mine.flags = flags;
@@ -195,6 +183,10 @@ void SharedGroup::last_barrier() {
 #if !defined(__SANITIZE_THREAD__)  // which knows no fences
   std::atomic_thread_fence(std::memory_order_acquire);
 #endif
+  require_all_present();
+}
+
+void SharedGroup::require_all_present() {
   for (int k = 0; k < size(); ++k)
     if (k != index_) require_present(k);
 }

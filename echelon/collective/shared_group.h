@@ -90,6 +90,7 @@ class SharedGroup {
   void barrier();
   void check_posts(const std::function<std::size_t(int)>& expected_bytes = {});
   void require_present(int member);  // before its memory is written
+  void require_all_present();
   // Ends what worked in members' memory: with the last barrier, and the certainty that nobody took
   // his back before it was read.
   void last_barrier();

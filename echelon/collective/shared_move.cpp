@@ -124,6 +124,7 @@ SharedGroup::Result SharedGroup::move(const Call& call, std::size_t input_bytes,
     }
   }
   if (all_exposed) {
+    require_all_present();
     for (const auto& transfer : transfers) {
       const std::size_t bytes = transfer.end - transfer.begin;
       if (transfer.from == index_ || bytes == 0) continue;

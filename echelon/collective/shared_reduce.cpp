@@ -149,6 +149,7 @@ SharedGroup::Result SharedGroup::reduce_registered(const Call& call,
   const std::size_t element = size_of(call.type), begin = bounds[std::size_t(index_)] * element,
                     end = bounds[std::size_t(index_) + 1] * element;
   const bool scatter = call.operation == Operation::reduce_scatter;
+  require_all_present();
   inputs_.resize(members_.size());
   ins_.clear();
   outs_.clear();
@@ -188,6 +189,7 @@ SharedGroup::Result SharedGroup::reduce_exposed(const Call& call,
   const std::size_t element = size_of(call.type), begin = bounds[std::size_t(index_)] * element,
                     end = bounds[std::size_t(index_) + 1] * element;
   const bool scatter = call.operation == Operation::reduce_scatter;
+  require_all_present();
   scratch_.resize(members_.size() * exposed_block);
   inputs_.resize(members_.size());
   std::byte* own = scatter ? call.out : call.out + begin;

@@ -95,9 +95,17 @@ std::shared_ptr<Endpoint> Endpoint::join(const JobEnvironment& environment,
     meeting.address = parse_address(environment.rendezvous);
     bind = bind_address(meeting.address.host, environment.local_world < environment.world);
     meeting.bind = bind;
-    if (environment.rank == 0) meeting.listener = inherited_listener();
+    if (environment.rank == 0) {
+      meeting.listener = inherited_listener();
+      // Others of this machine go where the name leads them.
+      const std::string named = address_towards(meeting.address.host);
+      if (!meeting.listener && named != bind && is_loopback(named)) meeting.also = named;
+    }
   }
-  if (!options.interface.empty()) meeting.bind = bind = interface_address(options.interface);
+  if (!options.interface.empty()) {
+    meeting.bind = bind = interface_address(options.interface);
+    meeting.also.clear();
+  }
   return std::make_shared<Endpoint>(
       environment.rank, environment.world, bind, options, token,
       [&](const std::string& card, Deadline deadline) { return meeting.exchange(card, deadline); });

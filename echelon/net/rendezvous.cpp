@@ -45,6 +45,7 @@ std::vector<std::string> Rendezvous::gather(const std::string& card, Deadline de
 
   std::vector<Listener> listeners;
   listeners.push_back({std::move(listener), tls});
+  if (!also.empty()) listeners.push_back({listen_tcp(also, address.port), tls});
   {
     const auto welcome = [&](std::unique_ptr<Stream> stream, const Frame& frame) {
       FrameReader reader(frame, stream->name());
@@ -161,7 +162,8 @@ std::string address_towards(const std::string& host) {
 
 std::string bind_address(const std::string& host, bool other_machines) {
   const std::string address = address_towards(host);
-  if (!other_machines || !is_loopback(address)) return address;
+  if (!other_machines || !is_loopback(address) || is_loopback(host) || host == "localhost")
+    return address;
   return address_towards("192.0.2.1");  // of no machine (RFC 5737): the default route's interface
 }
 

@@ -25,6 +25,7 @@ struct Rendezvous {
   Address address;
   Descriptor listener;    // rank 0: one that listens already; else it binds the address itself
   std::string bind = {};  // rank 0: the numeric address to listen on; empty: the meeting point's
+  std::string also = {};  // rank 0: a second one, for those of this machine; empty: none
   bool tls = false;
   Token token;
 
@@ -45,7 +46,8 @@ Descriptor inherited_listener();
 std::string address_towards(const std::string& host);
 
 // The address to listen on for ranks that meet at `host`. With ranks on other machines it is never
-// the loopback: a machine's own name often means 127.0.1.1, where nobody else would find it.
+// the loopback: a machine's own name often means 127.0.1.1, where nobody else would find it. The
+// loopback's own address says that there are none.
 std::string bind_address(const std::string& host, bool other_machines);
 
 }  // namespace echelon

@@ -1,14 +1,17 @@
 #include "echelon/train/job.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstring>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <numbers>
+#include <sstream>
 
 #include "echelon/base/build_config.h"
 #include "echelon/base/bytes.h"
@@ -238,12 +241,53 @@ JobEnd follow(const JobRequest& request, Trainer& trainer, const std::atomic<boo
   return trainer.step() < train.steps ? JobEnd::interrupted : JobEnd::finished;
 }
 
+// Options that may differ between ranks: where they are and what they compute on.
+bool may_differ(const std::string& key) {
+  return key.starts_with("net.") || key == "train.threads" || key == "train.device" ||
+         key == "data.source" || key == "comm.plan";
+}
+
+// "optim.rate = 0.002 where rank 0 has 0.001", or nothing.
+std::string difference(const std::string& mine, const std::string& first) {
+  std::istringstream ours(mine), theirs(first);
+  std::string section;
+  for (std::string a, b; std::getline(ours, a) && std::getline(theirs, b);) {
+    if (a.starts_with('[')) section = a.substr(1, a.find(']') - 1) + ".";
+    if (a == b || may_differ(section + a.substr(0, a.find(' ')))) continue;
+    return fmt::format("{}{} where rank 0 has {}", section, a, b.substr(b.find('=') + 2));
+  }
+  return {};
+}
+
+// Ranks that were told different things would train different models side by side.
+void require_same_options(JobOptions& options, Communicator& ranks) {
+  const auto all_of = [&](std::string text, std::int64_t bytes) {
+    text.resize(static_cast<std::size_t>(bytes), '\0');
+    const at::Tensor mine = at::empty({bytes}, at::kByte),
+                     all = at::empty({bytes * ranks.size()}, at::kByte);
+    std::memcpy(mine.data_ptr(), text.data(), text.size());
+    ranks.all_gather(all, mine, {.tag = "setup", .blocking = true}).wait();
+    std::vector<std::string> texts;
+    for (int r = 0; r < ranks.size(); ++r)
+      texts.emplace_back(static_cast<const char*>(all.const_data_ptr()) + r * bytes);
+    return texts;
+  };
+  constexpr std::int64_t longest = 1 << 14, line = 400;
+  const std::string mine = to_toml(fields_of(options), Comments::no).substr(0, longest - 1);
+  const auto differences =
+      all_of(difference(mine, all_of(mine, longest)[0]).substr(0, line - 1), line);
+  for (int r = 0; r < ranks.size(); ++r)
+    if (const auto& one = differences[static_cast<std::size_t>(r)]; !one.empty())
+      throw InvalidArgument(fmt::format("ranks have different options: rank {} has {}", r, one));
+}
+
 }  // namespace
 
 JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   JobOptions& options = request.options;
   const bool resuming = !request.resume.empty();
   if (!resuming) resolve_model(options.model, request.given);
+  if (request.ranks) require_same_options(options, *request.ranks);
   if (const auto folder = request.summary.parent_path();
       !folder.empty() && !fs::is_directory(folder)) {
     throw InvalidArgument(fmt::format("--json: there is no folder {}", folder.string()));
@@ -345,8 +389,9 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   if (trainer.step() < options.train.steps) {
     trainer.save(run.state());
     log::info(fmt::format("interrupted after step {}", trainer.step()));
-    fmt::print("interrupted after step {}; go on with: echelon train --resume {}\n", trainer.step(),
-               run.path().string());
+    fmt::print("interrupted after step {}; go on with: echelon train --resume {}{}\n",
+               trainer.step(), run.path().string(),
+               request.ranks ? fmt::format(" --nproc {}", request.ranks->size()) : "");
     return JobEnd::interrupted;
   }
 

@@ -25,6 +25,7 @@ struct TrainOptions {
   std::int64_t validate_every = 400;
   std::int64_t validate_samples = 512;
   std::int64_t save_every = 0;
+  std::int64_t check_every = 100;
 
   void fields(Fields& f) {
     f.add("steps", steps, "optimiser steps", {.minimum = 1});
@@ -50,6 +51,10 @@ struct TrainOptions {
     f.add("save_every", save_every,
           "steps between states written for --resume; 0: at the end and when interrupted",
           {.minimum = 0});
+    f.add(
+        "check_every", check_every,
+        "several ranks: steps between checks that all hold the same parameters, to the bit; 0: never",
+        {.minimum = 0});
   }
 };
 

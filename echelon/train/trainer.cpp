@@ -9,6 +9,7 @@
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <chrono>
@@ -17,6 +18,7 @@
 #include <optional>
 #include <thread>
 
+#include "echelon/base/checksum.h"
 #include "echelon/base/deadline.h"
 #include "echelon/base/error.h"
 #include "echelon/comm/gpu.h"
@@ -143,6 +145,8 @@ void Trainer::run_until(std::int64_t until, const std::atomic<bool>* stop) {
     issue(step_);
     ++step_;
     collect(device_.is_cuda() ? steps_ahead : 0);
+    if (ranks_ && train_.check_every > 0 && step_ % train_.check_every == 0)
+      check_same_parameters();
   }
   collect(0);
 }
@@ -155,6 +159,24 @@ bool Trainer::stopped(const std::atomic<bool>* stop) const {
   ranks_->all_reduce(any, ReduceOp::max, {.tag = "stop", .timeout = a_validation, .blocking = true})
       .wait();
   return any.item<std::uint8_t>() != 0;
+}
+
+void Trainer::check_same_parameters() const {
+  const at::Tensor values = stack_.values().cpu();
+  const std::uint64_t sum = checksum(
+      std::as_bytes(std::span(static_cast<const char*>(values.const_data_ptr()), values.nbytes())));
+  const at::Tensor mine = at::zeros({1}, at::kLong).fill_(static_cast<std::int64_t>(sum));
+  const at::Tensor all = at::zeros({ranks_->size()}, at::kLong);
+  ranks_->all_gather(all, mine, {.tag = "check", .blocking = true}).wait();
+  const auto* sums = all.const_data_ptr<std::int64_t>();
+  std::vector<int> others;
+  for (int r = 1; r < ranks_->size(); ++r)
+    if (sums[r] != sums[0]) others.push_back(r);
+  if (!others.empty())
+    throw Error(fmt::format(
+        "after step {} the parameters of rank{} {} are not those of rank 0: the ranks computed "
+        "different updates. A layer with random numbers of its own, or faulty memory, does that",
+        step_, others.size() > 1 ? "s" : "", fmt::join(others, ", ")));
 }
 
 // What is the same in every step, so that a graph can record it: tensors of fixed places in,

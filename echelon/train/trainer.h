@@ -58,7 +58,9 @@ class Trainer {
   // Gives the stack its memory. InvalidArgument where the options do not fit the machine, the stack
   // or the data. All that is referred to must outlive the trainer.
   // With several ranks, each trains on its part of the global batch and all keep the same
-  // parameters; every rank makes the same trainer and the same calls.
+  // parameters, to the bit; every rank makes the same trainer and the same calls. Should they
+  // differ all the same (a bad memory, a layer that draws its own random numbers), run() throws
+  // Error that names the ranks, at the next step that train.check_every divides.
   Trainer(Stack& stack, const Dataset& data, const TrainOptions& train, const OptimOptions& optim,
           std::shared_ptr<Communicator> ranks = nullptr, const ParallelOptions& parallel = {});
   ~Trainer();
@@ -97,6 +99,7 @@ class Trainer {
   void compute();
   void collect(std::size_t leave);
   bool stopped(const std::atomic<bool>* stop) const;
+  void check_same_parameters() const;
 
   Stack& stack_;
   const Dataset& data_;

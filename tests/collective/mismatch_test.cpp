@@ -32,7 +32,7 @@ void expect_disagreement(const char* what, const Body& body, const std::vector<s
                          const std::vector<std::pair<const char*, Layout>>& where = layouts,
                          bool locked_up = false) {
   for (auto [text, layout] : where) {
-    layout.comm.timeout = locked_up ? 1.2 : 5;
+    layout.comm.timeout = locked_up ? 1.2 : 60;
     const auto start = Clock::now();
     std::vector<Outcome> second(std::size_t(layout.world));
     const auto first = run_outcomes(layout, [&](Group& group) {
@@ -46,7 +46,7 @@ void expect_disagreement(const char* what, const Body& body, const std::vector<s
       call();
     });
     const std::chrono::duration<double> took = Clock::now() - start;
-    EXPECT_LT(took.count(), 4) << what << " on " << text << ": waited for the deadline";
+    EXPECT_LT(took.count(), 40) << what << " on " << text << ": waited for the deadline";
     for (std::size_t rank = 0; rank < first.size(); ++rank) {
       EXPECT_EQ(first[rank], "InvalidArgument")
           << what << " on " << text << ", rank " << rank << ": " << first[rank];

@@ -86,9 +86,9 @@ TEST(Buckets, GrowWithLatencyAndBandwidth) {
 }
 
 StepShape shape_of(int layers, int micro_batches, std::int64_t bucket) {
-  return {layers, micro_batches,
-          cut_buckets(units_of(std::vector<std::int64_t>(std::size_t(layers), 32)),
-                      {bucket, bucket})};
+  return {
+      layers, micro_batches,
+      cut_buckets(units_of(std::vector<std::int64_t>(std::size_t(layers), 32)), {bucket, bucket})};
 }
 
 TEST(DataParallel, BeginsEachReductionRightAfterTheBackwardThatCompletesIt) {

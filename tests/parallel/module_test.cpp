@@ -103,7 +103,8 @@ TEST(DataParallelModule, TrainsAsOneProcessDoes) {
         const Case one{drop, pieces, mib};
         const at::Tensor expected = train(make_net(1), one, 0, 1, nullptr);
         for (int world = 1; world <= 4; ++world) {
-          SCOPED_TRACE(fmt::format("drop {}, {} pieces, {} MiB, world {}", drop, pieces, mib, world));
+          SCOPED_TRACE(
+              fmt::format("drop {}, {} pieces, {} MiB, world {}", drop, pieces, mib, world));
           std::vector<at::Tensor> seen(static_cast<std::size_t>(world));
           run_ranks_well({.world = world}, [&](Group& group) {
             Net net = make_net(group.rank() == 0 ? 1 : 99);
@@ -156,9 +157,7 @@ TEST(DataParallelModule, SharesBuffers) {
 TEST(DataParallelModule, LetsGoOfTheModule) {
   run_ranks_well({.world = 2}, [](Group& group) {
     Net net = make_net(1);
-    {
-      DataParallel parallel(*net, native_communicator(group.shared_from_this()), {});
-    }
+    { DataParallel parallel(*net, native_communicator(group.shared_from_this()), {}); }
     net->forward(samples().input).sum().backward();  // nobody is waited for
     EXPECT_TRUE(net->first->weight.grad().defined());
   });

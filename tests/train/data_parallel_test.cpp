@@ -107,5 +107,26 @@ TEST(DataParallel, SendsWhatTheClosedFormSays) {
     }
 }
 
+TEST(DataParallel, NoticesRanksThatDriftApart) {
+  at::set_num_threads(1);
+  tokens();
+  const auto outcomes = run_outcomes({.world = 3}, [](Group& group) {
+    Stack stack = gpt(tiny);
+    TrainOptions train;
+    train.steps = 20;
+    train.batch = 24;
+    train.check_every = 4;
+    Trainer trainer(stack, tokens(), train, {.warmup = 2},
+                    native_communicator(group.shared_from_this()));
+    trainer.on_step([&](const StepReport& report) {
+      if (report.step == 6 && group.rank() == 2) at::Tensor(stack.values()).narrow(0, 5, 1).add_(1);
+    });
+    trainer.run();
+  });
+  for (const auto& one : outcomes)
+    EXPECT_EQ(one.message.substr(0, 67),
+              "after step 8 the parameters of rank 2 are not those of rank 0: the ");
+}
+
 }  // namespace
 }  // namespace echelon

@@ -1,6 +1,6 @@
-// Buckets are filled in the reverse order of registration, which is about the order of backward. All
-// ranks must begin their reductions in one order, so a bucket is reduced when it and all before it
-// are full; those that stay unfilled (parameters that a backward did not reach) go at wait().
+// Buckets are filled in the reverse order of registration, which is about the order of backward.
+// All ranks must begin their reductions in one order, so a bucket is reduced when it and all before
+// it are full; those that stay unfilled (parameters that a backward did not reach) go at wait().
 #include "echelon/parallel/data/data_parallel.h"
 
 #include <ATen/core/grad_mode.h>
@@ -102,8 +102,9 @@ DataParallel::DataParallel(torch::nn::Module& module, std::shared_ptr<Communicat
   for (std::size_t i = 0; i < state.slots.size(); ++i) {
     const at::Tensor& p = state.slots[i].parameter;
     sizes = bucket_sizes(state.ranks->link(), std::int64_t(p.element_size()), options.bucket_mib);
-    const bool same = !members.empty() &&
-                      state.slots[members.back().front()].parameter.options().type_equal(p.options());
+    const bool same =
+        !members.empty() &&
+        state.slots[members.back().front()].parameter.options().type_equal(p.options());
     if (!same || filled >= (members.size() == 1 ? sizes.first : sizes.others)) {
       members.emplace_back();
       filled = 0;

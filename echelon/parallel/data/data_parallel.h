@@ -14,7 +14,8 @@
 // Gradients lie in buckets that the communicator works on in place; `grad()` of a parameter is a
 // view of its bucket. An optimiser may drop it (zero_grad's default): it is put back, at the price
 // of a copy. A parameter that a rank's backward did not reach counts as zero there. Losses must be
-// means over each rank's part, and the parts equally large, for the result to be that of one process.
+// means over each rank's part, and the parts equally large, for the result to be that of one
+// process.
 //
 // Accumulation: wait for the last backward only, and tell the others not to exchange:
 //
