@@ -14,9 +14,8 @@
 //   hierarchical        inside 2(g-1) alpha + 2((g-1)/g) n beta + ((g-1)/g) n gamma,
 //                       across 2(m-1) alpha + 2((m-1)/m) n beta + ((m-1)/m)(n/g) gamma
 //   shared, direct      alpha + n beta + (p-1) n (beta + gamma)
-//   shared              registered buffers: 2 alpha + ((p-1)/p) n (beta + gamma), as nobody waits
-//   for
-//                       what is written to others; private ones, which are staged:
+//   shared              registered buffers: 2 alpha + ((p-1)/p) n (beta + gamma), since nobody
+//                       waits for what is written to others; private ones, which are staged:
 //                       2 alpha + 2 n beta + ((p-1)/p) n (beta + gamma)
 //
 // On several hosts the g ranks of a host share one network card: what k of them send across at the

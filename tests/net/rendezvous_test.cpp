@@ -13,6 +13,7 @@ namespace {
 struct Guest {
   int rank = 0, world = 3;
   Token token = a_token();
+  int after = -1;  // comes when this guest has gone
 };
 
 // All guests at one rendezvous; what each took home.
@@ -26,9 +27,11 @@ struct Meeting {
     const Address address = local_address(listener);
     const Deadline deadline = Deadline::in(std::chrono::milliseconds(std::int64_t(seconds * 1000)));
     std::vector<std::thread> threads;
+    std::vector<std::promise<void>> gone(guests.size());
     for (std::size_t i = 0; i < guests.size(); ++i)
       threads.emplace_back(
           [&, i, own = std::make_shared<Descriptor>(i == 0 ? std::move(listener) : Descriptor())] {
+            if (guests[i].after >= 0) gone[std::size_t(guests[i].after)].get_future().wait();
             outcomes[i] = outcome([&] {
               Rendezvous meeting{.rank = guests[i].rank,
                                  .world = guests[i].world,
@@ -38,6 +41,7 @@ struct Meeting {
                                  .token = guests[i].token};
               cards[i] = meeting.exchange("card " + std::to_string(i), deadline);
             });
+            gone[i].set_value();
           });
     for (auto& thread : threads) thread.join();
   }
@@ -79,9 +83,8 @@ TEST(Rendezvous, TellsAllThatWorldsDiffer) {
 }
 
 TEST(Rendezvous, TurnsAwayAnotherTokenAndGoesOn) {
-  const Meeting meeting({{0, 2}, {1, 2, another_token()}, {1, 2}});
-  // Refused, unless the meeting was over before the stranger came to it.
-  EXPECT_NE(meeting.outcomes[1], "done") << meeting.outcomes[1];
+  const Meeting meeting({{0, 2}, {1, 2, another_token()}, {1, 2, a_token(), 1}});
+  EXPECT_EQ(meeting.outcomes[1], "Refused") << meeting.outcomes[1];
   EXPECT_EQ(meeting.outcomes[0], "done") << meeting.outcomes[0];
   EXPECT_EQ(meeting.outcomes[2], "done") << meeting.outcomes[2];
 }
