@@ -1,5 +1,5 @@
-// A number that tells bytes apart: equal bytes have equal checksums, and different ones almost never
-// do. Against accidents, not against enemies.
+// A number that tells bytes apart: equal bytes have equal checksums, and different ones almost
+// never do. Against accidents, not against enemies.
 #pragma once
 
 #include <cstddef>

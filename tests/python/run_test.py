@@ -8,8 +8,11 @@ import os
 import pty
 import re
 import resource
+import secrets
+import shlex
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import termios
@@ -332,3 +335,25 @@ def test_a_terminal_shows_a_bar_that_redraws_itself(echelon, columns):
         visible = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", part).split("\n")[0]
         assert len(visible) < columns, f"{len(visible)} columns of {columns}: {visible!r}"
     assert "validation" in shown
+
+
+def test_ranks_that_were_told_different_things_do_not_train(echelon):
+    command = " ".join(map(shlex.quote, [str(echelon.program), *echelon.train_arguments("--data", "text.txt")]))
+    result = echelon("launch", "--nproc", 2, "--", "sh", "-c", f"{command} --set optim.rate=0.00$((RANK+1))")
+    assert result.returncode == 2, result.stderr
+    assert "ranks have different options: rank 1 has optim.rate = 0.002 where rank 0 has 0.001" in result.stderr
+    assert not (echelon.folder / "runs").exists()
+
+
+def test_two_nodes_of_one_machine_meet_at_the_loopback(echelon):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {**ENVIRONMENT, "ECHELON_TOKEN": secrets.token_hex(16)}
+    nodes = [subprocess.Popen([str(echelon.program), "launch", "--nproc", "1", "--nodes", "2", "--node-rank", str(node),
+                               "--rendezvous", f"127.0.0.1:{port}", "--", str(echelon.program), "topo", "--sizes", "64"],
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+             for node in range(2)]
+    said = [node.communicate(timeout=60) for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], said
+    assert "2 ranks on 1 host" in said[0][0]
