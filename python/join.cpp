@@ -117,7 +117,7 @@ std::string address_to_bind(const Board& board, const NetOptions& net, Deadline 
   if (std::all_of(hosts.begin(), hosts.end(), [&](const auto& host) { return host == hosts[0]; }))
     return loopback;
   const std::string master = variable("MASTER_ADDR");
-  return bind_address(master.empty() ? loopback : master, /*other_machines=*/true);
+  return master.empty() ? outward_address() : bind_address(master, /*other_machines=*/true);
 }
 
 }  // namespace

@@ -160,11 +160,13 @@ std::string address_towards(const std::string& host) {
   throw Error(with_errno(fmt::format("no interface of this machine leads to {}", host)));
 }
 
+std::string outward_address() { return address_towards("192.0.2.1"); }  // no machine's (RFC 5737)
+
 std::string bind_address(const std::string& host, bool other_machines) {
   const std::string address = address_towards(host);
   if (!other_machines || !is_loopback(address) || is_loopback(host) || host == "localhost")
     return address;
-  return address_towards("192.0.2.1");  // of no machine (RFC 5737): the default route's interface
+  return outward_address();
 }
 
 }  // namespace echelon

@@ -45,6 +45,9 @@ Descriptor inherited_listener();
 // The address of this machine from which `host` is reached; no packet is sent.
 std::string address_towards(const std::string& host);
 
+// The address of the interface that the default route leads through.
+std::string outward_address();
+
 // The address to listen on for ranks that meet at `host`. With ranks on other machines it is never
 // the loopback: a machine's own name often means 127.0.1.1, where nobody else would find it. The
 // loopback's own address says that there are none.
