@@ -24,7 +24,8 @@ constexpr const char* examples = R"(Examples:
 
 A time is from a barrier to the end of the operation on rank 0. bus_gbps is in 10^9 bytes a second: what the slowest
 way in or out of a rank must carry, 2((p-1)/p) n for all_reduce, over the median time. floor is what memory alone
-needs for the traffic of an all-reduce on one host: 2 p n over the bandwidth of a copy.)";
+needs for the traffic of an all-reduce on one host: 2 p n over the bandwidth of a copy. Sizes are rounded down to
+whole elements, the same number for each rank where the operation takes parts.)";
 
 struct Arguments {
   int world = 2;
@@ -36,7 +37,7 @@ struct Arguments {
 };
 
 Operation parse_operation(const std::string& text) {
-  for (int i = 0; i <= int(Operation::receive); ++i)
+  for (int i = 0; i <= int(Operation::send); ++i)
     if (text == name(Operation(i))) return Operation(i);
   throw InvalidArgument(fmt::format(
       "there is no collective \"{}\"; there are all_reduce, reduce_scatter, all_gather, "
@@ -52,9 +53,10 @@ void report(Group& group, const Arguments& arguments, const std::vector<Benchmar
   fmt::print("{:>10} {:>20} {:>12} {:>12} {:>10} {:>12} {:>12}\n", "size", "algorithm", "median us",
              "p99 us", "bus GB/s", "predicted us", "floor us");
   for (const auto& result : results) {
-    fmt::print("{:>10} {:>20} {:>12.2f} {:>12.2f} {:>10.2f} {:>12.2f} {:>12}\n",
+    fmt::print("{:>10} {:>20} {:>12.2f} {:>12.2f} {:>10.2f} {:>12} {:>12}\n",
                human_bytes(result.bytes), name(result.algorithm), result.median * 1e6,
-               result.p99 * 1e6, result.bus_bandwidth / 1e9, result.predicted * 1e6,
+               result.p99 * 1e6, result.bus_bandwidth / 1e9,
+               result.predicted > 0 ? fmt::format("{:.2f}", result.predicted * 1e6) : "",
                result.floor > 0 ? fmt::format("{:.2f}", result.floor * 1e6) : "");
     lines +=
         nlohmann::ordered_json{
@@ -78,7 +80,8 @@ void add_bench(CLI::App& app, int& exit_code) {
   auto* command = bench->add_subcommand("collectives", "How fast ranks exchange and sum");
   auto arguments = std::make_shared<Arguments>();
   command
-      ->add_option("--world", arguments->world, "Ranks; ignored where a launcher has started them")
+      ->add_option("--world,--nproc", arguments->world,
+                   "Ranks; ignored where a launcher has started them")
       ->check(CLI::Range(2, 1024))
       ->type_name("P")
       ->capture_default_str();
@@ -120,6 +123,7 @@ void add_bench(CLI::App& app, int& exit_code) {
     options.registered = arguments->buffers == "registered";
     options.algorithm = parse_algorithm(arguments->algorithm);
     options.seconds = arguments->seconds;
+    require_place_for(arguments->json, "--json");
     exit_code = run_as_ranks(arguments->world, arguments->set, [&](Group& group) {
       const auto results = run_benchmark(group, options);
       if (group.rank() == 0) report(group, *arguments, results);

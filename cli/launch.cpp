@@ -16,7 +16,8 @@ constexpr const char* examples = R"(Examples:
                                                       the first of two machines; on the other, --node-rank 1
 
 Ranks find RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and ECHELON_RENDEZVOUS in
-their environment. When one fails, the others are ended and its exit code is given (128 + N for signal N).)";
+their environment. When one fails, the others are ended and its exit code is given (128 + N for signal N). A rank that
+exits with 69 says that it failed for another's sake: that other is then named, if it fails within a second.)";
 
 struct Arguments {
   LaunchOptions options;

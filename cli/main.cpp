@@ -1,6 +1,6 @@
 // echelon: parses the command line and runs one subcommand.
-// Exit codes: 0 done, 1 something failed, 2 the user's mistake, 130 interrupted; those of the ranks
-// for launch.
+// Exit codes: 0 done, 1 something failed, 2 the user's mistake, 69 another rank was lost,
+// 130 interrupted; those of the ranks for launch.
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 
@@ -17,6 +17,7 @@
 #include "echelon/base/error.h"
 #include "echelon/base/log.h"
 #include "echelon/base/options.h"
+#include "echelon/net/launcher.h"
 
 namespace echelon::cli {
 namespace {
@@ -41,6 +42,26 @@ void require_known_command(const CLI::App& app, int argc, char** argv) {
                   near.empty() ? "see echelon --help" : fmt::format("did you mean {}?", near)));
 }
 
+// What to do about a command line that CLI11 refused: the option that was meant, or where to look.
+std::string hint(const CLI::App& app, const CLI::Error& error) {
+  const CLI::App* command = &app;
+  std::string path = "echelon";
+  while (!command->get_subcommands().empty()) {
+    command = command->get_subcommands().front();
+    path += " " + command->get_name();
+  }
+  const std::string text = error.what();
+  if (const auto flag = text.find("--"); flag != std::string::npos) {
+    const std::string given = text.substr(flag, text.find_first_of(" =,", flag) - flag);
+    std::vector<std::string> names;
+    for (const auto* option : command->get_options())
+      for (const auto& name : option->get_lnames()) names.push_back("--" + name);
+    const std::string near = nearest(given, names);
+    if (!near.empty() && near != given) return fmt::format("did you mean {}?", near);
+  }
+  return fmt::format("see {} --help", path);
+}
+
 // The words after -- of launch, which CLI11 must not see: it would make two of "[a,b]".
 std::vector<std::string> cut_program(int& argc, char** argv) {
   if (argc < 2 || argv[1] != std::string_view("launch")) return {};
@@ -55,8 +76,8 @@ int run(int argc, char** argv) {
   CLI::App app("Echelon trains neural networks in C++ on LibTorch.", "echelon");
   app.require_subcommand(1);
   app.footer("Start with: echelon train     Help on one command: echelon train --help");
-  app.failure_message([](const CLI::App*, const CLI::Error& error) {
-    return fmt::format("echelon: error: {}; see echelon --help\n", error.what());
+  app.failure_message([](const CLI::App* command, const CLI::Error& error) {
+    return fmt::format("echelon: error: {}; {}\n", error.what(), hint(*command, error));
   });
   int exit_code = 0;
   add_train(app, exit_code);
@@ -82,6 +103,9 @@ int run(int argc, char** argv) {
   } catch (const Corrupt& error) {
     log::error(error.what());
     return 2;
+  } catch (const PeerLost& error) {
+    log::error(error.what());
+    return exit_after_lost_peer;
   } catch (const Error& error) {
     log::error(error.what());
     return 1;

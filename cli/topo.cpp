@@ -64,13 +64,13 @@ void print_hosts(Group& group) {
              1 / figures.gamma / 1e9);
 }
 
-void show(Group& group, const Arguments& arguments) {
+void show(Group& group, const Arguments& arguments, const std::vector<std::size_t>& sizes) {
   auto algorithms = candidates(Operation::all_reduce, group.shape());
   if (group.shape().hosts == 1)
     for (const auto one : message_algorithms(Operation::all_reduce)) algorithms.push_back(one);
   if (group.rank() == 0) print_hosts(group);
   BenchmarkOptions options;
-  options.sizes = parse_sizes(arguments.sizes);
+  options.sizes = sizes;
   options.seconds = 0.05;
   std::map<Algorithm, std::vector<BenchmarkResult>> measured;
   for (const auto algorithm : algorithms) {
@@ -123,11 +123,13 @@ void add_topo(CLI::App& app, int& exit_code) {
       ->allow_extra_args(false);
   command->footer(examples);
   command->callback([arguments, &exit_code] {
+    const auto sizes = parse_sizes(arguments->sizes);
+    require_place_for(arguments->json, "--json");
     exit_code = run_as_ranks(arguments->nproc, arguments->set, [&](Group& group) {
       if (group.size() == 1)
         print_hosts(group);
       else
-        show(group, *arguments);
+        show(group, *arguments, sizes);
     });
   });
 }

@@ -91,6 +91,7 @@ void add_train(CLI::App& app, int& exit_code) {
     }
     const JobEnvironment environment = read_environment();
     if (environment.world == 1 && arguments->nproc > 1) {
+      check_job(request, arguments->nproc);
       exit_code = launch({.program = own_command_line(),
                           .nproc = arguments->nproc,
                           .rendezvous = {},
@@ -99,7 +100,7 @@ void add_train(CLI::App& app, int& exit_code) {
       return;
     }
     keep_freed_memory();
-    if (environment.world > 1) {
+    if (environment.world > 1 || request.options.parallel.exchange_alone) {
       log::set_rank(environment.rank);
       if (request.options.train.device == "cuda") use_own_gpu();
       request.ranks = Communicator::world(request.options.comm, request.options.net);

@@ -208,4 +208,12 @@ MappedFile::~MappedFile() {
   if (!bytes_.empty()) ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
 }
 
+void require_place_for(const std::filesystem::path& file, const char* option) {
+  const auto folder = file.parent_path();
+  if (!folder.empty() && !std::filesystem::is_directory(folder))
+    throw InvalidArgument(fmt::format("{}: there is no folder {}", option, folder.string()));
+  if (std::filesystem::is_directory(file))
+    throw InvalidArgument(fmt::format("{}: {} is a folder; give a file", option, file.string()));
+}
+
 }  // namespace echelon

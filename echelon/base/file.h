@@ -49,4 +49,8 @@ class MappedFile {
   std::span<const std::byte> bytes_;
 };
 
+// Throws InvalidArgument, naming the option that was given, where a file cannot be made there: its
+// folder is missing, or it is a folder itself. An empty path is fine.
+void require_place_for(const std::filesystem::path& file, const char* option);
+
 }  // namespace echelon

@@ -1,10 +1,13 @@
 #include "echelon/collective/benchmark.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <memory>
 
+#include "echelon/base/bytes.h"
 #include "echelon/base/error.h"
 #include "echelon/collective/group.h"
 
@@ -25,7 +28,7 @@ class Buffers {
       if (registered)
         buffer = group.allocate(bytes + 1);
       else
-        buffer = {new std::byte[bytes + 1], std::default_delete<std::byte[]>()};
+        buffer = plain(bytes + 1);
       std::memset(buffer.get(), 0, bytes + 1);
     }
   }
@@ -33,6 +36,15 @@ class Buffers {
   std::byte* out() { return memory_[1].get(); }
 
  private:
+  static std::shared_ptr<std::byte> plain(std::size_t bytes) {
+    try {
+      return {new std::byte[bytes], std::default_delete<std::byte[]>()};
+    } catch (const std::bad_alloc&) {
+      throw Error(fmt::format("no memory for two buffers of {} a rank; give smaller --sizes",
+                              human_bytes(bytes)));
+    }
+  }
+
   std::shared_ptr<std::byte> memory_[2];
 };
 
@@ -106,7 +118,8 @@ std::vector<BenchmarkResult> run_benchmark(Group& group, const BenchmarkOptions&
     const std::size_t unit =
         size_of(options.type) *
         std::size_t(options.operation == Operation::all_reduce ? 1 : group.size());
-    const std::size_t bytes = std::max(size / unit, std::size_t{1}) * unit;
+    const bool nothing = options.operation == Operation::barrier;
+    const std::size_t bytes = nothing ? 0 : std::max(size / unit, std::size_t{1}) * unit;
     Buffers buffers(group, bytes, options.registered);
     group.ledger().clear();
     const std::vector<std::size_t> even(std::size_t(group.size()),
@@ -141,6 +154,7 @@ std::vector<BenchmarkResult> run_benchmark(Group& group, const BenchmarkOptions&
     if (options.operation == Operation::all_reduce && group.shape().hosts == 1)
       result.floor = 2.0 * group.size() * double(bytes) / bandwidth;
     results.push_back(result);
+    if (nothing) break;  // no sizes
   }
   return results;
 }

@@ -1,5 +1,7 @@
 #include "echelon/collective/cost.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -62,6 +64,11 @@ double all_reduce_cost(Algorithm algorithm, double n, const Shape& shape, const 
 }
 
 }  // namespace
+
+std::string Shape::text() const {
+  return fmt::format("{} rank{} on {} host{}", ranks, ranks == 1 ? "" : "s", hosts,
+                     hosts == 1 ? "" : "s");
+}
 
 // Direct costs a barrier less and more for each byte: the lines cross where that is made up for.
 SharedCrossings shared_crossings(int ranks, const Figures& figures) {

@@ -58,6 +58,7 @@ struct Shape {
   int hosts = 1;
   int local = 1;  // the fewest ranks that a host has
   bool operator==(const Shape&) const = default;
+  std::string text() const;  // "4 ranks on 2 hosts"
 };
 
 // Seconds of one operation on `bytes` (of the whole vector; all_to_all: of one rank's input).

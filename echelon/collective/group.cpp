@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "echelon/base/error.h"
+#include "echelon/base/log.h"
 #include "echelon/collective/measure.h"
 #include "echelon/collective/reduce.h"
 
@@ -32,6 +33,8 @@ Deadline deadline_of(const CallOptions& call, const CommOptions& options) {
 const std::byte* bytes_of(const void* data) { return static_cast<const std::byte*>(data); }
 std::byte* bytes_of(void* data) { return static_cast<std::byte*>(data); }
 
+bool can_be_hierarchical(const Shape& shape) { return shape.hosts > 1 && shape.local > 1; }
+
 }  // namespace
 
 std::shared_ptr<Group> Group::world(std::shared_ptr<Endpoint> endpoint,
@@ -48,8 +51,10 @@ std::shared_ptr<Group> Group::world(std::shared_ptr<Endpoint> endpoint,
   auto group = std::make_shared<Group>(Private{}, std::move(endpoint), options, std::move(members),
                                        world_id, std::make_shared<Ledger>(), store, blocks);
   group->require_same_options();
-  group->set_plan(options.plan.empty() ? Plan::make(measure_figures(*group), group->shape_)
-                                       : group->read_plan());
+  const Plan plan = options.plan.empty() ? Plan::make(measure_figures(*group), group->shape_)
+                                         : group->read_plan();
+  group->set_plan(plan);
+  if (group->rank() == 0) group->tell_what_does_not_fit(plan);
   return group;
 }
 
@@ -153,6 +158,19 @@ void Group::require_same_options() {
                                         endpoint_->health().name(members_[i]), other.c_str(),
                                         endpoint_->rank(), mine.c_str()));
   }
+}
+
+// What the user asked for and does not get.
+void Group::tell_what_does_not_fit(const Plan& plan) const {
+  if (plan.shape != shape_)
+    log::warn(fmt::format(
+        "{} is the plan of {}, and these are {}: its figures are used, its choices are not",
+        options_.plan, plan.shape.text(), shape_.text()));
+  if (forced_ == Algorithm::hierarchical && size() > 1 && !can_be_hierarchical(shape_))
+    log::warn(fmt::format(
+        "comm.algorithm=hierarchical is for several hosts of several ranks, and these are {}: "
+        "the algorithm is chosen by cost",
+        shape_.text()));
 }
 
 // Rank 0's file holds for all.
@@ -278,7 +296,7 @@ void Group::run(Call& call, const CallOptions& options) {
   if (chosen == Algorithm::automatic && call.operation == Operation::all_reduce) chosen = forced_;
   const std::size_t bytes = choice_bytes(call);
   const bool across = shape_.hosts > 1;
-  if (chosen == Algorithm::hierarchical && !(across && shape_.local > 1))
+  if (chosen == Algorithm::hierarchical && !can_be_hierarchical(shape_))
     chosen = Algorithm::automatic;  // one level alone: nothing to combine
   const std::uint64_t as_called = signature(call, chosen);
   // On one host it also depends on all ranks' buffers, which are known when they have met.

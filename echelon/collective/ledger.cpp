@@ -25,6 +25,21 @@ std::vector<Ledger::Entry> Ledger::entries() const {
   return entries_;
 }
 
+std::vector<Ledger::Entry> Ledger::since(const std::vector<Entry>& before) const {
+  auto all = entries();
+  for (std::size_t i = 0; i < before.size(); ++i) {
+    all[i].calls -= before[i].calls;
+    all[i].bytes -= before[i].bytes;
+  }
+  return all;
+}
+
+void Ledger::add(const std::vector<Entry>& again) {
+  for (const auto& entry : again)
+    if (entry.calls > 0)
+      add(entry.operation, entry.tag, entry.algorithm, entry.link, entry.bytes, entry.calls);
+}
+
 std::uint64_t Ledger::bytes() const {
   std::uint64_t sum = 0;
   for (const auto& entry : entries()) sum += entry.bytes;

@@ -31,6 +31,10 @@ class Ledger {
            std::uint64_t bytes, std::uint64_t calls = 1);
 
   std::vector<Entry> entries() const;
+  // What was added since entries() gave `before`, and adding that once more: for operations that
+  // were recorded once and are replayed.
+  std::vector<Entry> since(const std::vector<Entry>& before) const;
+  void add(const std::vector<Entry>& again);
   std::uint64_t bytes() const;               // all
   std::uint64_t bytes(LinkKind link) const;  // over links of one kind
   void clear();

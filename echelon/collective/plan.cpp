@@ -36,10 +36,9 @@ void Plan::check() const {
     const auto allowed = candidates(Operation(op), shape);
     for (const auto& choice : choices[std::size_t(op)])
       if (std::find(allowed.begin(), allowed.end(), choice.algorithm) == allowed.end())
-        throw InvalidArgument(
-            fmt::format("the plan chooses {} for {}, which {} rank{} on {} host{} cannot do",
-                        name(choice.algorithm), name(Operation(op)), shape.ranks,
-                        shape.ranks > 1 ? "s" : "", shape.hosts, shape.hosts > 1 ? "s" : ""));
+        throw InvalidArgument(fmt::format("the plan chooses {} for {}, which {} cannot do",
+                                          name(choice.algorithm), name(Operation(op)),
+                                          shape.text()));
   }
 }
 

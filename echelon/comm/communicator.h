@@ -96,6 +96,12 @@ class Communicator {
   // A tensor in memory that the backend works on without a copy; uninitialised.
   virtual at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType type);
 
+  // Where small tensors that only this communicator sees should lie: NCCL takes none of the CPU's.
+  virtual at::Device device() const { return at::kCPU; }
+
+  // Whether a GPU's graph can record its operations.
+  virtual bool recordable() const { return false; }
+
   // The slowest kind of link between its ranks as it was measured; zeros where nobody measures.
   virtual LinkFigures link() const { return {}; }
 

@@ -201,21 +201,20 @@ class NcclOperand final : public Operand {
   }
 
   void wait() override {
-    {
-      const c10::cuda::CUDAGuard guard(lane_->device);
-      const auto current = c10::cuda::getCurrentCUDAStream(lane_->device);
-      {
-        const std::lock_guard lock(lane_->mutex);
-        lane_->launch_messages();
-        if (work_->launched) work_->end->hold(current);
-      }
-      cudaStreamCaptureStatus recording = cudaStreamCaptureStatusNone;
-      must(cudaStreamIsCapturing(current, &recording), "say whether a stream is recorded");
-      if (recording != cudaStreamCaptureStatusNone) return;
-    }
-    if (finished_) return;
+    follow();
+    cudaStreamCaptureStatus recording = cudaStreamCaptureStatusNone;
+    must(cudaStreamIsCapturing(c10::cuda::getCurrentCUDAStream(lane_->device), &recording),
+         "say whether a stream is recorded");
+    if (finished_ || recording != cudaStreamCaptureStatusNone) return;
     lane_->hold_host(*work_);
     finished_ = true;
+  }
+
+  void follow() override {
+    const c10::cuda::CUDAGuard guard(lane_->device);
+    const std::lock_guard lock(lane_->mutex);
+    lane_->launch_messages();
+    if (work_->launched) work_->end->hold(c10::cuda::getCurrentCUDAStream(lane_->device));
   }
 
   int source() override { return from_; }

@@ -53,6 +53,8 @@ class NcclCommunicator final : public Communicator {
   const char* backend() const override { return "nccl"; }
   int rank() const override { return lane_->rank; }
   int size() const override { return lane_->size; }
+  bool recordable() const override { return true; }
+  at::Device device() const override { return {at::kCUDA, lane_->device}; }
   Ledger& ledger() override { return lane_->ledger; }
 
   Work all_reduce(at::Tensor tensor, ReduceOp op, const CommCall& call) override {

@@ -16,9 +16,11 @@ struct WorkSpan {
 class Operand {
  public:
   virtual ~Operand() = default;
-  virtual bool done() = 0;             // throws what went wrong
-  virtual void wait() = 0;             // until done or its deadline; throws what went wrong
-  virtual int source() { return -1; }  // of a receive: from whom
+  virtual bool done() = 0;  // throws what went wrong
+  virtual void wait() = 0;  // until done or its deadline; throws what went wrong
+  // On a GPU: what the current stream is given next comes after the operation; the host goes on.
+  virtual void follow() { wait(); }
+  virtual int source() { return -1; }                    // of a receive: from whom
   virtual std::optional<WorkSpan> span() { return {}; }  // where it is known
 };
 
@@ -32,6 +34,11 @@ class Work {
   bool done() const { return !operand_ || operand_->done(); }
   void wait() const {
     if (operand_) operand_->wait();
+  }
+  // The next kernels of the current stream use the result; on the CPU the same as wait(). What went
+  // wrong comes out of a later done() or wait().
+  void follow() const {
+    if (operand_) operand_->follow();
   }
   // The rank that a finished receive came from.
   int source() const { return operand_ ? operand_->source() : -1; }

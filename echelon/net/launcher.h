@@ -36,6 +36,10 @@ struct LaunchOptions {
 
 constexpr int most_local_ranks = 1024;
 
+// What a rank exits with when it failed only because another was lost (PeerLost): the launcher then
+// looks for that other, and blames and reports it instead.
+constexpr int exit_after_lost_peer = 69;  // EX_UNAVAILABLE of sysexits.h
+
 // Returns when all ranks are gone: 0, or the exit code of the rank that failed first, 128 + the
 // signal that killed it; 126 or 127 when the program cannot be run; 130 after a second Ctrl-C.
 // Failures of ranks are told on standard error, in a sentence, with the rank's last lines.

@@ -24,6 +24,9 @@ using namespace std::chrono_literals;
 
 // After SIGKILL only the kernel can hold a process.
 constexpr auto kill_time = 1s;
+// From the end of ranks that failed for another's sake to the end of that other, which may still be
+// freeing its memory.
+constexpr auto culprit_time = 1s;
 // For a reader of our output that has stopped.
 constexpr auto flush_time = 500ms;
 
@@ -143,9 +146,10 @@ void Supervisor::wait_for_something() {
     if (outlet->waiting()) ready.push_back({outlet->fd(), POLLOUT, 0});
 
   int timeout = -1;
-  if (terminating_) {
+  if (terminating_ || !failed_.empty()) {
+    const auto next = terminating_ ? kill_at_ : judge_at_;
     const auto left =
-        std::chrono::duration_cast<std::chrono::milliseconds>(kill_at_.remaining()).count();
+        std::chrono::duration_cast<std::chrono::milliseconds>(next.remaining()).count();
     timeout = static_cast<int>(std::min<std::int64_t>(left, INT_MAX - 1)) + 1;
   }
   if (::poll(ready.data(), ready.size(), timeout) < 0) {
@@ -161,6 +165,7 @@ void Supervisor::wait_for_something() {
     err_.write_ready();
   }
   if (ready[0].revents) take_signals();
+  judge();
   if (out_.broken() == EPIPE && !terminating_) terminate(128 + SIGPIPE);
   if (terminating_ && kill_at_.expired() && running_ > 0) kill_all("did not end and was killed");
 }
@@ -176,7 +181,6 @@ void Supervisor::take_signals() {
 }
 
 void Supervisor::take_ended() {
-  std::vector<Rank*> ended;
   int status = 0;
   for (pid_t pid; (pid = ::waitpid(-1, &status, WNOHANG)) > 0;) {
     // Else an orphan of some rank.
@@ -188,9 +192,10 @@ void Supervisor::take_ended() {
     rank->status = status;
     --running_;
     for (auto& stream : rank->streams) stream.finish();
-    if (status != 0) ended.push_back(&*rank);
+    if (status == 0) continue;
+    if (failed_.empty()) judge_at_ = Deadline::in(culprit_time);
+    failed_.push_back(&*rank);
   }
-  if (!ended.empty()) judge(ended);
 }
 
 void Supervisor::pass_on(int signal) {
@@ -213,12 +218,20 @@ bool Supervisor::is_expected(int status) const {
   return stop_signal_ != 0 && exit_code_of(status) == 128 + stop_signal_;
 }
 
-void Supervisor::judge(const std::vector<Rank*>& ended) {
-  if (terminating_) return;  // they follow the first
-  // Of several that ended at the same moment, one that was killed did not end for another's sake.
-  const auto killed = std::find_if(ended.begin(), ended.end(),
-                                   [](const Rank* rank) { return WIFSIGNALED(rank->status); });
-  const Rank& first = killed != ended.end() ? **killed : *ended.front();
+// Blames a rank that was killed before one that failed, and that before one that says it failed for
+// another's sake; the news of the three may come in any order.
+void Supervisor::judge() {
+  if (terminating_ || failed_.empty()) return;  // the others follow the first
+  const auto innocence = [](const Rank* rank) {
+    return WIFSIGNALED(rank->status)                           ? 0
+           : WEXITSTATUS(rank->status) != exit_after_lost_peer ? 1
+                                                               : 2;
+  };
+  const Rank& first =
+      **std::min_element(failed_.begin(), failed_.end(),
+                         [&](const Rank* a, const Rank* b) { return innocence(a) < innocence(b); });
+  if (innocence(&first) == 2 && running_ > 0 && !judge_at_.expired()) return;
+  failed_.clear();
   if (exit_code_ == 0) exit_code_ = exit_code_of(first.status);
   if (!is_expected(first.status)) report(first);
   if (stop_signal_ == 0) terminate(exit_code_);

@@ -43,7 +43,7 @@ class Supervisor {
   void take_signals();
   void take_ended();
   void pass_on(int signal);
-  void judge(const std::vector<Rank*>& ended);
+  void judge();
   bool is_expected(int status) const;
   void terminate(int exit_code);
   void kill_all(const char* why);
@@ -55,7 +55,9 @@ class Supervisor {
   const LaunchSignals& launch_signals_;
   Descriptor launcher_, signals_;
   Outlet out_{1}, err_{2};
-  std::deque<Rank> ranks_;  // a deque: what is in it stays where it is
+  std::deque<Rank> ranks_;           // a deque: what is in it stays where it is
+  std::vector<const Rank*> failed_;  // not yet judged
+  Deadline judge_at_ = Deadline::in(Deadline::Clock::duration::max());
   int running_ = 0;
   int exit_code_ = 0;    // of the first failure
   int stop_signal_ = 0;  // the last one that was passed on to end the ranks

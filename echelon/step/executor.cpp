@@ -101,6 +101,10 @@ void Executor::settle() {
   const auto start = Clock::now();
   auto works = std::exchange(reductions_, {});
   works.push_back(ranks_->all_reduce(loss_, ReduceOp::average, {.tag = "loss", .blocking = true}));
+  if (stack_.device().is_cuda()) {
+    for (const Work& work : works) work.follow();
+    return;
+  }
   double running = 0;
   for (const Work& work : works) {
     work.wait();

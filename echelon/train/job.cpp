@@ -1,13 +1,11 @@
 #include "echelon/train/job.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <cstring>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <numbers>
@@ -20,6 +18,7 @@
 #include "echelon/base/log.h"
 #include "echelon/base/process_memory.h"
 #include "echelon/comm/job_ledger.h"
+#include "echelon/comm/texts.h"
 #include "echelon/data/text.h"
 #include "echelon/data/xz.h"
 #include "echelon/nn/attention.h"
@@ -261,42 +260,25 @@ std::string difference(const std::string& mine, const std::string& first) {
 
 // Ranks that were told different things would train different models side by side.
 void require_same_options(JobOptions& options, Communicator& ranks) {
-  const auto all_of = [&](std::string text, std::int64_t bytes) {
-    text.resize(static_cast<std::size_t>(bytes), '\0');
-    const at::Tensor mine = at::empty({bytes}, at::kByte),
-                     all = at::empty({bytes * ranks.size()}, at::kByte);
-    std::memcpy(mine.data_ptr(), text.data(), text.size());
-    ranks.all_gather(all, mine, {.tag = "setup", .blocking = true}).wait();
-    std::vector<std::string> texts;
-    for (int r = 0; r < ranks.size(); ++r)
-      texts.emplace_back(static_cast<const char*>(all.const_data_ptr()) + r * bytes);
-    return texts;
-  };
-  constexpr std::int64_t longest = 1 << 14, line = 400;
-  const std::string mine = to_toml(fields_of(options), Comments::no).substr(0, longest - 1);
-  const auto differences =
-      all_of(difference(mine, all_of(mine, longest)[0]).substr(0, line - 1), line);
-  for (int r = 0; r < ranks.size(); ++r)
-    if (const auto& one = differences[static_cast<std::size_t>(r)]; !one.empty())
+  const auto texts = gather_texts(ranks, to_toml(fields_of(options), Comments::no), "setup");
+  for (std::size_t r = 1; r < texts.size(); ++r)
+    if (const auto one = difference(texts[r], texts[0]); !one.empty())
       throw InvalidArgument(fmt::format("ranks have different options: rank {} has {}", r, one));
 }
 
 }  // namespace
 
+void check_job(const JobRequest& request, int ranks) {
+  check_share(request.options.train, ranks);
+  require_place_for(request.summary, "--json");
+}
+
 JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   JobOptions& options = request.options;
+  check_job(request, request.ranks ? request.ranks->size() : 1);
   const bool resuming = !request.resume.empty();
   if (!resuming) resolve_model(options.model, request.given);
   if (request.ranks) require_same_options(options, *request.ranks);
-  if (const auto folder = request.summary.parent_path();
-      !folder.empty() && !fs::is_directory(folder)) {
-    throw InvalidArgument(fmt::format("--json: there is no folder {}", folder.string()));
-  }
-  if (fs::is_directory(request.summary)) {
-    throw InvalidArgument(
-        fmt::format("--json: {} is a folder; give a file", request.summary.string()));
-  }
-
   const Data data = open_data(options);
   const std::uint64_t start = anonymous_bytes();
   PeakMemory peak;

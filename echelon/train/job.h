@@ -26,6 +26,11 @@ struct JobRequest {
 
 enum class JobEnd { finished, interrupted };
 
+// Throws InvalidArgument where the request cannot work on so many ranks, as far as that can be seen
+// without data, model and machine. run_job does it too; a launcher may do it before there are
+// ranks.
+void check_job(const JobRequest& request, int ranks);
+
 // Shows progress on standard output. Everything is checked before anything is written:
 // InvalidArgument and Corrupt leave no trace. Once `stop` is set the run ends after the present
 // step with its state saved.

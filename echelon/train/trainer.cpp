@@ -58,6 +58,16 @@ at::ScalarType compute_type(const TrainOptions& options) {
   return at::kFloat;
 }
 
+void check_share(const TrainOptions& options, int ranks) {
+  if (options.batch % (options.micro_batches * ranks) == 0) return;
+  if (ranks == 1)
+    throw InvalidArgument(fmt::format("train.micro_batches = {} does not divide train.batch = {}",
+                                      options.micro_batches, options.batch));
+  throw InvalidArgument(fmt::format(
+      "train.batch = {} does not divide over {} ranks of {} micro-batch{}", options.batch, ranks,
+      options.micro_batches, options.micro_batches == 1 ? "" : "es"));
+}
+
 // Steps that were issued and not yet reported. On the CPU a step is done when it returns; on a GPU
 // its inputs and its report pass through pinned memory of its own, which is used again when its
 // event has been seen.
@@ -68,12 +78,14 @@ struct Trainer::InFlight {
     std::int64_t targets = 0;
     at::Tensor input, target, rate_value, report;  // pinned
     std::optional<c10::Event> done;
+    Work vote;  // several ranks: whether any wants to stop
   };
   std::deque<Slot> pending;
   std::deque<Slot> free;
   Clock::time_point last = Clock::now();
   std::optional<SideStream> stream;
   std::optional<DeviceGraph> graph;
+  std::vector<Ledger::Entry> recorded;  // what one replay of it sends
   int eager_steps_done = 0;
 };
 
@@ -84,7 +96,7 @@ Trainer::Trainer(Stack& stack, const Dataset& data, const TrainOptions& train,
       data_(data),
       train_(train),
       optim_(optim),
-      ranks_(ranks && ranks->size() > 1 ? std::move(ranks) : nullptr),
+      ranks_(ranks && (ranks->size() > 1 || parallel.exchange_alone) ? std::move(ranks) : nullptr),
       device_(device_of(train)),
       sampler_(static_cast<std::uint64_t>(train.seed), data.size(), train.batch),
       memory_(std::make_unique<MemoryAccount>()),
@@ -93,15 +105,7 @@ Trainer::Trainer(Stack& stack, const Dataset& data, const TrainOptions& train,
   check_options(fields_of(optim_));
   if (data.size() < 1)
     throw InvalidArgument("there is no sample to train on: the dataset is empty");
-  if (const int world = ranks_ ? ranks_->size() : 1;
-      train.batch % (train.micro_batches * world) != 0) {
-    throw InvalidArgument(
-        world == 1
-            ? fmt::format("train.micro_batches = {} does not divide train.batch = {}",
-                          train.micro_batches, train.batch)
-            : fmt::format("train.batch = {} does not divide over {} ranks of {} micro-batches",
-                          train.batch, world, train.micro_batches));
-  }
+  check_share(train, ranks_ ? ranks_->size() : 1);
   if (train.threads > 0) at::set_num_threads(static_cast<int>(train.threads));
   if (train.graph == "on" && !device_.is_cuda())
     throw InvalidArgument("train.graph=on needs train.device=cuda");
@@ -109,10 +113,13 @@ Trainer::Trainer(Stack& stack, const Dataset& data, const TrainOptions& train,
     throw InvalidArgument(
         "train.graph=on, but a layer of the model runs through autograd, which is not recorded; use auto or off");
   }
-  if (train.graph == "on" && ranks_)
+  const bool recordable = !ranks_ || ranks_->recordable();
+  if (train.graph == "on" && !recordable)
     throw InvalidArgument(
-        "train.graph=on is for one process: a reduction over ranks is not recorded");
-  graph_wanted_ = device_.is_cuda() && train.graph != "off" && stack.capturable() && !ranks_;
+        fmt::format("train.graph=on, but exchanges over comm.backend={} are not recorded; use auto "
+                    "or off, or comm.backend=nccl",
+                    ranks_->backend()));
+  graph_wanted_ = device_.is_cuda() && train.graph != "off" && stack.capturable() && recordable;
   if (device_.is_cuda()) in_flight_->stream.emplace();
   Stack::Memory registered;
   if (ranks_ && device_.is_cpu())
@@ -131,7 +138,7 @@ Trainer::Trainer(Stack& stack, const Dataset& data, const TrainOptions& train,
   const Table table =
       ranks_ ? data_parallel(shape) : one_process(shape.layers, shape.micro_batches);
   executor_ = std::make_unique<Executor>(stack, *update_, table, shape, ranks_);
-  report_ = at::zeros({3}, at::TensorOptions(device_).dtype(at::kDouble));
+  report_ = at::zeros({4}, at::TensorOptions(device_).dtype(at::kDouble));
 }
 
 Trainer::~Trainer() = default;
@@ -141,21 +148,24 @@ void Trainer::run(const std::atomic<bool>* stop) { run_until(train_.steps, stop)
 void Trainer::run_until(std::int64_t until, const std::atomic<bool>* stop) {
   at::NoGradGuard no_grad;
   in_flight_->last = Clock::now();
-  while (step_ < until && !stopped(stop)) {
-    issue(step_);
+  stop_seen_ = stopped(stop);
+  while (step_ < until && !stop_seen_) {
+    issue(step_, stop != nullptr && stop->load());
     ++step_;
     collect(device_.is_cuda() ? steps_ahead : 0);
+    if (device_.is_cpu() && step_ < until) stop_seen_ = stopped(stop);
     if (ranks_ && train_.check_every > 0 && step_ % train_.check_every == 0)
       check_same_parameters();
   }
   collect(0);
 }
 
-// One rank that is told to stop stops all, after the same step.
+// One rank that is told to stop stops all, after the same step. This waits for the others; between
+// the steps on a GPU, which must not, the vote travels with the step's report.
 bool Trainer::stopped(const std::atomic<bool>* stop) const {
   const bool here = stop != nullptr && stop->load();
   if (!ranks_) return here;
-  const at::Tensor any = at::zeros({1}, at::kByte).fill_(here ? 1 : 0);
+  const at::Tensor any = at::zeros({1}, at::TensorOptions(device_).dtype(at::kByte)).fill_(here);
   ranks_->all_reduce(any, ReduceOp::max, {.tag = "stop", .timeout = a_validation, .blocking = true})
       .wait();
   return any.item<std::uint8_t>() != 0;
@@ -165,10 +175,12 @@ void Trainer::check_same_parameters() const {
   const at::Tensor values = stack_.values().cpu();
   const std::uint64_t sum = checksum(
       std::as_bytes(std::span(static_cast<const char*>(values.const_data_ptr()), values.nbytes())));
-  const at::Tensor mine = at::zeros({1}, at::kLong).fill_(static_cast<std::int64_t>(sum));
-  const at::Tensor all = at::zeros({ranks_->size()}, at::kLong);
+  const auto there = at::TensorOptions(device_).dtype(at::kLong);
+  const at::Tensor mine = at::zeros({1}, there).fill_(static_cast<std::int64_t>(sum));
+  const at::Tensor all = at::zeros({ranks_->size()}, there);
   ranks_->all_gather(all, mine, {.tag = "check", .blocking = true}).wait();
-  const auto* sums = all.const_data_ptr<std::int64_t>();
+  const at::Tensor seen = all.cpu();
+  const auto* sums = seen.const_data_ptr<std::int64_t>();
   std::vector<int> others;
   for (int r = 1; r < ranks_->size(); ++r)
     if (sums[r] != sums[0]) others.push_back(r);
@@ -183,11 +195,11 @@ void Trainer::check_same_parameters() const {
 // `report_` out.
 void Trainer::compute() {
   const at::Tensor loss = executor_->run(input_, target_);
-  report_.copy_(
+  report_.narrow(0, 0, 3).copy_(
       at::stack({loss, update_->norm().to(at::kDouble), update_->halted().to(at::kDouble)}));
 }
 
-void Trainer::issue(std::int64_t step) {
+void Trainer::issue(std::int64_t step, bool stop) {
   auto& flight = *in_flight_;
   const std::int64_t world = ranks_ ? ranks_->size() : 1, share = train_.batch / world,
                      first = ranks_ ? ranks_->rank() * share : 0;
@@ -219,7 +231,7 @@ void Trainer::issue(std::int64_t step) {
     pinned(slot.target, batch.target);
     pinned(slot.rate_value, at::zeros({}, at::kFloat).fill_(rate));
     if (!slot.report.defined())
-      slot.report = at::empty({3}, at::TensorOptions(at::kDouble).pinned_memory(true));
+      slot.report = at::empty({4}, at::TensorOptions(at::kDouble).pinned_memory(true));
     if (!input_.defined()) {
       input_ = at::empty_like(slot.input, at::TensorOptions(device_));
       target_ = at::empty_like(slot.target, at::TensorOptions(device_));
@@ -228,10 +240,21 @@ void Trainer::issue(std::int64_t step) {
     target_.copy_(slot.target, true);
     at::Tensor(update_->rate()).copy_(slot.rate_value, true);
     if (graph_wanted_ && !flight.graph && flight.eager_steps_done++ == eager_steps) {
+      const auto before = ranks_ ? ranks_->ledger().entries() : std::vector<Ledger::Entry>();
       flight.graph.emplace();
       flight.graph->record([this] { compute(); });
+      // Recording is not sending, but it was counted: that stands for the first replay.
+      if (ranks_) flight.recorded = ranks_->ledger().since(before);
+    } else if (flight.graph && ranks_) {
+      ranks_->ledger().add(flight.recorded);
     }
     flight.graph ? flight.graph->replay() : compute();
+    const at::Tensor vote = report_.narrow(0, 3, 1);
+    vote.fill_(stop ? 1.0 : 0.0);
+    if (ranks_) {
+      slot.vote = ranks_->all_reduce(vote, ReduceOp::max, {.tag = "stop"});
+      slot.vote.follow();
+    }
     slot.report.copy_(report_, true);
     slot.done.emplace(c10::DeviceType::CUDA);
     slot.done->record(c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getStream(device_));
@@ -247,7 +270,7 @@ void Trainer::collect(std::size_t leave) {
     flight.pending.pop_front();
     if (slot.done) {
       const auto deadline = Deadline::in(gpu_patience);
-      while (!slot.done->query()) {
+      while (!slot.vote.done() || !slot.done->query()) {
         if (deadline.expired())
           throw Timeout(
               fmt::format("the GPU has not finished step {} after 10 minutes", slot.step));
@@ -257,6 +280,7 @@ void Trainer::collect(std::size_t leave) {
     const auto* numbers = slot.report.const_data_ptr<double>();
     const double loss = numbers[0], norm = numbers[1];
     const bool halted = numbers[2] != 0;
+    if (device_.is_cuda()) stop_seen_ = stop_seen_ || numbers[3] != 0;
     const auto now = Clock::now();
     if (halted) {
       flight.pending.clear();

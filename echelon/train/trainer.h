@@ -95,7 +95,7 @@ class Trainer {
 
  private:
   struct InFlight;
-  void issue(std::int64_t step);
+  void issue(std::int64_t step, bool stop);
   void compute();
   void collect(std::size_t leave);
   bool stopped(const std::atomic<bool>* stop) const;
@@ -114,10 +114,14 @@ class Trainer {
   std::function<void(const StepReport&)> observe_;
   std::int64_t step_ = 0;
   at::Tensor input_, target_;  // of the step being computed, on the device
-  at::Tensor report_;          // loss, gradient norm, halted
+  at::Tensor report_;          // loss, gradient norm, halted; on a GPU: whether a rank is to stop
+  bool stop_seen_ = false;
   bool graph_wanted_ = false;
   std::unique_ptr<InFlight> in_flight_;
 };
+
+// Throws InvalidArgument where a batch does not divide over so many ranks and their micro-batches.
+void check_share(const TrainOptions& options, int ranks);
 
 // The type that train.precision names; auto depends on the device.
 at::ScalarType compute_type(const TrainOptions& options);

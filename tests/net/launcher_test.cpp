@@ -272,6 +272,19 @@ TEST_F(Launcher, TellsOfARankThatWasKilled) {
   EXPECT_TRUE(job.err().ends_with(") was killed by signal 9 (Killed)\n")) << job.err();
 }
 
+TEST_F(Launcher, BlamesTheRankThatFailedAndNotOneThatMissedIt) {
+  // Rank 0 ends first, but for the sake of rank 1, which takes its time to end.
+  Launched late(shell(2, "if [ $RANK = 0 ]; then exit 69; fi; sleep 0.3; exit 7"));
+  EXPECT_EQ(late.exit_code(), 7);
+  EXPECT_TRUE(late.err().starts_with("echelon: error: rank 1 (pid ")) << late.err();
+  // Nobody else fails: then it is the one to name.
+  const std::string nap = own_nap();
+  Launched alone(shell(2, "if [ $RANK = 0 ]; then exit 69; fi; exec sleep " + nap));
+  EXPECT_EQ(alone.exit_code(), 69);
+  EXPECT_TRUE(alone.err().starts_with("echelon: error: rank 0 (pid ")) << alone.err();
+  EXPECT_EQ(processes_with(nap), std::vector<pid_t>{});
+}
+
 TEST_F(Launcher, LetsTheOtherRanksEndInOrderWhenOneFails) {
   Launched job(shell(
       2,

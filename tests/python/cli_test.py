@@ -119,6 +119,19 @@ def test_a_model_too_large_for_any_machine_is_refused(refused_job):
     refused_job(model_width=10**12, model_heads=1)
 
 
+def test_what_cannot_work_is_said_once_before_there_are_ranks(refused, refused_job):
+    assert "3 ranks" in refused_job("--nproc", "3", train_batch=4)
+    assert "no folder" in refused_job("--nproc", "2", "--json", "nowhere/summary.json", train_batch=4)
+    assert "\"x\" is no size" in refused("topo", "--sizes", "x")
+    assert "no folder" in refused("bench", "collectives", "--json", "nowhere/b.json")
+
+
+def test_a_mistyped_flag_names_the_nearest(refused):
+    assert "did you mean --nproc?" in refused("train", "--nprocs", "2")
+    assert "did you mean --sizes?" in refused("bench", "collectives", "--size", "64")
+    assert "see echelon train --help" in refused("train", "--frobnicate")
+
+
 # ---- Data
 
 
