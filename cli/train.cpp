@@ -96,7 +96,8 @@ void add_train(CLI::App& app, int& exit_code) {
                           .nproc = arguments->nproc,
                           .rendezvous = {},
                           .log_dir = {},
-                          .prefix = false});
+                          .prefix = false,
+                          .expendable = expendable_ranks(request.options, arguments->nproc)});
       return;
     }
     keep_freed_memory();

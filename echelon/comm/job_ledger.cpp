@@ -25,10 +25,12 @@ ordered_json own_entries(Communicator& ranks) {
 
 }  // namespace
 
-std::string job_ledger(Communicator* ranks) {
+std::string job_ledger(Communicator* ranks, Extent extent) {
   ordered_json operations = ordered_json::array();
   if (ranks != nullptr) {
-    for (const auto& text : gather_texts(*ranks, own_entries(*ranks).dump(), "ledger"))
+    const std::string mine = own_entries(*ranks).dump();
+    for (const auto& text :
+         extent == Extent::this_rank ? std::vector{mine} : gather_texts(*ranks, mine, "ledger"))
       for (const auto& entry : ordered_json::parse(text)) operations.push_back(entry);
   }
   std::uint64_t sent = 0;

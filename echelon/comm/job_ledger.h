@@ -11,8 +11,10 @@ namespace echelon {
 
 class Communicator;
 
-// Collective; what it exchanges itself is not in it. Without ranks (nullptr): of one process, which
-// sends nothing.
-std::string job_ledger(Communicator* ranks);
+enum class Extent { all_ranks, this_rank };
+
+// Of all ranks: collective, and what it exchanges itself is not in it. Without ranks (nullptr): of
+// one process, which sends nothing.
+std::string job_ledger(Communicator* ranks, Extent extent = Extent::all_ranks);
 
 }  // namespace echelon

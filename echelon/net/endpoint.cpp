@@ -77,6 +77,14 @@ Endpoint::Card decode_card(const std::string& text, int rank) {
 
 }  // namespace
 
+std::string Endpoint::listening_address(const JobEnvironment& environment,
+                                        const NetOptions& options) {
+  if (!options.interface.empty()) return interface_address(options.interface);
+  if (environment.world == 1) return "127.0.0.1";
+  return bind_address(parse_address(environment.rendezvous).host,
+                      environment.local_world < environment.world);
+}
+
 std::shared_ptr<Endpoint> Endpoint::join(const JobEnvironment& environment,
                                          const NetOptions& options) {
   return join(environment, options, environment.world == 1 ? Token::random() : Token::find());
@@ -90,21 +98,17 @@ std::shared_ptr<Endpoint> Endpoint::join(const JobEnvironment& environment,
                      .listener = {},
                      .tls = options.tls,
                      .token = token};
-  std::string bind = "127.0.0.1";
+  const std::string bind = listening_address(environment, options);
   if (environment.world > 1) {
     meeting.address = parse_address(environment.rendezvous);
-    bind = bind_address(meeting.address.host, environment.local_world < environment.world);
     meeting.bind = bind;
     if (environment.rank == 0) {
       meeting.listener = inherited_listener();
       // Others of this machine go where the name leads them.
       const std::string named = address_towards(meeting.address.host);
-      if (!meeting.listener && named != bind && is_loopback(named)) meeting.also = named;
+      if (!meeting.listener && named != bind && is_loopback(named) && options.interface.empty())
+        meeting.also = named;
     }
-  }
-  if (!options.interface.empty()) {
-    meeting.bind = bind = interface_address(options.interface);
-    meeting.also.clear();
   }
   return std::make_shared<Endpoint>(
       environment.rank, environment.world, bind, options, token,

@@ -54,6 +54,10 @@ class Endpoint {
   static std::shared_ptr<Endpoint> join(const JobEnvironment& environment,
                                         const NetOptions& options, const Token& token);
 
+  // The numeric address that a rank of such a job listens on.
+  static std::string listening_address(const JobEnvironment& environment,
+                                       const NetOptions& options);
+
   // Through any exchange of cards. `bind` is the numeric address to listen on.
   Endpoint(int rank, int world, const std::string& bind, const NetOptions& options,
            const Token& token, const Exchange& exchange);

@@ -31,6 +31,9 @@ struct LaunchOptions {
   bool quiet_others = false;      // show what rank 0 prints only
   bool bind = true;               // ranks to NUMA nodes, where they divide evenly
 
+  // Ranks whose failure is told but ends nobody else, and does not count for the exit code.
+  std::vector<int> expendable = {};
+
   std::chrono::milliseconds grace{3000};  // from SIGTERM to SIGKILL, when another rank has failed
 };
 

@@ -230,6 +230,12 @@ void Supervisor::judge() {
   const Rank& first =
       **std::min_element(failed_.begin(), failed_.end(),
                          [&](const Rank* a, const Rank* b) { return innocence(a) < innocence(b); });
+  const auto& spare = options_.expendable;
+  if (std::find(spare.begin(), spare.end(), first.rank) != spare.end() && stop_signal_ == 0) {
+    report(first);
+    std::erase(failed_, &first);
+    return judge();
+  }
   if (innocence(&first) == 2 && running_ > 0 && !judge_at_.expired()) return;
   failed_.clear();
   if (exit_code_ == 0) exit_code_ = exit_code_of(first.status);

@@ -1,22 +1,15 @@
-// The end of a step: from gradients to new parameters, entirely on the device.
-//
-//   norm of all gradients -> is everything finite? -> clip -> optimiser on the master values ->
-//   cast to the compute type
-//
-// Masters are fp32 (fp64 for fp64 models). Where that is the compute type they are the parameters
-// themselves; otherwise gradients are widened and masters cast slice by slice, so the extra memory
-// is one slice. Once a loss or a gradient is not finite, this and every later update leaves values
-// and state as they are: the weights stay those of the last good step however late the host looks.
+// The end of a step of one process, or of ranks that all hold everything: from the gradients of a
+// stack to its new parameters, entirely on the device (slice_update.h). Where the compute type is
+// wide enough the masters are the parameters themselves; otherwise they are cast after each update.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "echelon/nn/stack.h"
-#include "echelon/optim/optimizer.h"
+#include "echelon/optim/slice_update.h"
 
 namespace echelon {
 
@@ -30,7 +23,7 @@ class MasterUpdate {
   void load(const ValueSource& source);
 
   // The learning rate of the next update, a scalar on the device: the caller writes it.
-  const at::Tensor& rate() const { return scalars_.rate; }
+  const at::Tensor& rate() const { return slice_->rate(); }
 
   // One update; `loss` is a scalar on the device.
   void apply(const at::Tensor& loss);
@@ -38,29 +31,18 @@ class MasterUpdate {
   // After apply, scalars on the device: the gradient norm before clipping, and 1 once anything was
   // not finite.
   const at::Tensor& norm() const { return norm_; }
-  const at::Tensor& halted() const { return scalars_.skip; }
+  const at::Tensor& halted() const { return slice_->halted(); }
 
   // Everything that a resumed run needs, as flat buffers with the segments of the stack's trainable
   // units.
-  struct State {
-    std::string name;  // "master", "exp_avg", ...
-    at::Tensor flat;
-  };
-  std::vector<State> state() const;
-  double updates() const;
+  std::vector<SliceUpdate::State> state() const { return slice_->state(); }
+  double updates() const { return slice_->updates(); }
   void publish();  // masters -> parameters, after they were changed from outside
-  void restart(
-      double updates);  // goes on after so many updates; forgets that anything was not finite
+  void restart(double updates) { slice_->restart(updates); }
 
  private:
   Stack& stack_;
-  OptimOptions options_;
-  std::unique_ptr<Optimizer> optimizer_;
-  at::Tensor master_;                // the stack's values where the types agree
-  std::vector<at::Tensor> moments_;  // by state name
-  std::vector<DecayRange> ranges_;
-  at::Tensor wide_grad_;  // one slice, where gradients are narrower than masters
-  StepScalars scalars_;
+  std::unique_ptr<SliceUpdate> slice_;
   at::Tensor norm_;
 };
 

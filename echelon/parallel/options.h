@@ -1,6 +1,9 @@
 // How a job is laid over its ranks.
 #pragma once
 
+#include <cstdint>
+#include <string>
+
 #include "echelon/base/options.h"
 
 namespace echelon {
@@ -8,6 +11,8 @@ namespace echelon {
 struct ParallelOptions {
   double bucket_mib = 0;
   bool exchange_alone = false;
+  std::string shares = "even";
+  std::int64_t shares_every = 20;
 
   void fields(Fields& f) {
     f.add("bucket_mib", bucket_mib,
@@ -15,6 +20,10 @@ struct ParallelOptions {
           {.minimum = 0, .maximum = 1e6});
     f.add("exchange_alone", exchange_alone,
           "one rank exchanges with itself, as several would: what that costs can be measured");
+    f.add("shares", shares,
+          "of the global batch; even: the same for every rank; speed: as fast as each was measured",
+          {.choices = {"even", "speed"}});
+    f.add("shares_every", shares_every, "steps between looks at the ranks' speeds", {.minimum = 1});
   }
 };
 

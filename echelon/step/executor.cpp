@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <thread>
 #include <utility>
 
 #include "echelon/base/error.h"
@@ -23,7 +24,7 @@ double since(Clock::time_point start) {
 
 }  // namespace
 
-Executor::Executor(Stack& stack, MasterUpdate& update, Table table, StepShape shape,
+Executor::Executor(Stack& stack, MasterUpdate* update, Table table, StepShape shape,
                    std::shared_ptr<Communicator> ranks)
     : stack_(stack),
       update_(update),
@@ -43,27 +44,30 @@ Executor::Place& Executor::place(int layer, int micro_batch) {
   return places_[std::size_t(layer) * std::size_t(shape_.micro_batches) + std::size_t(micro_batch)];
 }
 
-at::Tensor Executor::run(const at::Tensor& input, const at::Tensor& target) {
+at::Tensor Executor::run(const at::Tensor& input, const at::Tensor& target, double weight) {
   at::NoGradGuard no_grad;  // a layer that wants autograd turns it on for itself
   const auto samples = input.size(0);
   const int micro_batches = shape_.micro_batches;
-  if (samples % micro_batches != 0 || target.size(0) != samples) {
+  if (samples < micro_batches || target.size(0) != samples) {
     throw InvalidArgument(
-        fmt::format("a batch of {} inputs and {} targets cannot be cut into {} equal micro-batches",
+        fmt::format("a batch of {} inputs and {} targets cannot be cut into {} micro-batches",
                     samples, target.size(0), micro_batches));
   }
-  const auto share = samples / micro_batches;
   for (int m = 0; m < micro_batches; ++m) {
-    place(0, m).input = input.narrow(0, m * share, share);
+    const auto first = samples * m / micro_batches,
+               share = samples * (m + 1) / micro_batches - first;
+    place(0, m).input = input.narrow(0, first, share);
     Pass& last = place(stack_.size() - 1, m).pass;
-    last.target = target.narrow(0, m * share, share);
-    last.weight = 1.0 / micro_batches;
+    last.target = target.narrow(0, first, share);
+    last.weight = weight * static_cast<double>(share) / static_cast<double>(samples);
   }
   loss_ = at::zeros({}, at::TensorOptions(stack_.device()).dtype(at::kDouble));
   stack_.begin_step();
   times_ = {};
+  traced_.clear();
   const auto start = Clock::now();
   for (const Action& action : table_) {
+    const auto begin = Clock::now();
     switch (action.kind) {
       case Action::Kind::forward:
         forward(action);
@@ -80,7 +84,13 @@ at::Tensor Executor::run(const at::Tensor& input, const at::Tensor& target) {
       case Action::Kind::update:
         update();
         break;
+      case Action::Kind::hand_over:
+        stack_.zero_unwritten_grads(0, stack_.grads().numel());
+        break;
     }
+    if (slow_ > 1 && action.kind <= Action::Kind::backward)
+      std::this_thread::sleep_for((slow_ - 1) * (Clock::now() - begin));
+    if (tracing_) traced_.push_back({action, begin, Clock::now()});
   }
   if (stack_.device().is_cpu())
     times_.compute = since(start) - times_.exposed - times_.update;
@@ -93,23 +103,29 @@ at::Tensor Executor::run(const at::Tensor& input, const at::Tensor& target) {
 // until the update.
 void Executor::reduce(const Bucket& bucket) {
   stack_.zero_unwritten_grads(bucket.begin, bucket.end);
-  reductions_.push_back(ranks_->all_reduce(stack_.grads().narrow(0, bucket.begin, bucket.numel()),
-                                           ReduceOp::average, {.tag = "gradients"}));
+  reductions_.push_back(ranks_->all_reduce(
+      stack_.grads().narrow(0, bucket.begin, bucket.numel()), ReduceOp::sum,
+      {.tag = tracing_ ? fmt::format("gradients {}", reductions_.size()) : "gradients"}));
 }
 
 void Executor::settle() {
   const auto start = Clock::now();
   auto works = std::exchange(reductions_, {});
-  works.push_back(ranks_->all_reduce(loss_, ReduceOp::average, {.tag = "loss", .blocking = true}));
+  works.push_back(ranks_->all_reduce(loss_, ReduceOp::sum, {.tag = "loss", .blocking = true}));
   if (stack_.device().is_cuda()) {
     for (const Work& work : works) work.follow();
     return;
   }
   double running = 0;
-  for (const Work& work : works) {
-    work.wait();
-    if (const auto span = work.span())
-      running += std::chrono::duration<double>(span->end - span->begin).count();
+  for (std::size_t i = 0; i < works.size(); ++i) {
+    works[i].wait();
+    const auto span = works[i].span();
+    if (!span) continue;
+    running += std::chrono::duration<double>(span->end - span->begin).count();
+    if (!tracing_ || i + 1 == works.size()) continue;
+    for (auto& one : traced_)
+      if (one.action.kind == Action::Kind::reduce && one.action.bucket == int(i))
+        one = {one.action, span->begin, span->end};
   }
   times_.exposed = since(start);
   times_.hidden = std::max(0.0, running - times_.exposed);
@@ -119,7 +135,7 @@ void Executor::update() {
   const auto start = Clock::now();
   MemoryScope scope(MemoryKind::workspace);
   stack_.zero_unwritten_grads(0, stack_.grads().numel());
-  update_.apply(loss_);
+  update_->apply(loss_);
   times_.update = since(start);
 }
 

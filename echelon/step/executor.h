@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <chrono>
 #include <memory>
 #include <vector>
 
@@ -23,18 +24,37 @@ struct StepTimes {
   double update = 0;   // the optimiser
 };
 
+// An action of the last step and when it ran, by the host's clock; of a reduction: from its being
+// begun to its end.
+struct TracedAction {
+  Action action;
+  std::chrono::steady_clock::time_point begin, end;
+};
+
 class Executor {
  public:
-  // Validates the table. `ranks` are those that a reduction averages over.
-  Executor(Stack& stack, MasterUpdate& update, Table table, StepShape shape,
+  // Validates the table. `ranks` are those that a reduction sums over; `update` may be null where
+  // the table has none.
+  Executor(Stack& stack, MasterUpdate* update, Table table, StepShape shape,
            std::shared_ptr<Communicator> ranks = nullptr);
 
-  // One step on a batch whose first dimension divides by the number of micro-batches. Gives the
-  // mean loss, a scalar (double) on the device; after a reduction, that of all ranks.
-  at::Tensor run(const at::Tensor& input, const at::Tensor& target);
+  // One step on a batch of at least as many samples as there are micro-batches; they are cut as
+  // evenly as can be. `weight` is the batch's share of all samples of the step, over the ranks.
+  // Gives the batch's part of the mean loss, a scalar (double) on the device; after a reduction,
+  // that of all ranks.
+  at::Tensor run(const at::Tensor& input, const at::Tensor& target, double weight = 1);
 
   const StepTimes& times() const { return times_; }  // of the last step
   const StepShape& shape() const { return shape_; }
+
+  // Every layer takes so many times longer, by sleeping: a slow machine, for tests and
+  // demonstrations.
+  void slow_down(double factor) { slow_ = factor; }
+
+  // Keeps what happened in a step, in order. Buckets are then told apart in the ledger, by the tags
+  // "gradients 0", "gradients 1", …
+  void trace(bool on) { tracing_ = on; }
+  const std::vector<TracedAction>& traced() const { return traced_; }
 
  private:
   void forward(const Action& action);
@@ -44,12 +64,15 @@ class Executor {
   void update();
 
   Stack& stack_;
-  MasterUpdate& update_;
+  MasterUpdate* update_;
   Table table_;
   StepShape shape_;
   std::shared_ptr<Communicator> ranks_;
-  std::vector<Work> reductions_;  // under way
+  std::vector<Work> reductions_;  // under way, by bucket
   StepTimes times_;
+  double slow_ = 1;
+  bool tracing_ = false;
+  std::vector<TracedAction> traced_;
 
   struct Place {  // of one layer and micro-batch
     Pass pass;

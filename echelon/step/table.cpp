@@ -22,6 +22,8 @@ std::string to_string(const Action& action) {
       return "settle";
     case Action::Kind::update:
       return "update";
+    case Action::Kind::hand_over:
+      return "hand over";
   }
   return {};
 }
@@ -33,6 +35,12 @@ Table one_process(int layers, int micro_batches) {
     for (int l = layers; l-- > 0;) table.push_back({Action::Kind::backward, l, m});
   }
   table.push_back({Action::Kind::update});
+  return table;
+}
+
+Table for_servers(int layers, int micro_batches) {
+  Table table = one_process(layers, micro_batches);
+  table.back() = {Action::Kind::hand_over};
   return table;
 }
 
@@ -48,7 +56,7 @@ class Validator {
 
   // Why it cannot run; empty if it can, and then it has.
   std::string run(const Action& action) {
-    if (updated_) return "the update has ended the step";
+    if (ended_) return "the step has ended";
     switch (action.kind) {
       case Action::Kind::forward:
       case Action::Kind::backward:
@@ -59,7 +67,8 @@ class Validator {
         if (std::exchange(settled_, true)) return "it ran before";
         return unreduced();
       case Action::Kind::update:
-        updated_ = true;
+      case Action::Kind::hand_over:
+        ended_ = true;
         if (const std::string missing = unfinished(0); !missing.empty()) return missing;
         if (!reduced_.empty() && !settled_) return "the reductions are not settled";
         return {};
@@ -67,7 +76,7 @@ class Validator {
     return {};
   }
 
-  bool updated() const { return updated_; }
+  bool ended() const { return ended_; }
 
  private:
   enum class Stage { none, forwarded, done };
@@ -125,7 +134,7 @@ class Validator {
   const StepShape& shape_;
   std::vector<Stage> stages_;
   std::vector<bool> reduced_;
-  bool settled_ = false, updated_ = false;
+  bool settled_ = false, ended_ = false;
 };
 
 }  // namespace
@@ -136,7 +145,7 @@ void validate(const Table& table, const StepShape& shape) {
     if (const std::string why = validator.run(table[i]); !why.empty())
       throw InvalidArgument(
           fmt::format("action {} of the step, {}, cannot run: {}", i, to_string(table[i]), why));
-  if (!validator.updated()) throw InvalidArgument("the step's table has no update at its end");
+  if (!validator.ended()) throw InvalidArgument("the step's table has no update at its end");
 }
 
 int peak_activations(const Table& table) {

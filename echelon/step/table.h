@@ -10,12 +10,13 @@ namespace echelon {
 
 struct Action {
   enum class Kind {
-    forward,   // layer, micro-batch: run it and keep what its backward needs
-    backward,  // layer, micro-batch: gradients of input and parameters; frees what forward kept
-    reduce,    // bucket: begins to average its gradients over the ranks; the next actions run
-               // meanwhile
-    settle,    // all that was begun is done; the loss becomes that of all ranks
-    update,    // all gradients are there: optimiser
+    forward,    // layer, micro-batch: run it and keep what its backward needs
+    backward,   // layer, micro-batch: gradients of input and parameters; frees what forward kept
+    reduce,     // bucket: begins to average its gradients over the ranks; the next actions run
+                // meanwhile
+    settle,     // all that was begun is done; the loss becomes that of all ranks
+    update,     // all gradients are there: optimiser
+    hand_over,  // all gradients are there: whoever runs the step takes them
   };
   Kind kind;
   int layer = 0;
@@ -30,6 +31,8 @@ std::string to_string(const Action& action);  // "forward(layer 3, micro-batch 0
 // One process: each micro-batch forward through all layers and backward again, then the update. The
 // activations of one micro-batch are alive at a time.
 Table one_process(int layers, int micro_batches);
+// The same for a worker whose gradients others apply.
+Table for_servers(int layers, int micro_batches);
 
 // A run of the Stack's gradient buffer that is reduced together.
 struct Bucket {

@@ -9,6 +9,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <numbers>
+#include <optional>
 #include <sstream>
 
 #include "echelon/base/build_config.h"
@@ -21,6 +22,8 @@
 #include "echelon/comm/texts.h"
 #include "echelon/data/text.h"
 #include "echelon/data/xz.h"
+#include "echelon/net/endpoint.h"
+#include "echelon/net/environment.h"
 #include "echelon/nn/attention.h"
 #include "echelon/nn/generate.h"
 #include "echelon/nn/gpt.h"
@@ -29,6 +32,7 @@
 #include "echelon/step/device.h"
 #include "echelon/train/progress.h"
 #include "echelon/train/run_directory.h"
+#include "echelon/train/server_job.h"
 #include "echelon/train/trainer.h"
 
 namespace echelon {
@@ -224,19 +228,33 @@ void resolve_model(ModelOptions& model, const std::vector<std::string>& given) {
 
 namespace {
 
+// What all ranks sent; of this one alone where others may be gone.
+std::string ledger_of(const JobRequest& request, const ServerJob* servers) {
+  const bool all_here = !servers || request.options.server.mode == "sync";
+  return job_ledger(request.ranks.get(), all_here ? Extent::all_ranks : Extent::this_rank);
+}
+
 // What ranks other than 0 do: the same steps, in the same pieces.
-JobEnd follow(const JobRequest& request, Trainer& trainer, const std::atomic<bool>& stop) {
+JobEnd follow(const JobRequest& request, Trainer& trainer, ServerJob* servers,
+              const std::atomic<bool>& stop) {
   const auto& train = request.options.train;
-  if (!request.resume.empty()) trainer.restore(RunDirectory::open(request.resume).state());
+  if (!request.resume.empty() && !servers)
+    trainer.restore(RunDirectory::open(request.resume).state());
   const auto next = [&](std::int64_t every) {
     return every > 0 ? (trainer.step() / every + 1) * every : train.steps;
   };
   while (trainer.step() < train.steps) {
-    const auto until = std::min({next(train.validate_every), next(train.save_every), train.steps});
+    const auto until =
+        servers ? train.steps
+                : std::min({next(train.validate_every), next(train.save_every), train.steps});
     trainer.run_until(until, &stop);
     if (trainer.step() < until) break;
   }
-  job_ledger(request.ranks.get());
+  if (servers) {
+    trainer.leave_servers();
+    servers->wait();
+  }
+  ledger_of(request, servers);
   return trainer.step() < train.steps ? JobEnd::interrupted : JobEnd::finished;
 }
 
@@ -269,8 +287,19 @@ void require_same_options(JobOptions& options, Communicator& ranks) {
 }  // namespace
 
 void check_job(const JobRequest& request, int ranks) {
-  check_share(request.options.train, ranks);
+  const auto& options = request.options;
+  check_share(options.train, ServerJob::Roles(options.server, ranks).workers());
+  for (int r = 0; r < ranks; ++r) options.chaos.slowness(r);
   require_place_for(request.summary, "--json");
+}
+
+std::vector<int> expendable_ranks(const JobOptions& options, int ranks) {
+  std::vector<int> expendable;
+  if (options.server.count == 0 || options.server.mode == "sync") return expendable;
+  const ServerJob::Roles roles(options.server, ranks);
+  for (int r = 1; r < ranks; ++r)
+    if (roles.works(r) && roles.server_of(r) < 0) expendable.push_back(r);
+  return expendable;
 }
 
 JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
@@ -284,12 +313,27 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   PeakMemory peak;
   Stack stack = gpt(options.model);
   require_memory(options, stack);
-  Trainer trainer(stack, *data.training, options.train, options.optim, request.ranks,
-                  options.parallel);
+  std::optional<ServerJob> servers;
+  if (options.server.count > 0) {
+    if (!request.ranks)
+      throw InvalidArgument("server.count is for jobs of several ranks: start them with --nproc");
+    servers.emplace(options, *request.ranks,
+                    Endpoint::listening_address(read_environment(), options.net), Token::find());
+    if (!servers->works()) {
+      servers->wait();
+      ledger_of(request, &*servers);
+      return JobEnd::finished;
+    }
+  }
+  Trainer trainer(stack, *data.training, options.train, options.optim,
+                  servers ? nullptr : request.ranks, options.parallel);
+  if (servers) servers->attach(trainer, stack);
+  if (request.ranks) trainer.slow_down(options.chaos.slowness(request.ranks->rank()));
   if (!resuming && !options.model.init.empty())
     trainer.load(gpt2_values(options.model.init, stack));
 
-  if (request.ranks && request.ranks->rank() != 0) return follow(request, trainer, stop);
+  ServerJob* const served = servers ? &*servers : nullptr;
+  if (request.ranks && request.ranks->rank() != 0) return follow(request, trainer, served, stop);
 
   RunDirectory run = resuming ? RunDirectory::open(request.resume)
                               : RunDirectory::create(request.runs, request.name);
@@ -367,9 +411,16 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
                       error.what(), run.path().string()));
     }
   }
-  run.write_ledger(job_ledger(request.ranks.get()));
+  const auto leave = [&] {
+    if (served) {
+      trainer.leave_servers();
+      served->wait();
+    }
+    run.write_ledger(ledger_of(request, served));
+  };
   if (trainer.step() < options.train.steps) {
     trainer.save(run.state());
+    leave();
     log::info(fmt::format("interrupted after step {}", trainer.step()));
     fmt::print("interrupted after step {}; go on with: echelon train --resume {}{}\n",
                trainer.step(), run.path().string(),
@@ -382,6 +433,7 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   if (options.train.save_every == 0) trainer.save(run.state());
   write_gpt2_folder(run.weights(), options.model, stack,
                     [&](const Parameter& p) { return trainer.master(p); });
+  leave();
   if (data.validation != nullptr) {
     outcome.validation_loss = trainer.evaluate(*data.validation, data.validation->size());
     outcome.validated = true;

@@ -31,6 +31,10 @@ enum class JobEnd { finished, interrupted };
 // ranks.
 void check_job(const JobRequest& request, int ranks);
 
+// Ranks that the others can do without: workers of parameter servers that do not wait for them, but
+// for the first, which shows and writes.
+std::vector<int> expendable_ranks(const JobOptions& options, int ranks);
+
 // Shows progress on standard output. Everything is checked before anything is written:
 // InvalidArgument and Corrupt leave no trace. Once `stop` is set the run ends after the present
 // step with its state saved.

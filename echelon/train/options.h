@@ -10,6 +10,8 @@
 #include "echelon/nn/options.h"
 #include "echelon/optim/options.h"
 #include "echelon/parallel/options.h"
+#include "echelon/parallel/server/options.h"
+#include "echelon/train/chaos.h"
 
 namespace echelon {
 
@@ -65,8 +67,10 @@ struct JobOptions {
   TrainOptions train;
   OptimOptions optim;
   ParallelOptions parallel;
+  ServerOptions server;
   CommOptions comm;
   NetOptions net;
+  ChaosOptions chaos;
 
   void fields(Fields& f) {
     f.section("model", model);
@@ -74,8 +78,10 @@ struct JobOptions {
     f.section("train", train);
     f.section("optim", optim);
     f.section("parallel", parallel);
+    f.section("server", server);
     f.section("comm", comm);
     f.section("net", net);
+    f.section("chaos", chaos);
   }
 };
 

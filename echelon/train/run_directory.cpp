@@ -92,6 +92,7 @@ void RunDirectory::add_step(const StepReport& report, bool bytes) {
   line["grad_norm"] = report.grad_norm;
   line["rate"] = report.rate;
   line["tokens"] = report.targets;
+  if (!report.ages.empty()) line["ages"] = report.ages;
   add_line(metrics_, "metrics.jsonl", line.dump());
   // Apart, so that two runs of one seed have the same metrics to the byte.
   const auto ms = [](double seconds) { return std::round(seconds * 1e6) / 1e3; };

@@ -53,7 +53,8 @@ std::int64_t number(const safetensors::Reader& reader, const std::string& key) {
 
 }  // namespace
 
-void Trainer::save(const std::filesystem::path& path) const {
+void Trainer::save(const std::filesystem::path& path) {
+  if (servers_) fetch_state();
   std::vector<NamedTensor> tensors;
   for (const auto& [name, view] : views(stack_, *update_)) {
     tensors.push_back(
@@ -63,6 +64,10 @@ void Trainer::save(const std::filesystem::path& path) const {
                 {{"format", "pt"},
                  {"step", std::to_string(step_)},
                  {"updates", std::to_string(static_cast<std::int64_t>(update_->updates()))}});
+  if (servers_) {
+    servers_->saved(step_);
+    if (begun_) update_.reset();
+  }
 }
 
 void Trainer::restore(const std::filesystem::path& path) {

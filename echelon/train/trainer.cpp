@@ -15,15 +15,18 @@
 #include <chrono>
 #include <cmath>
 #include <deque>
+#include <numeric>
 #include <optional>
 #include <thread>
 
 #include "echelon/base/checksum.h"
 #include "echelon/base/deadline.h"
 #include "echelon/base/error.h"
+#include "echelon/base/log.h"
 #include "echelon/comm/gpu.h"
 #include "echelon/optim/schedule.h"
 #include "echelon/parallel/data/bucket.h"
+#include "echelon/parallel/data/shares.h"
 #include "echelon/step/device.h"
 
 namespace echelon {
@@ -59,13 +62,14 @@ at::ScalarType compute_type(const TrainOptions& options) {
 }
 
 void check_share(const TrainOptions& options, int ranks) {
-  if (options.batch % (options.micro_batches * ranks) == 0) return;
-  if (ranks == 1)
+  if (ranks == 1 && options.batch % options.micro_batches != 0)
     throw InvalidArgument(fmt::format("train.micro_batches = {} does not divide train.batch = {}",
                                       options.micro_batches, options.batch));
-  throw InvalidArgument(fmt::format(
-      "train.batch = {} does not divide over {} ranks of {} micro-batch{}", options.batch, ranks,
-      options.micro_batches, options.micro_batches == 1 ? "" : "es"));
+  if (options.batch < options.micro_batches * ranks)
+    throw InvalidArgument(fmt::format(
+        "train.batch = {} is too small for {} ranks of {} micro-batch{}: each needs a "
+        "sample",
+        options.batch, ranks, options.micro_batches, options.micro_batches == 1 ? "" : "es"));
 }
 
 // Steps that were issued and not yet reported. On the CPU a step is done when it returns; on a GPU
@@ -106,6 +110,12 @@ Trainer::Trainer(Stack& stack, const Dataset& data, const TrainOptions& train,
   if (data.size() < 1)
     throw InvalidArgument("there is no sample to train on: the dataset is empty");
   check_share(train, ranks_ ? ranks_->size() : 1);
+  shares_ = even_shares(train.batch, ranks_ ? ranks_->size() : 1);
+  by_speed_ = ranks_ && parallel.shares == "speed";
+  shares_every_ = parallel.shares_every;
+  if (by_speed_ && !device_.is_cpu())
+    throw InvalidArgument(
+        "parallel.shares=speed measures ranks on CPUs; use even shares with train.device=cuda");
   if (train.threads > 0) at::set_num_threads(static_cast<int>(train.threads));
   if (train.graph == "on" && !device_.is_cuda())
     throw InvalidArgument("train.graph=on needs train.device=cuda");
@@ -137,7 +147,7 @@ Trainer::Trainer(Stack& stack, const Dataset& data, const TrainOptions& train,
   }
   const Table table =
       ranks_ ? data_parallel(shape) : one_process(shape.layers, shape.micro_batches);
-  executor_ = std::make_unique<Executor>(stack, *update_, table, shape, ranks_);
+  executor_ = std::make_unique<Executor>(stack, update_.get(), table, shape, ranks_);
   report_ = at::zeros({4}, at::TensorOptions(device_).dtype(at::kDouble));
 }
 
@@ -147,6 +157,7 @@ void Trainer::run(const std::atomic<bool>* stop) { run_until(train_.steps, stop)
 
 void Trainer::run_until(std::int64_t until, const std::atomic<bool>* stop) {
   at::NoGradGuard no_grad;
+  if (servers_) return run_with_servers(until, stop);
   in_flight_->last = Clock::now();
   stop_seen_ = stopped(stop);
   while (step_ < until && !stop_seen_) {
@@ -156,8 +167,37 @@ void Trainer::run_until(std::int64_t until, const std::atomic<bool>* stop) {
     if (device_.is_cpu() && step_ < until) stop_seen_ = stopped(stop);
     if (ranks_ && train_.check_every > 0 && step_ % train_.check_every == 0)
       check_same_parameters();
+    if (by_speed_ && step_ % shares_every_ == 0) look_at_speeds();
   }
   collect(0);
+}
+
+// All ranks decide the same, from the same numbers.
+void Trainer::look_at_speeds() {
+  const at::Tensor mine = at::zeros({1}, at::kDouble),
+                   all = at::zeros({ranks_->size()}, at::kDouble);
+  mine.fill_(busy_seconds_ / static_cast<double>(std::max<std::int64_t>(1, busy_samples_)));
+  busy_seconds_ = 0;
+  busy_samples_ = 0;
+  ranks_->all_gather(all, mine, {.tag = "speeds", .blocking = true}).wait();
+  const auto* first = all.const_data_ptr<double>();
+  const std::vector<double> seconds(first, first + ranks_->size());
+  const auto better = better_shares(shares_, seconds, train_.micro_batches);
+  if (!better) return;
+  if (ranks_->rank() == 0)
+    log::info(fmt::format(
+        "after step {}: shares of the batch {} become {}; a sample takes [{:.1f}] ms, computing a "
+        "step took {:.1f} ms and is predicted to take {:.1f}",
+        step_, shares_, *better,
+        fmt::join(
+            [&] {
+              std::vector<double> ms;
+              for (const double s : seconds) ms.push_back(s * 1e3);
+              return ms;
+            }(),
+            ", "),
+        compute_seconds(shares_, seconds) * 1e3, compute_seconds(*better, seconds) * 1e3));
+  shares_ = *better;
 }
 
 // One rank that is told to stop stops all, after the same step. This waits for the others; between
@@ -194,18 +234,20 @@ void Trainer::check_same_parameters() const {
 // What is the same in every step, so that a graph can record it: tensors of fixed places in,
 // `report_` out.
 void Trainer::compute() {
-  const at::Tensor loss = executor_->run(input_, target_);
+  const auto mine = shares_[ranks_ ? std::size_t(ranks_->rank()) : 0];
+  const at::Tensor loss = executor_->run(
+      input_, target_, static_cast<double>(mine) / static_cast<double>(train_.batch));
   report_.narrow(0, 0, 3).copy_(
       at::stack({loss, update_->norm().to(at::kDouble), update_->halted().to(at::kDouble)}));
 }
 
 void Trainer::issue(std::int64_t step, bool stop) {
   auto& flight = *in_flight_;
-  const std::int64_t world = ranks_ ? ranks_->size() : 1, share = train_.batch / world,
-                     first = ranks_ ? ranks_->rank() * share : 0;
-  Batch batch = data_.get(sampler_.indices(step, first, first + share));
-  if (batch.input.is_floating_point()) batch.input = batch.input.to(stack_.type());
-  if (batch.target.is_floating_point()) batch.target = batch.target.to(stack_.type());
+  const auto rank = ranks_ ? std::size_t(ranks_->rank()) : 0;
+  const std::int64_t share = shares_[rank],
+                     first = std::accumulate(
+                         shares_.begin(), shares_.begin() + std::ptrdiff_t(rank), std::int64_t{0});
+  const Batch batch = batch_of(step, first, first + share);
   const double rate = rate_at(optim_, step, train_.steps);
 
   InFlight::Slot slot;
@@ -215,12 +257,14 @@ void Trainer::issue(std::int64_t step, bool stop) {
   }
   slot.step = step + 1;
   slot.rate = rate;
-  slot.targets = batch.target.numel() * world;
+  slot.targets = batch.target.numel() / share * train_.batch;
   if (device_.is_cpu()) {
     input_ = batch.input;
     target_ = batch.target;
     update_->rate().fill_(rate);
     compute();
+    busy_seconds_ += executor_->times().compute;
+    busy_samples_ += share;
     slot.report = report_;
   } else {
     const auto pinned = [](at::Tensor& to, const at::Tensor& from) {
@@ -262,6 +306,13 @@ void Trainer::issue(std::int64_t step, bool stop) {
   flight.pending.push_back(std::move(slot));
 }
 
+Batch Trainer::batch_of(std::int64_t step, std::int64_t first, std::int64_t end) const {
+  Batch batch = data_.get(sampler_.indices(step, first, end));
+  if (batch.input.is_floating_point()) batch.input = batch.input.to(stack_.type());
+  if (batch.target.is_floating_point()) batch.target = batch.target.to(stack_.type());
+  return batch;
+}
+
 // Reports the oldest steps until at most `leave` are in flight.
 void Trainer::collect(std::size_t leave) {
   auto& flight = *in_flight_;
@@ -300,6 +351,7 @@ void Trainer::collect(std::size_t leave) {
 }
 
 double Trainer::evaluate(const Dataset& data, std::int64_t samples) {
+  if (servers_) servers_->pull(step_, {step_, 0});
   MemoryScope scope(MemoryKind::activations);
   const auto share = train_.batch / train_.micro_batches;
   samples = std::min(samples, data.size());
@@ -318,7 +370,8 @@ double Trainer::evaluate(const Dataset& data, std::int64_t samples) {
   return total.item<double>() / static_cast<double>(samples);
 }
 
-at::Tensor Trainer::master(const Parameter& parameter) const {
+at::Tensor Trainer::master(const Parameter& parameter) {
+  if (!update_) fetch_state();
   if (!parameter.trainable) return parameter.value;
   for (const auto& unit : stack_.units()) {
     for (const auto& segment : unit.segments) {

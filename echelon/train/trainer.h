@@ -18,6 +18,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -32,6 +33,7 @@
 #include "echelon/nn/stack.h"
 #include "echelon/optim/master_update.h"
 #include "echelon/parallel/options.h"
+#include "echelon/parallel/server/worker.h"
 #include "echelon/step/executor.h"
 #include "echelon/train/options.h"
 
@@ -45,6 +47,8 @@ struct StepReport {
   double seconds = 0;        // since the step before
   std::int64_t targets = 0;  // values predicted, by all ranks: tokens of a language model
   StepTimes times = {};      // where this rank's time went
+  // Parameter servers: how many updates old the gradients of the step's shares were.
+  std::vector<std::int64_t> ages = {};
 };
 
 // The loss or a gradient stopped being finite.
@@ -65,6 +69,17 @@ class Trainer {
           std::shared_ptr<Communicator> ranks = nullptr, const ParallelOptions& parallel = {});
   ~Trainer();
 
+  // Hands gradients to parameter servers, which own parameters and optimiser state, in place of
+  // updating here: before run(). A step's batch is cut into `shares`, which workers take as they
+  // come, on parameters at most `bound` updates old. The first worker brings the parameters, sees
+  // every step and can save; the others compute.
+  void use_servers(ServerWorker::Setup setup, const NetOptions& net, const Token& token, int shares,
+                   std::int64_t bound, bool first, Ledger& ledger);
+  void leave_servers();  // says goodbye to them
+
+  // This rank computes so many times slower than it could (chaos.slow).
+  void slow_down(double factor) { executor_->slow_down(factor); }
+
   // First values: by default each parameter's own Init with the seed.
   void load(const ValueSource& source) { update_->load(source); }
 
@@ -84,11 +99,11 @@ class Trainer {
 
   // Everything that a run needs to go on bit for bit (one safetensors file, written whole or not at
   // all).
-  void save(const std::filesystem::path& path) const;
+  void save(const std::filesystem::path& path);
   void restore(const std::filesystem::path& path);
 
-  std::int64_t step() const { return step_; }           // done so far
-  at::Tensor master(const Parameter& parameter) const;  // in full precision
+  std::int64_t step() const { return step_; }     // done so far
+  at::Tensor master(const Parameter& parameter);  // in full precision
   bool uses_graph() const { return graph_wanted_; }
   const std::vector<Bucket>& buckets() const { return executor_->shape().buckets; }
   const MemoryAccount& memory() const { return *memory_; }
@@ -100,6 +115,11 @@ class Trainer {
   void collect(std::size_t leave);
   bool stopped(const std::atomic<bool>* stop) const;
   void check_same_parameters() const;
+  void look_at_speeds();
+  Batch batch_of(std::int64_t step, std::int64_t first, std::int64_t end) const;
+  void run_with_servers(std::int64_t until, const std::atomic<bool>* stop);
+  void compute_share(const Task& task);
+  void fetch_state();
 
   Stack& stack_;
   const Dataset& data_;
@@ -116,6 +136,16 @@ class Trainer {
   at::Tensor input_, target_;  // of the step being computed, on the device
   at::Tensor report_;          // loss, gradient norm, halted; on a GPU: whether a rank is to stop
   bool stop_seen_ = false;
+  std::vector<std::int64_t> shares_;  // samples of each rank
+  bool by_speed_ = false;
+  std::int64_t shares_every_ = 0;
+  double busy_seconds_ = 0;  // of computing, since the speeds were last looked at
+  std::int64_t busy_samples_ = 0;
+  std::unique_ptr<ServerWorker> servers_;
+  int server_shares_ = 0;
+  std::int64_t bound_ = 0, targets_a_step_ = 0;
+  std::chrono::steady_clock::time_point last_applied_ = std::chrono::steady_clock::now();
+  bool first_worker_ = false, begun_ = false, stop_told_ = false;
   bool graph_wanted_ = false;
   std::unique_ptr<InFlight> in_flight_;
 };

@@ -59,7 +59,7 @@ Outcome run_steps(const std::filesystem::path& folder, at::ScalarType type, cons
   MasterUpdate update(stack, optim);
   update.load(gpt2_values(folder, stack));
   const int pieces = static_cast<int>(micro_batches);
-  Executor executor(stack, update, one_process(stack.size(), pieces), {stack.size(), pieces, {}});
+  Executor executor(stack, &update, one_process(stack.size(), pieces), {stack.size(), pieces, {}});
   update.rate().fill_(optim.rate);
 
   Outcome outcome;

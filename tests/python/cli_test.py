@@ -120,7 +120,7 @@ def test_a_model_too_large_for_any_machine_is_refused(refused_job):
 
 
 def test_what_cannot_work_is_said_once_before_there_are_ranks(refused, refused_job):
-    assert "3 ranks" in refused_job("--nproc", "3", train_batch=4)
+    assert "5 ranks" in refused_job("--nproc", "5", train_batch=4)
     assert "no folder" in refused_job("--nproc", "2", "--json", "nowhere/summary.json", train_batch=4)
     assert "\"x\" is no size" in refused("topo", "--sizes", "x")
     assert "no folder" in refused("bench", "collectives", "--json", "nowhere/b.json")
@@ -335,7 +335,7 @@ def test_the_printed_configuration_is_taken_back(echelon):
     assert second.stdout == first.stdout, second.stderr
     parsed = tomllib.loads(first.stdout)
     assert parsed["optim"]["rate"] == 0.1 and parsed["train"]["seed"] == 7 and parsed["model"]["init"] == 'a "b" \\c'
-    assert set(parsed) == {"model", "data", "train", "optim", "parallel", "comm", "net"}
+    assert set(parsed) == {"model", "data", "train", "optim", "parallel", "server", "comm", "net", "chaos"}
 
 
 def test_a_file_and_the_command_line_go_together(echelon):

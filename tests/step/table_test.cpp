@@ -57,6 +57,7 @@ bool runs(const Table& table, int layers, int micro_batches) {
       case Kind::settle:
         return false;  // one process has none
       case Kind::update:
+      case Kind::hand_over:
         return finished == layers * micro_batches && i + 1 == table.size();
     }
   }
@@ -187,9 +188,9 @@ TEST(Validate, NamesTheActionAndTheReason) {
       {{update()},
        "action 0 of the step, update, cannot run: backward(layer 0, micro-batch 0) is missing"},
       {{forward(0, 0), forward(1, 0), backward(1, 0), backward(0, 0), update(), update()},
-       "action 5 of the step, update, cannot run: the update has ended the step"},
+       "action 5 of the step, update, cannot run: the step has ended"},
       {{forward(0, 0), forward(1, 0), backward(1, 0), backward(0, 0), update(), forward(0, 0)},
-       "action 5 of the step, forward(layer 0, micro-batch 0), cannot run: the update has ended the step"},
+       "action 5 of the step, forward(layer 0, micro-batch 0), cannot run: the step has ended"},
       {{forward(0, 0), forward(1, 0), backward(1, 0), backward(0, 0)},
        "the step's table has no update at its end"},
       {{}, "the step's table has no update at its end"},

@@ -1,0 +1,89 @@
+#include "echelon/parallel/server/clock_table.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "echelon/base/error.h"
+
+namespace echelon {
+
+ClockTable::ClockTable(int shares, std::int64_t first, std::int64_t end, std::int64_t bound)
+    : shares_(shares), first_(first), end_(end), bound_(bound), version_(first), next_{first, 0} {}
+
+void ClockTable::start_at(std::int64_t first) {
+  first_ = version_ = first;
+  next_ = {first, 0};
+}
+
+int ClockTable::join(const std::string& name) {
+  workers_.push_back({name, true, {}});
+  return static_cast<int>(workers_.size()) - 1;
+}
+
+bool ClockTable::may_run(std::int64_t clock) const {
+  return clock < std::min(end_, held_) && (bound_ == unbounded || clock <= version_ + bound_);
+}
+
+std::optional<Task> ClockTable::take(int worker) {
+  auto& mine = workers_[std::size_t(worker)];
+  if (mine.task)
+    throw InvalidArgument(fmt::format("{} asked for work before it was done with share {} of step {}",
+                                      mine.name, mine.task->share, mine.task->clock + 1));
+  if (!returned_.empty()) {
+    mine.task = returned_.front();
+    returned_.pop_front();
+  } else if (may_run(next_.clock)) {
+    mine.task = next_;
+    if (next_.share == 0) missing_[next_.clock] = shares_;
+    if (++next_.share == shares_) next_ = {next_.clock + 1, 0};
+  }
+  return mine.task;
+}
+
+void ClockTable::done(int worker, const Task& task) {
+  auto& mine = workers_[std::size_t(worker)];
+  if (mine.task != task)
+    throw InvalidArgument(fmt::format("{} says it is done with share {} of step {}, which it did not have",
+                                      mine.name, task.share, task.clock + 1));
+  mine.task.reset();
+  if (--missing_.at(task.clock) > 0) return;
+  if (bound_ == unbounded) {
+    missing_.erase(task.clock);
+    order_.push_back(task.clock);
+    return;
+  }
+  // In the order of the steps.
+  while (!missing_.empty() && missing_.begin()->second == 0) {
+    order_.push_back(missing_.begin()->first);
+    missing_.erase(missing_.begin());
+  }
+}
+
+void ClockTable::drop(int worker) {
+  auto& mine = workers_[std::size_t(worker)];
+  mine.alive = false;
+  if (!mine.task) return;
+  const Task task = *mine.task;
+  mine.task.reset();
+  const auto place =
+      std::find_if(returned_.begin(), returned_.end(),
+                   [&](const Task& other) { return other.clock > task.clock; });
+  returned_.insert(place, task);
+}
+
+int ClockTable::living() const {
+  return static_cast<int>(
+      std::count_if(workers_.begin(), workers_.end(), [](const Worker& one) { return one.alive; }));
+}
+
+std::optional<std::int64_t> ClockTable::order(std::int64_t update) const {
+  const auto index = std::size_t(update - first_);
+  return index < order_.size() ? std::optional(order_[index]) : std::nullopt;
+}
+
+void ClockTable::applied() { ++version_; }
+
+void ClockTable::stop() { end_ = std::min(end_, next_.clock + (next_.share > 0 ? 1 : 0)); }
+
+}  // namespace echelon

@@ -1,0 +1,85 @@
+// Who works on what, and in which order updates are applied. Pure bookkeeping: no threads, no
+// network, no tensors.
+//
+// Step c of a job is one update from the mean gradient of global batch c. The batch is cut into a
+// fixed number of shares; a share is computed by whichever worker asks next, so a slow worker
+// takes fewer, and one that dies gives back what it had. The gradient of share (c, j) depends on
+// the parameters it was computed on and on nothing else, in particular not on who computed it.
+//
+// A share of step c is handed out while at most `bound` updates before c are missing (SSP, Ho et
+// al. 2013: the slowest is at c - S or later), so that a gradient is at most that old when it is
+// applied:
+//   bound 0          synchronous: every gradient of step c is of the parameters after c updates
+//   bound S          updates are applied in the order of the steps
+//   no bound         asynchronous: updates are applied in the order in which their shares complete
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <limits>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace echelon {
+
+struct Task {
+  std::int64_t clock = 0;  // the step, from 0
+  int share = 0;
+  bool operator==(const Task&) const = default;
+};
+
+class ClockTable {
+ public:
+  static constexpr std::int64_t unbounded = std::numeric_limits<std::int64_t>::max();
+
+  // Steps [first, end) of `shares` shares each; `first` updates have been applied before.
+  ClockTable(int shares, std::int64_t first, std::int64_t end, std::int64_t bound);
+
+  // Before anything was handed out: goes on after so many updates.
+  void start_at(std::int64_t first);
+
+  int join(const std::string& name);  // a worker's number
+  // What this worker is to compute now; nothing while all that may run is taken.
+  std::optional<Task> take(int worker);
+  // It has, and all owners have its gradient. Throws InvalidArgument for a task it did not have.
+  void done(int worker, const Task& task);
+  // It is gone: what it had is handed out again.
+  void drop(int worker);
+  bool alive(int worker) const { return workers_[std::size_t(worker)].alive; }
+  int living() const;
+  const std::string& name(int worker) const { return workers_[std::size_t(worker)].name; }
+  std::optional<Task> task_of(int worker) const { return workers_[std::size_t(worker)].task; }
+
+  // The steps whose shares are all there, in the order in which they are to be applied; the
+  // numbers go on over `first`.
+  std::optional<std::int64_t> order(std::int64_t update) const;
+  void applied();  // the next in order
+  std::int64_t version() const { return version_; }
+
+  // No step is begun that has not been, up to this moment; what was begun is finished.
+  void stop();
+  // No share at or after step `clock` is handed out until this is moved on.
+  void hold(std::int64_t clock) { held_ = clock; }
+  std::int64_t end() const { return end_; }
+  bool finished() const { return version_ >= end_; }
+
+ private:
+  struct Worker {
+    std::string name;
+    bool alive = true;
+    std::optional<Task> task;
+  };
+  bool may_run(std::int64_t clock) const;
+
+  int shares_;
+  std::int64_t first_, end_, bound_, version_, held_ = unbounded;
+  Task next_;
+  std::vector<Worker> workers_;
+  std::deque<Task> returned_;            // of workers that are gone, oldest first
+  std::map<std::int64_t, int> missing_;  // shares of steps that were begun
+  std::vector<std::int64_t> order_;
+};
+
+}  // namespace echelon

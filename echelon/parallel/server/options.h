@@ -1,0 +1,46 @@
+// Parameter servers: see docs/parameter-server.md.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "echelon/base/options.h"
+
+namespace echelon {
+
+struct ServerOptions {
+  std::int64_t count = 0;
+  std::string place = "colocated";
+  std::string mode = "sync";
+  std::int64_t staleness = 3;
+  bool aware_rate = false;
+  double compensate = 0;
+  double patience = 60;
+
+  void fields(Fields& f) {
+    f.add("count", count, "parameter servers; 0: none, the ranks reduce among themselves",
+          {.minimum = 0, .maximum = 1024});
+    f.add("place", place,
+          "colocated: in the first ranks, which also work; separate: the last ranks of the job",
+          {.choices = {"colocated", "separate"}});
+    f.add("mode", mode,
+          "sync: a step begins when the one before is applied; bounded: gradients may be up to "
+          "server.staleness updates old; async: as old as they come",
+          {.choices = {"sync", "bounded", "async"}});
+    f.add("staleness", staleness, "bounded: updates that a gradient may lag behind",
+          {.minimum = 0, .maximum = 1000});
+    f.add("aware_rate", aware_rate, "a gradient of age a counts 1/max(1, a)");
+    f.add("compensate", compensate,
+          "delay compensation: gradients get this times their square times the drift of the "
+          "parameters since they were read; 0: off",
+          {.minimum = 0, .maximum = 1e3});
+    f.add("patience", patience,
+          "how long a worker may be silent; then its share goes to another (sync: the job ends)",
+          {.minimum = 0, .above_minimum = true, .unit = "s"});
+  }
+
+  // How many updates a gradient may lag behind; the largest number where there is no bound.
+  std::int64_t bound() const;
+};
+
+}  // namespace echelon

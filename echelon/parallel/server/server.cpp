@@ -1,0 +1,567 @@
+#include "echelon/parallel/server/server.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "echelon/base/error.h"
+#include "echelon/base/log.h"
+#include "echelon/optim/schedule.h"
+#include "echelon/parallel/server/wire.h"
+
+namespace echelon {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto a_moment = 200ms;  // between looks at whether to stop
+constexpr auto a_while = 1s;      // until a question is answered with "ask again"
+constexpr auto farewell = 5s;     // for workers to hear what has failed
+
+}  // namespace
+
+std::int64_t ServerOptions::bound() const {
+  return mode == "sync" ? 0 : mode == "bounded" ? staleness : ClockTable::unbounded;
+}
+
+ParameterServer::ParameterServer(Setup setup, const std::string& bind, const NetOptions& net,
+                                 const Token& token)
+    : setup_(std::move(setup)), net_(net), token_(token) {
+  if (setup_.index == 0) {
+    table_ = std::make_unique<ClockTable>(setup_.shares, 0, setup_.steps, setup_.server.bound());
+    table_->hold(0);  // until it is known where to begin
+  }
+  std::vector<Listener> listeners;
+  listeners.push_back({listen_tcp(bind, 0), net.tls});
+  address_ = local_address(listeners.back().socket);
+  acceptor_ = std::make_unique<Acceptor>(
+      std::move(listeners), token_, [this](std::unique_ptr<Stream> stream, const Frame& first) {
+        welcome(std::move(stream), first);
+      });
+}
+
+void ParameterServer::start(const std::vector<Address>& servers) {
+  servers_ = static_cast<int>(servers.size());
+  if (setup_.index > 0) {
+    const Deadline deadline = transfer();
+    first_ = std::make_unique<Peer>(connect_proven(connect_tcp(servers[0], deadline),
+                                                   "the first parameter server", net_.tls, token_,
+                                                   deadline));
+    first_->ask(FrameWriter().number(2).text(fmt::format("server {}", setup_.index)).frame(Peer::hello),
+                deadline);
+  }
+  thread_ = std::thread([this] {
+    at::init_num_threads();
+    at::NoGradGuard no_grad;
+    try {
+      run();
+    } catch (const std::exception&) {
+      const std::lock_guard lock(mutex_);
+      fail(std::current_exception());
+    }
+    const std::lock_guard lock(mutex_);
+    ended_ = true;
+    changed_.notify_all();
+  });
+}
+
+ParameterServer::~ParameterServer() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+    changed_.notify_all();
+  }
+  if (first_) first_->shut();
+  acceptor_.reset();
+  if (thread_.joinable()) thread_.join();
+  const std::lock_guard lock(connections_mutex_);
+  for (auto& one : connections_) one.peer->shut();
+  for (auto& one : connections_) one.thread.join();
+}
+
+void ParameterServer::wait() {
+  Lock lock(mutex_);
+  changed_.wait(lock, [&] { return failed_ || (ended_ && present_ == 0); });
+  if (!failed_) return;
+  changed_.wait_for(lock, farewell, [&] { return present_ == 0; });
+  std::rethrow_exception(failed_);
+}
+
+void ParameterServer::fail(std::exception_ptr why) {
+  if (!failed_ && !stopping_) failed_ = why;
+  changed_.notify_all();
+}
+
+void ParameterServer::check() const {
+  if (failed_) std::rethrow_exception(failed_);
+  if (stopping_) throw Error("the parameter server is ending");
+}
+
+template <class Ready>
+void ParameterServer::wait_until(Lock& lock, Deadline deadline, const char* what, Ready ready) {
+  while (!ready()) {
+    check();
+    if (deadline.expired())
+      throw Timeout(fmt::format("parameter server {} waited {} s for {}", setup_.index,
+                                setup_.timeout, what));
+    changed_.wait_for(lock, std::min<Deadline::Clock::duration>(deadline.remaining(), a_moment));
+  }
+  check();
+}
+
+// ---- What workers ask for
+
+void ParameterServer::begin(const Beginning& beginning) {
+  at::NoGradGuard no_grad;
+  auto update = std::make_unique<SliceUpdate>(beginning.state.at(0).clone(), beginning.ranges,
+                                              master_type(beginning.type), setup_.optim);
+  const auto state = update->state();
+  if (state.size() != beginning.state.size())
+    throw InvalidArgument("the optimiser's state is not that of this job's optimiser");
+  for (std::size_t i = 1; i < state.size(); ++i) at::Tensor(state[i].flat).copy_(beginning.state[i]);
+  update->restart(beginning.updates);
+  const std::lock_guard lock(mutex_);
+  if (update_) throw InvalidArgument("the job has begun already");
+  type_ = beginning.type;
+  published_ = update->master().to(type_, /*non_blocking=*/false, /*copy=*/true);
+  version_ = beginning.version;
+  update_ = std::move(update);
+  if (table_) {
+    table_->start_at(version_);
+    const auto every = setup_.save_every;
+    table_->hold(every > 0 ? (version_ / every + 1) * every : ClockTable::unbounded);
+  }
+  changed_.notify_all();
+}
+
+int ParameterServer::join(const std::string& name) {
+  const std::lock_guard lock(mutex_);
+  ++present_;
+  return table_ ? table_->join(name) : -1;
+}
+
+void ParameterServer::leave(int worker) { lose(worker, "it left"); }
+
+ParameterServer::Next ParameterServer::next(int worker, std::size_t seen) {
+  Lock lock(mutex_);
+  const auto deadline = Deadline::in(a_while);
+  Next reply;
+  for (;;) {
+    check();
+    if (!table_->alive(worker))
+      throw PeerLost(fmt::format("{} was silent for longer than server.patience and was dropped",
+                                 table_->name(worker)));
+    reply.finished = update_ && table_->finished();
+    if (update_ && !reply.finished) reply.task = table_->take(worker);
+    if (reply.task) since_[worker] = Deadline::Clock::now();
+    if (reply.task || reply.finished || deadline.expired() || applied_.size() > seen) break;
+    changed_.wait_for(lock, deadline.remaining());
+  }
+  reply.version = version_;
+  for (std::size_t i = seen; i < applied_.size() && reply.applied.size() < wire::most_applied; ++i)
+    reply.applied.push_back(applied_[i]);
+  return reply;
+}
+
+void ParameterServer::done(int worker, const Task& task, double loss) {
+  const std::lock_guard lock(mutex_);
+  check();
+  table_->done(worker, task);
+  since_.erase(worker);
+  auto& losses = losses_[task.clock];
+  losses.resize(std::size_t(setup_.shares));
+  losses[std::size_t(task.share)] = loss;
+  changed_.notify_all();
+}
+
+ParameterServer::Values ParameterServer::pull(std::int64_t at_least, const Task& task) {
+  Lock lock(mutex_);
+  wait_until(lock, transfer(), "updates that a worker needs",
+             [&] { return update_ && version_ >= at_least; });
+  if (setup_.server.compensate > 0) read_[{task.clock, task.share}] = published_;
+  return {published_, version_};
+}
+
+void ParameterServer::push(const std::string& from, const Task& task, std::int64_t version,
+                           double weight, at::Tensor grad) {
+  at::NoGradGuard no_grad;
+  const bool finite = at::isfinite(grad).all().item<bool>();
+  const std::lock_guard lock(mutex_);
+  check();
+  if (!update_ || task.share < 0 || task.share >= setup_.shares)
+    throw InvalidArgument(fmt::format("{} sent a gradient for a share that there is not", from));
+  if (grad.numel() != published_.numel() || grad.scalar_type() != type_)
+    throw InvalidArgument(fmt::format("{} sent {} elements for a part of {}", from, grad.numel(),
+                                      published_.numel()));
+  if (!finite) {
+    const auto message = fmt::format(
+        "the gradient that {} sent for step {} is not finite; it was refused", from, task.clock + 1);
+    log::warn(message);
+    throw Refused(message);
+  }
+  if (version > version_ || version < 0)
+    throw InvalidArgument(fmt::format("{} says its gradient is of the parameters after {} updates, "
+                                      "and there were {}", from, version, version_));
+  const auto bound = setup_.server.bound();
+  if (bound != ClockTable::unbounded && task.clock - version > bound) {
+    const auto message = fmt::format(
+        "the gradient that {} sent for step {} is of the parameters after {} updates, {} too old "
+        "for staleness {}; it was refused",
+        from, task.clock + 1, version, task.clock - version - bound, bound);
+    log::warn(message);
+    throw Refused(message);
+  }
+  if (bound != ClockTable::unbounded && task.clock < version_) return;  // another was quicker
+  auto& round = rounds_[task.clock];
+  round.resize(std::size_t(setup_.shares));
+  auto& place = round[std::size_t(task.share)];
+  if (place.grad.defined()) return;  // likewise
+  place = {std::move(grad), version, weight};
+  changed_.notify_all();
+}
+
+ParameterServer::Beginning ParameterServer::state() {
+  at::NoGradGuard no_grad;
+  const std::lock_guard lock(update_mutex_);
+  Beginning all;
+  all.type = type_;
+  all.updates = update_->updates();
+  for (const auto& one : update_->state()) all.state.push_back(one.flat.clone());
+  const std::lock_guard version_lock(mutex_);
+  all.version = version_;
+  return all;
+}
+
+void ParameterServer::saved(std::int64_t version) {
+  const std::lock_guard lock(mutex_);
+  if (table_ && setup_.save_every > 0) table_->hold(version + setup_.save_every);
+  changed_.notify_all();
+}
+
+void ParameterServer::stop() {
+  const std::lock_guard lock(mutex_);
+  if (table_) table_->stop();
+  changed_.notify_all();
+}
+
+// ---- Updates
+
+void ParameterServer::run() {
+  {
+    Lock lock(mutex_);
+    changed_.wait(lock, [&] { return update_ || stopping_ || failed_; });
+    if (!update_) return;
+  }
+  for (std::int64_t update = version_;; ++update) {
+    const auto clock = next_in_order(update);
+    if (!clock) return;
+    std::vector<Arrival> shares;
+    {
+      Lock lock(mutex_);
+      wait_until(lock, transfer(), "the gradients of a step", [&] {
+        const auto round = rounds_.find(*clock);
+        return round != rounds_.end() &&
+               std::all_of(round->second.begin(), round->second.end(),
+                           [](const Arrival& one) { return one.grad.defined(); });
+      });
+      shares = std::move(rounds_[*clock]);
+      rounds_.erase(*clock);
+    }
+    Applied applied{*clock, 0, 0, rate_at(setup_.optim, update, setup_.steps), {}};
+    for (const auto& share : shares) applied.ages.push_back(update - share.version);
+    const at::Tensor grad = sum(shares, *clock);
+    shares.clear();
+    const double mine = update_->norm_of(grad).item<double>();
+    applied.norm = std::sqrt(whole_norm(update, mine * mine));
+    if (!std::isfinite(applied.norm))
+      throw Error(fmt::format(
+          "the gradient became infinite at step {}; a lower optim.rate or optim.clip may help",
+          *clock + 1));
+    at::Tensor fresh;
+    {
+      const std::lock_guard lock(update_mutex_);
+      const auto wide = update_->master().options();
+      update_->rate().fill_(applied.rate);
+      update_->apply(grad, at::zeros({}, wide).fill_(applied.norm), at::zeros({}, wide));
+      fresh = update_->master().to(type_, false, /*copy=*/true);
+    }
+    const std::lock_guard lock(mutex_);
+    published_ = std::move(fresh);
+    ++version_;
+    for (int j = 0; j < setup_.shares; ++j) read_.erase({*clock, j});
+    if (table_) {
+      table_->applied();
+      for (const double loss : losses_[*clock]) applied.loss += loss;
+      losses_.erase(*clock);
+      applied_.push_back(std::move(applied));
+    }
+    changed_.notify_all();
+  }
+}
+
+std::optional<std::int64_t> ParameterServer::next_in_order(std::int64_t update) {
+  if (!first_) {
+    Lock lock(mutex_);
+    for (;;) {
+      check();
+      if (const auto clock = table_->order(update)) return clock;
+      if (table_->finished() || stopping_) return {};
+      look_for_silent_workers();
+      changed_.wait_for(lock, a_moment);
+    }
+  }
+  for (;;) {
+    {
+      const std::lock_guard lock(mutex_);
+      check();
+    }
+    const Frame reply =
+        first_->ask(FrameWriter().number(std::uint64_t(update)).frame(Peer::order), transfer());
+    if (reply.kind == Peer::finished) return {};
+    if (reply.kind == Peer::wait) continue;
+    FrameReader reader(reply, first_->name());
+    return std::int64_t(reader.number());
+  }
+}
+
+double ParameterServer::whole_norm(std::int64_t update, double square) {
+  if (!first_) return sum_squares(update, 0, square);
+  const Frame reply = first_->ask(FrameWriter()
+                                      .number(std::uint64_t(update))
+                                      .number(std::uint64_t(setup_.index))
+                                      .number(bits_of(square))
+                                      .frame(Peer::norm),
+                                  transfer());
+  FrameReader reader(reply, first_->name());
+  return double_of(reader.number());
+}
+
+// In the order of the servers, so that the sum has the same bits every time.
+double ParameterServer::sum_squares(std::int64_t update, int server, double square) {
+  Lock lock(mutex_);
+  squares_[update][server] = square;
+  changed_.notify_all();
+  wait_until(lock, transfer(), "the other servers' parts of a norm",
+             [&] { return std::ssize(squares_[update]) == servers_; });
+  double all = 0;
+  for (const auto& [who, part] : squares_[update]) all += part;
+  squares_.erase(update - 2);
+  return all;
+}
+
+at::Tensor ParameterServer::sum(const std::vector<Arrival>& shares, std::int64_t clock) {
+  const at::Tensor& now = update_->master();
+  at::Tensor total = at::zeros(now.sizes(), now.options());
+  for (std::size_t j = 0; j < shares.size(); ++j) {
+    const auto& share = shares[j];
+    const std::int64_t age = version_ - share.version;
+    if (const auto bound = setup_.server.bound(); age > bound)
+      throw Error(fmt::format("a gradient of age {} was about to be applied with staleness {}", age,
+                              bound));
+    at::Tensor grad = share.grad.to(now.scalar_type());
+    if (setup_.server.compensate > 0 && age > 0) {
+      at::Tensor before;
+      {
+        const std::lock_guard lock(mutex_);
+        if (const auto it = read_.find({clock, int(j)}); it != read_.end()) before = it->second;
+      }
+      // The gradient of a share is that of its mean times its weight.
+      if (before.defined())
+        grad = grad + grad * grad * (now - before.to(now.scalar_type())) *
+                          (setup_.server.compensate / share.weight);
+    }
+    total.add_(grad, setup_.server.aware_rate ? 1.0 / double(std::max<std::int64_t>(1, age)) : 1.0);
+  }
+  return total;
+}
+
+void ParameterServer::look_for_silent_workers() {
+  const auto now = Deadline::Clock::now();
+  for (const auto& [worker, since] : since_) {
+    if (now - since < Deadline::duration_of(setup_.server.patience)) continue;
+    const auto message = fmt::format("{} has been silent for {} s with share {} of step {}",
+                                     table_->name(worker), setup_.server.patience,
+                                     table_->task_of(worker)->share,
+                                     table_->task_of(worker)->clock + 1);
+    if (setup_.server.mode == "sync") throw Timeout(message);
+    log::warn(message + ": it is dropped, and the share goes to another");
+    table_->drop(worker);
+    since_.erase(worker);
+    changed_.notify_all();
+    return;
+  }
+}
+
+// ---- Connections
+
+void ParameterServer::welcome(std::unique_ptr<Stream> stream, const Frame& first) {
+  const std::lock_guard lock(connections_mutex_);
+  auto& one = connections_.emplace_back();
+  one.peer = std::make_unique<Peer>(std::move(stream));
+  one.thread = std::thread([this, &peer = *one.peer, first] { serve(peer, first); });
+}
+
+void ParameterServer::serve(Peer& peer, const Frame& first) {
+  int worker = -1;
+  bool counted = false;
+  std::string why;
+  try {
+    FrameReader reader(first, peer.name());
+    if (first.kind != Peer::hello) throw Corrupt(peer.name() + " did not say who it is");
+    const auto role = reader.number_at_most(2);
+    peer.rename(reader.text(256));
+    reader.end();
+    if (role < 2) {
+      worker = join(peer.name());
+      counted = true;
+    }
+    peer.send(FrameWriter().number(std::uint64_t(worker)).frame(Peer::ok), transfer());
+    for (bool more = true; more;) {
+      if (!peer.asked(Deadline::in(a_moment))) {
+        const std::lock_guard lock(mutex_);
+        if (stopping_) return;
+        continue;
+      }
+      const Frame request = peer.receive(transfer());
+      try {
+        more = answer(peer, request, worker);
+      } catch (const PeerLost& error) {
+        peer.send(failure(error), transfer());
+      } catch (const Corrupt&) {
+        throw;  // what follows in the stream cannot be told
+      } catch (const std::exception& error) {
+        peer.send(failure(error), transfer());
+      }
+    }
+    why = "it left";
+  } catch (const std::exception& error) {
+    why = error.what();
+  }
+  if (counted) lose(worker, why);
+}
+
+void ParameterServer::lose(int worker, const std::string& why) {
+  const std::lock_guard lock(mutex_);
+  --present_;
+  changed_.notify_all();
+  if (!table_ || stopping_ || failed_ || table_->finished() || !table_->alive(worker)) return;
+  since_.erase(worker);
+  table_->drop(worker);
+  const auto message = fmt::format("{} is gone ({})", table_->name(worker), why);
+  if (setup_.server.mode == "sync")
+    return fail(std::make_exception_ptr(PeerLost(message + ", and the job is synchronous")));
+  if (table_->living() == 0)
+    return fail(std::make_exception_ptr(PeerLost(message + "; no worker is left")));
+  log::warn(message + "; the others go on");
+}
+
+bool ParameterServer::answer(Peer& peer, const Frame& request, int worker) {
+  FrameReader reader(request, peer.name());
+  const auto needs_table = [&] {
+    if (!table_ || worker < 0) throw InvalidArgument("the first server keeps the clock table");
+  };
+  switch (request.kind) {
+    case Peer::begin:
+      answer_begin(peer, request);
+      return true;
+    case Peer::next: {
+      needs_table();
+      const auto seen = std::size_t(reader.number());
+      reader.end();
+      peer.send(wire::encode(next(worker, seen)), transfer());
+      return true;
+    }
+    case Peer::done: {
+      needs_table();
+      const Task task = wire::read_task(reader);
+      const double loss = double_of(reader.number());
+      reader.end();
+      done(worker, task, loss);
+      break;
+    }
+    case Peer::pull: {
+      const Task task = wire::read_task(reader);
+      const auto at_least = std::int64_t(reader.number());
+      reader.end();
+      const Values values = pull(at_least, task);
+      ledger_.add(Operation::send, "pull", Algorithm::direct, LinkKind::tcp, values.values.nbytes());
+      peer.send(FrameWriter()
+                    .number(std::uint64_t(values.version))
+                    .number(values.values.nbytes())
+                    .frame(Peer::ok),
+                transfer(), wire::bytes_of(values.values));
+      return true;
+    }
+    case Peer::push:
+      answer_push(peer, request);
+      break;
+    case Peer::order: {
+      const auto update = std::int64_t(reader.number());
+      reader.end();
+      Lock lock(mutex_);
+      check();
+      if (!table_) throw InvalidArgument("the first server keeps the order of updates");
+      changed_.wait_for(lock, a_while, [&] {
+        return table_->order(update) || table_->finished() || failed_ || stopping_;
+      });
+      check();
+      const auto clock = table_->order(update);
+      const bool over = table_->finished();
+      lock.unlock();
+      peer.send(FrameWriter()
+                    .number(std::uint64_t(clock.value_or(0)))
+                    .frame(clock ? Peer::ok : over ? Peer::finished : Peer::wait),
+                transfer());
+      return true;
+    }
+    case Peer::norm: {
+      const auto update = std::int64_t(reader.number());
+      const auto server = int(reader.number_at_most(std::uint64_t(servers_)));
+      const double square = double_of(reader.number());
+      reader.end();
+      const double all = sum_squares(update, server, square);
+      peer.send(FrameWriter().number(bits_of(all)).frame(Peer::ok), transfer());
+      return true;
+    }
+    case Peer::state:
+      wire::send(peer, state(), transfer());
+      return true;
+    case Peer::saved:
+      saved(std::int64_t(reader.number()));
+      break;
+    case Peer::stop:
+      stop();
+      break;
+    case Peer::bye:
+      return false;
+    default:
+      throw Corrupt(fmt::format("{} sent a request of unknown kind {}", peer.name(), request.kind));
+  }
+  peer.send(FrameWriter().frame(Peer::ok), transfer());
+  return true;
+}
+
+void ParameterServer::answer_begin(Peer& peer, const Frame& request) {
+  begin(wire::receive_beginning(peer, request, transfer()));
+  peer.send(FrameWriter().frame(Peer::ok), transfer());
+}
+
+void ParameterServer::answer_push(Peer& peer, const Frame& request) {
+  at::Tensor like;
+  {
+    const std::lock_guard lock(mutex_);
+    like = published_;
+  }
+  if (!like.defined()) throw Corrupt(peer.name() + " sent a gradient before the job began");
+  auto pushed = wire::receive_push(peer, request, like, transfer());
+  push(peer.name(), pushed.task, pushed.version, pushed.weight, std::move(pushed.grad));
+}
+
+}  // namespace echelon

@@ -1,0 +1,164 @@
+#include "echelon/parallel/server/worker.h"
+
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+
+#include <exception>
+#include <thread>
+
+#include "echelon/base/error.h"
+
+namespace echelon {
+
+ServerWorker::ServerWorker(Setup setup, const NetOptions& net, const Token& token,
+                           const std::vector<FlatUnit>& units, at::Tensor values, at::Tensor grads,
+                           Ledger& ledger)
+    : setup_(std::move(setup)),
+      units_(units),
+      values_(std::move(values)),
+      grads_(std::move(grads)),
+      ledger_(ledger),
+      versions_(setup_.servers.size(), 0) {
+  for (std::size_t i = 0; i < setup_.servers.size(); ++i) {
+    matrices_.push_back(wire::matrices_within(units, setup_.ranges[i]));
+    int number = -1;
+    if (local(i)) {
+      peers_.push_back(nullptr);
+      number = setup_.local->join(setup_.name);
+    } else {
+      const Deadline deadline = transfer();
+      peers_.push_back(std::make_unique<Peer>(connect_proven(
+          connect_tcp(setup_.servers[i], deadline),
+          fmt::format("parameter server {} at {}", i, setup_.servers[i].text()), net.tls, token,
+          deadline)));
+      const Frame reply = peers_[i]->ask(
+          FrameWriter().number(i == 0 ? 0 : 1).text(setup_.name).frame(Peer::hello), deadline);
+      FrameReader reader(reply, peers_[i]->name());
+      number = int(reader.number());
+    }
+    if (i == 0) number_ = number;
+  }
+}
+
+ServerWorker::~ServerWorker() {
+  for (std::size_t i = 0; i < peers_.size(); ++i) {
+    try {
+      if (local(i))
+        setup_.local->leave(number_);
+      else
+        peers_[i]->send(FrameWriter().frame(Peer::bye), transfer());
+    } catch (const std::exception&) {  // it is gone itself
+    }
+  }
+}
+
+void ServerWorker::on_all(const std::function<void(std::size_t)>& fn) {
+  std::vector<std::exception_ptr> errors(peers_.size());
+  const auto guarded = [&](std::size_t i) {
+    at::NoGradGuard no_grad;
+    try {
+      fn(i);
+    } catch (...) {
+      errors[i] = std::current_exception();
+    }
+  };
+  std::vector<std::thread> threads;
+  for (std::size_t i = 1; i < peers_.size(); ++i) threads.emplace_back(guarded, i);
+  guarded(0);
+  for (auto& thread : threads) thread.join();
+  for (const auto& error : errors)
+    if (error) std::rethrow_exception(error);
+}
+
+void ServerWorker::begin(const std::vector<SliceUpdate::State>& state, std::int64_t version,
+                         double updates) {
+  on_all([&](std::size_t i) {
+    const auto& range = setup_.ranges[i];
+    ParameterServer::Beginning beginning{
+        values_.scalar_type(), version, updates,
+        ranges_within(units_, range.begin, range.end, master_type(values_.scalar_type())), {}};
+    for (const auto& one : state) beginning.state.push_back(narrowed(one.flat, i));
+    if (local(i)) return setup_.local->begin(beginning);
+    wire::send(*peers_[i], beginning, transfer(), Peer::begin);
+    peers_[i]->check(peers_[i]->receive(transfer()));
+  });
+}
+
+ParameterServer::Next ServerWorker::next() {
+  auto reply = local(0) ? setup_.local->next(number_, seen_)
+                        : wire::decode_next(
+                              peers_[0]->ask(FrameWriter().number(seen_).frame(Peer::next), transfer()),
+                              peers_[0]->name());
+  seen_ += reply.applied.size();
+  return reply;
+}
+
+void ServerWorker::pull(std::int64_t at_least, const Task& task) {
+  on_all([&](std::size_t i) {
+    at::Tensor mine = narrowed(values_, i);
+    if (local(i)) {
+      const auto values = setup_.local->pull(at_least, task);
+      mine.copy_(values.values);
+      versions_[i] = values.version;
+      return;
+    }
+    FrameWriter request;
+    const Frame reply = peers_[i]->ask(
+        wire::write_task(request, task).number(std::uint64_t(at_least)).frame(Peer::pull), transfer());
+    FrameReader reader(reply, peers_[i]->name());
+    versions_[i] = std::int64_t(reader.number());
+    if (reader.number() != std::uint64_t(mine.nbytes()))
+      throw InvalidArgument(fmt::format("{} owns another part of the model than this worker thinks: "
+                                        "the two have different options", peers_[i]->name()));
+    peers_[i]->receive_raw(wire::writable(mine), transfer());
+  });
+}
+
+void ServerWorker::push(const Task& task, double weight) {
+  on_all([&](std::size_t i) {
+    const wire::Push push{task, versions_[i], weight, narrowed(grads_, i)};
+    if (local(i))
+      return setup_.local->push(setup_.name, task, push.version, weight, push.grad.clone());
+    const auto runs = wire::runs_of(push.grad, matrices_[i]);
+    const auto bytes = wire::send_push(*peers_[i], push, runs, transfer());
+    ledger_.add(Operation::send, "push", Algorithm::direct, LinkKind::tcp, bytes);
+    peers_[i]->check(peers_[i]->receive(transfer()));
+  });
+}
+
+void ServerWorker::done(const Task& task, double loss) {
+  if (local(0)) return setup_.local->done(number_, task, loss);
+  FrameWriter request;
+  peers_[0]->ask(wire::write_task(request, task).number(bits_of(loss)).frame(Peer::done), transfer());
+}
+
+double ServerWorker::fetch_state(const std::vector<SliceUpdate::State>& state) {
+  double updates = 0;
+  on_all([&](std::size_t i) {
+    ParameterServer::Beginning all;
+    if (local(i)) {
+      all = setup_.local->state();
+    } else {
+      const Frame reply = peers_[i]->ask(FrameWriter().frame(Peer::state), transfer());
+      all = wire::receive_beginning(*peers_[i], reply, transfer());
+    }
+    if (all.state.size() != state.size() || all.state[0].numel() != setup_.ranges[i].numel())
+      throw InvalidArgument("the servers' state is not that of this job");
+    for (std::size_t s = 0; s < state.size(); ++s)
+      narrowed(state[s].flat, i).copy_(all.state[s]);
+    if (i == 0) updates = all.updates;
+  });
+  return updates;
+}
+
+void ServerWorker::saved(std::int64_t version) {
+  if (local(0)) return setup_.local->saved(version);
+  peers_[0]->ask(FrameWriter().number(std::uint64_t(version)).frame(Peer::saved), transfer());
+}
+
+void ServerWorker::stop() {
+  if (local(0)) return setup_.local->stop();
+  peers_[0]->ask(FrameWriter().frame(Peer::stop), transfer());
+}
+
+}  // namespace echelon

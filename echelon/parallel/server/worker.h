@@ -1,0 +1,88 @@
+// A worker's side of the parameter servers: asks what to compute, fetches parameters into the flat
+// buffer of values, and hands over the flat buffer of gradients.
+//
+//   ServerWorker worker({…}, stack.units(), stack.values(), stack.grads(), ledger);
+//   for (;;) {
+//     const auto next = worker.next();
+//     if (next.finished) break;
+//     if (!next.task) continue;              // ask again: nothing may run right now
+//     worker.pull(next.task);
+//     …forward, backward…
+//     worker.push(*next.task, weight);
+//     worker.done(*next.task, loss);
+//   }
+//
+// Every call throws PeerLost when a server is gone, Timeout, or what the servers say has failed.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "echelon/collective/ledger.h"
+#include "echelon/parallel/server/server.h"
+#include "echelon/parallel/server/wire.h"
+
+namespace echelon {
+
+class ServerWorker {
+ public:
+  struct Setup {
+    std::vector<Address> servers;
+    std::vector<OwnedRange> ranges;    // by server; together all of the flat buffer
+    std::string name;                  // "rank 2 on node7 (pid 4711)"
+    ParameterServer* local = nullptr;  // the one in this process, which needs no connection
+    int local_index = -1;
+    double timeout = 60;
+  };
+
+  ServerWorker(Setup setup, const NetOptions& net, const Token& token,
+               const std::vector<FlatUnit>& units, at::Tensor values, at::Tensor grads,
+               Ledger& ledger);
+  ~ServerWorker();  // says goodbye
+  ServerWorker(const ServerWorker&) = delete;
+  ServerWorker& operator=(const ServerWorker&) = delete;
+
+  // The first worker, once: what training begins with. Flat buffers as MasterUpdate::state has
+  // them.
+  void begin(const std::vector<SliceUpdate::State>& state, std::int64_t version, double updates);
+
+  ParameterServer::Next next();
+  // Parameters after at least so many updates. `task` is what they are for.
+  void pull(std::int64_t at_least, const Task& task);
+  // `weight` is the share of the global batch that the gradient is of.
+  void push(const Task& task, double weight);
+  void done(const Task& task, double loss);
+
+  // Fills flat buffers; no step may be under way (save_every, finished). Gives the updates that
+  // changed anything.
+  double fetch_state(const std::vector<SliceUpdate::State>& state);
+  void saved(std::int64_t version);
+  void stop();
+
+ private:
+  // fn(server) for all at once.
+  void on_all(const std::function<void(std::size_t)>& fn);
+  bool local(std::size_t server) const { return int(server) == setup_.local_index; }
+  Deadline transfer() const { return Deadline::in_seconds(setup_.timeout); }
+  template <class T>
+  T narrowed(const T& flat, std::size_t server) const {
+    const auto& range = setup_.ranges[server];
+    return flat.narrow(0, range.begin, range.numel());
+  }
+
+  Setup setup_;
+  std::vector<FlatUnit> units_;
+  at::Tensor values_, grads_;
+  Ledger& ledger_;
+  std::vector<std::unique_ptr<Peer>> peers_;  // by server; nullptr for the local one
+  std::vector<std::vector<wire::Matrix>> matrices_;
+  std::vector<std::int64_t> versions_;  // by server: of the parameters that were pulled
+  int number_ = -1;                     // in the clock table
+  std::size_t seen_ = 0;                // updates told of
+};
+
+}  // namespace echelon

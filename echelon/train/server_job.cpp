@@ -1,0 +1,67 @@
+#include "echelon/train/server_job.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include "echelon/base/error.h"
+#include "echelon/comm/texts.h"
+
+namespace echelon {
+
+ServerJob::Roles::Roles(const ServerOptions& options, int all)
+    : ranks(all), servers(static_cast<int>(options.count)), separate(options.place == "separate") {
+  if (separate ? servers >= ranks : servers > ranks)
+    throw InvalidArgument(fmt::format(
+        "server.count = {} with server.place={} needs at least {} ranks, and there {} {}; give more "
+        "with --nproc",
+        servers, options.place, separate ? servers + 1 : servers, ranks == 1 ? "is" : "are", ranks));
+}
+
+int ServerJob::Roles::server_of(int rank) const {
+  const int index = separate ? rank - workers() : rank;
+  return index >= 0 && index < servers ? index : -1;
+}
+
+ServerJob::ServerJob(const JobOptions& options, Communicator& ranks, const std::string& bind,
+                     const Token& token)
+    : options_(options), ranks_(ranks), token_(token), roles_(options.server, ranks.size()) {
+  check_share(options.train, roles_.workers());
+  const int mine = roles_.server_of(ranks.rank());
+  if (mine >= 0)
+    server_ = std::make_unique<ParameterServer>(
+        ParameterServer::Setup{.server = options.server,
+                               .optim = options.optim,
+                               .index = mine,
+                               .shares = roles_.workers(),
+                               .steps = options.train.steps,
+                               .save_every = options.train.save_every,
+                               .timeout = options.comm.timeout},
+        bind, options.net, token);
+  const auto texts = gather_texts(ranks, server_ ? server_->address().text() : "", "servers");
+  for (const auto& text : texts)
+    if (!text.empty()) addresses_.push_back(parse_address(text));
+  if (server_) server_->start(addresses_);
+}
+
+void ServerJob::attach(Trainer& trainer, const Stack& stack) {
+  ServerWorker::Setup setup;
+  setup.servers = addresses_;
+  setup.ranges = cut_ranges(stack.values().numel(),
+                            std::vector<double>(std::size_t(roles_.servers), 1.0));
+  setup.name = fmt::format("rank {} (pid {})", ranks_.rank(), ::getpid());
+  setup.local = server_.get();
+  setup.local_index = roles_.server_of(ranks_.rank());
+  setup.timeout = options_.comm.timeout;
+  trainer.use_servers(std::move(setup), options_.net, token_, roles_.workers(),
+                      options_.server.bound(), ranks_.rank() == 0, ranks_.ledger());
+}
+
+void ServerJob::wait() {
+  if (server_) server_->wait();
+  if (server_)
+    for (const auto& entry : server_->ledger().entries())
+      ranks_.ledger().add(entry.operation, entry.tag, entry.algorithm, entry.link, entry.bytes,
+                          entry.calls);
+}
+
+}  // namespace echelon

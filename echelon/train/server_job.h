@@ -1,0 +1,51 @@
+// A rank's part in a job with parameter servers: a server, a worker, or both.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "echelon/comm/communicator.h"
+#include "echelon/parallel/server/server.h"
+#include "echelon/train/options.h"
+#include "echelon/train/trainer.h"
+
+namespace echelon {
+
+class ServerJob {
+ public:
+  // Which ranks do what: all work and the first `count` also serve (colocated), or the last `count`
+  // serve and the others work (separate). Throws InvalidArgument where there are too few.
+  struct Roles {
+    int ranks = 1, servers = 0;
+    bool separate = false;
+    Roles(const ServerOptions& options, int ranks);
+
+    int workers() const { return separate ? ranks - servers : ranks; }
+    bool works(int rank) const { return rank < workers(); }
+    int server_of(int rank) const;  // its number among the servers; -1: none
+  };
+
+  // Starts this rank's server, if it has one, and tells all ranks where the servers are. `bind` is
+  // the numeric address to listen on.
+  ServerJob(const JobOptions& options, Communicator& ranks, const std::string& bind,
+            const Token& token);
+
+  const Roles& roles() const { return roles_; }
+  bool works() const { return roles_.works(ranks_.rank()); }
+
+  void attach(Trainer& trainer, const Stack& stack);
+  // Until the last worker has left this rank's server. Throws what ended the job before its end.
+  void wait();
+
+  const ParameterServer* server() const { return server_.get(); }
+
+ private:
+  JobOptions options_;
+  Communicator& ranks_;
+  Token token_;
+  Roles roles_;
+  std::unique_ptr<ParameterServer> server_;
+  std::vector<Address> addresses_;
+};
+
+}  // namespace echelon

@@ -1,0 +1,81 @@
+// A Trainer whose gradients go to parameter servers.
+#include <ATen/ops/zeros.h>
+
+#include "echelon/base/error.h"
+#include "echelon/parallel/data/shares.h"
+#include "echelon/train/trainer.h"
+
+namespace echelon {
+
+void Trainer::use_servers(ServerWorker::Setup setup, const NetOptions& net, const Token& token,
+                          int shares, std::int64_t bound, bool first, Ledger& ledger) {
+  if (ranks_)
+    throw InvalidArgument("gradients go to parameter servers or are reduced among ranks, not both");
+  if (!device_.is_cpu())
+    throw InvalidArgument("parameter servers take gradients from CPUs; set train.device=cpu");
+  servers_ = std::make_unique<ServerWorker>(std::move(setup), net, token, stack_.units(),
+                                            stack_.values(), stack_.grads(), ledger);
+  server_shares_ = shares;
+  bound_ = bound;
+  first_worker_ = first;
+  if (!first) update_.reset();  // the servers have it
+  const int micro_batches = static_cast<int>(train_.micro_batches);
+  executor_ = std::make_unique<Executor>(stack_, nullptr, for_servers(stack_.size(), micro_batches),
+                                         StepShape{stack_.size(), micro_batches, {}});
+}
+
+void Trainer::leave_servers() { servers_.reset(); }
+
+void Trainer::run_with_servers(std::int64_t until, const std::atomic<bool>* stop) {
+  if (first_worker_ && !begun_) {
+    servers_->begin(update_->state(), step_, update_->updates());
+    update_.reset();
+    begun_ = true;
+  }
+  while (step_ < until) {
+    if (stop != nullptr && stop->load() && !stop_told_) {
+      servers_->stop();
+      stop_told_ = true;
+    }
+    const auto next = servers_->next();
+    if (!first_worker_) step_ = next.version;
+    // Several updates may be told of at once: they share the time since the last ones.
+    const auto now = std::chrono::steady_clock::now();
+    const double seconds = std::chrono::duration<double>(now - last_applied_).count() /
+                           static_cast<double>(std::max<std::size_t>(1, next.applied.size()));
+    if (!next.applied.empty()) last_applied_ = now;
+    for (const auto& applied : next.applied) {
+      if (!first_worker_) break;
+      ++step_;
+      if (observe_)
+        observe_({step_, applied.loss, applied.norm, applied.rate, seconds, targets_a_step_,
+                  executor_->times(), applied.ages});
+    }
+    if (next.task) compute_share(*next.task);
+    if (next.finished) break;
+  }
+  if (step_ >= train_.steps || stop_told_) servers_->pull(step_, {step_, 0});
+}
+
+void Trainer::compute_share(const Task& task) {
+  const auto shares = even_shares(train_.batch, server_shares_);
+  std::int64_t first = 0;
+  for (int j = 0; j < task.share; ++j) first += shares[std::size_t(j)];
+  const auto mine = shares[std::size_t(task.share)];
+  const double weight = static_cast<double>(mine) / static_cast<double>(train_.batch);
+  const Batch batch = batch_of(task.clock, first, first + mine);
+  targets_a_step_ = batch.target.numel() / mine * train_.batch;
+  servers_->pull(std::max<std::int64_t>(0, task.clock - bound_), task);
+  const at::Tensor loss = executor_->run(batch.input, batch.target, weight);
+  servers_->push(task, weight);
+  servers_->done(task, loss.item<double>());
+}
+
+void Trainer::fetch_state() {
+  if (!begun_) return;
+  update_ = std::make_unique<MasterUpdate>(stack_, optim_);
+  update_->restart(servers_->fetch_state(update_->state()));
+  update_->publish();
+}
+
+}  // namespace echelon

@@ -1,0 +1,162 @@
+// Who works on what: the bookkeeping of the parameter servers, attacked with random delays, deaths
+// and newcomers.
+#include "echelon/parallel/server/clock_table.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+#include <set>
+
+#include "echelon/base/error.h"
+
+namespace echelon {
+namespace {
+
+// Runs a table to its end: workers that hold a task finish it in a random order, applied updates
+// lag behind, workers die and join. Checks the invariants on the way.
+struct Simulation {
+  int shares;
+  std::int64_t steps, bound;
+  unsigned seed;
+  bool deaths = false;
+  std::int64_t oldest = 0;  // gradient that was applied
+
+  void run() {
+    std::mt19937 random(seed);
+    ClockTable table(shares, 0, steps, bound);
+    std::vector<int> workers;
+    for (int i = 0; i < shares; ++i) workers.push_back(table.join("worker " + std::to_string(i)));
+    std::map<int, std::int64_t> read;  // by worker: the version its task is computed on
+    std::map<std::pair<std::int64_t, int>, std::int64_t> computed;
+    std::set<std::pair<std::int64_t, int>> counted;
+    std::int64_t applied = 0;
+    for (int turns = 0; !table.finished(); ++turns) {
+      ASSERT_LT(turns, 200000) << "it does not end";
+      const auto pick = random() % (workers.size() + 1);
+      if (pick == workers.size()) {  // the owner applies the next update
+        if (const auto clock = table.order(applied)) {
+          for (int j = 0; j < shares; ++j) {
+            const auto age = applied - computed.at({*clock, j});
+            oldest = std::max(oldest, age);
+            if (bound != ClockTable::unbounded) {
+              EXPECT_EQ(*clock, applied) << "updates are applied in order";
+            }
+            EXPECT_LE(age, bound);
+          }
+          table.applied();
+          ++applied;
+        }
+        continue;
+      }
+      const int worker = workers[pick];
+      if (const auto task = table.task_of(worker)) {
+        if (deaths && workers.size() > 1 && random() % 50 == 0) {
+          table.drop(worker);
+          workers.erase(workers.begin() + std::ptrdiff_t(pick));
+          read.erase(worker);
+          if (random() % 2) workers.push_back(table.join("newcomer"));
+          continue;
+        }
+        EXPECT_TRUE(counted.insert({task->clock, task->share}).second) << "a share counts once";
+        computed[{task->clock, task->share}] = read[worker];
+        table.done(worker, *task);
+      } else if (const auto got = table.take(worker)) {
+        read[worker] = table.version();
+        if (bound != ClockTable::unbounded) {
+          EXPECT_LE(got->clock - table.version(), bound);
+        }
+      }
+    }
+    EXPECT_EQ(applied, steps);
+    EXPECT_EQ(std::int64_t(counted.size()), steps * shares);
+  }
+};
+
+TEST(ClockTable, NeverLetsAGradientBeOlderThanTheBound) {
+  for (const std::int64_t bound : {0, 1, 3})
+    for (const int shares : {1, 2, 5})
+      for (unsigned seed = 0; seed < 20; ++seed) {
+        SCOPED_TRACE(testing::Message() << "bound " << bound << ", " << shares << " shares, seed " << seed);
+        Simulation run{.shares = shares, .steps = 40, .bound = bound, .seed = seed};
+        run.run();
+        EXPECT_LE(run.oldest, bound);
+      }
+}
+
+TEST(ClockTable, UsesTheBoundItIsGiven) {
+  std::int64_t oldest = 0;
+  for (unsigned seed = 0; seed < 20; ++seed) {
+    Simulation run{.shares = 4, .steps = 60, .bound = 3, .seed = seed};
+    run.run();
+    oldest = std::max(oldest, run.oldest);
+  }
+  EXPECT_EQ(oldest, 3) << "else the bound is not what limits";
+}
+
+TEST(ClockTable, LosesNothingWhenWorkersDieAndJoin) {
+  for (const std::int64_t bound : {std::int64_t{0}, std::int64_t{2}, ClockTable::unbounded})
+    for (unsigned seed = 0; seed < 50; ++seed) {
+      SCOPED_TRACE(testing::Message() << "bound " << bound << ", seed " << seed);
+      Simulation{.shares = 4, .steps = 30, .bound = bound, .seed = seed, .deaths = true}.run();
+    }
+}
+
+TEST(ClockTable, AppliesInTheOrderOfCompletionWithoutABound) {
+  ClockTable table(2, 0, 10, ClockTable::unbounded);
+  const int slow = table.join("slow"), quick = table.join("quick");
+  ASSERT_EQ(table.take(slow), (Task{0, 0}));
+  for (int i = 0; i < 3; ++i) table.done(quick, *table.take(quick));  // (0, 1), (1, 0), (1, 1)
+  EXPECT_EQ(table.order(0), 1) << "step 0 still misses a share";
+  table.done(slow, {0, 0});
+  EXPECT_EQ(table.order(1), 0);
+}
+
+TEST(ClockTable, GivesASlowWorkerFewerShares) {
+  ClockTable table(4, 0, 100, 3);
+  std::vector<int> workers, done(4, 0);
+  std::vector<int> busy(4, 0);
+  for (int i = 0; i < 4; ++i) workers.push_back(table.join("w"));
+  std::int64_t applied = 0;
+  for (int tick = 0; !table.finished() && tick < 10000; ++tick)
+    for (int w = 0; w < 4; ++w) {
+      if (!table.task_of(w)) {
+        if (table.take(w)) busy[std::size_t(w)] = w == 3 ? 5 : 1;
+      } else if (--busy[std::size_t(w)] == 0) {
+        table.done(w, *table.task_of(w));
+        ++done[std::size_t(w)];
+      }
+      while (table.order(applied)) {
+        table.applied();
+        ++applied;
+      }
+    }
+  EXPECT_TRUE(table.finished());
+  EXPECT_LT(done[3], done[0] / 2) << "it takes three times as long";
+  EXPECT_EQ(done[0] + done[1] + done[2] + done[3], 400);
+}
+
+TEST(ClockTable, StopsAfterTheStepsThatWereBegun) {
+  ClockTable table(2, 0, 100, 1);
+  const int a = table.join("a"), b = table.join("b");
+  ASSERT_EQ(table.take(a), (Task{0, 0}));
+  table.stop();
+  EXPECT_EQ(table.end(), 1);
+  ASSERT_EQ(table.take(b), (Task{0, 1})) << "what was begun is finished";
+  table.done(a, {0, 0});
+  EXPECT_EQ(table.take(a), std::nullopt);
+  table.done(b, {0, 1});
+  ASSERT_EQ(table.order(0), 0);
+  table.applied();
+  EXPECT_TRUE(table.finished());
+}
+
+TEST(ClockTable, RefusesWhatAWorkerDidNotHave) {
+  ClockTable table(2, 0, 10, 0);
+  const int a = table.join("rank 1");
+  table.take(a);
+  EXPECT_THROW(table.done(a, {5, 0}), InvalidArgument);
+  EXPECT_THROW(table.take(a), InvalidArgument) << "one at a time";
+}
+
+}  // namespace
+}  // namespace echelon

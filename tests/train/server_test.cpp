@@ -1,0 +1,341 @@
+// Parameter servers train as one process does, refuse what they must, and go on without the dead.
+// Ranks as threads, servers and workers over real connections.
+#include <gtest/gtest.h>
+
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+
+#include <limits>
+
+#include "echelon/nn/gpt.h"
+#include "echelon/train/server_job.h"
+#include "tests/collective/ranks.h"
+
+namespace echelon {
+namespace {
+
+constexpr double bound = 1e-12;
+
+const TensorDataset& tokens() {
+  static const TensorDataset data = [] {
+    at::manual_seed(3);
+    const at::Tensor text = at::randint(32, {60, 9});
+    return TensorDataset(text.narrow(1, 0, 8).contiguous(), text.narrow(1, 1, 8).contiguous());
+  }();
+  return data;
+}
+
+JobOptions tiny(bool tied = true) {
+  JobOptions options;
+  options.model = {.layers = 2, .width = 16, .heads = 2, .vocab = 32, .context = 8, .tied = tied};
+  options.train.steps = 5;
+  options.train.batch = 24;
+  options.train.precision = "fp64";
+  options.optim.warmup = 2;
+  options.comm.timeout = 20;
+  return options;
+}
+
+at::Tensor all_parameters(Stack& stack, Trainer& trainer) {
+  std::vector<at::Tensor> all;
+  for (const auto& parameter : stack.parameters())
+    all.push_back(trainer.master(parameter).reshape({-1}).clone());
+  return at::cat(all);
+}
+
+struct Result {
+  at::Tensor parameters;
+  std::vector<StepReport> reports;
+};
+
+Result alone(const JobOptions& options) {
+  Stack stack = gpt(options.model);
+  Trainer trainer(stack, tokens(), options.train, options.optim);
+  Result result;
+  trainer.on_step([&](const StepReport& report) { result.reports.push_back(report); });
+  trainer.run();
+  result.parameters = all_parameters(stack, trainer);
+  return result;
+}
+
+// One rank's part. `before` may change how it behaves.
+Result with_servers(const JobOptions& options, Group& group, const Token& token,
+                    const std::function<void(Trainer&)>& before = {}) {
+  const auto ranks = native_communicator(group.shared_from_this());
+  Result result;
+  ServerJob job(options, *ranks, "127.0.0.1", token);
+  if (job.works()) {
+    Stack stack = gpt(options.model);
+    Trainer trainer(stack, tokens(), options.train, options.optim);
+    job.attach(trainer, stack);
+    trainer.on_step([&](const StepReport& report) { result.reports.push_back(report); });
+    if (before) before(trainer);
+    trainer.run();
+    if (group.rank() == 0) result.parameters = all_parameters(stack, trainer);
+    trainer.leave_servers();
+  }
+  job.wait();
+  return result;
+}
+
+Result first_of(const JobOptions& options, int world) {
+  const Token token = Token::random();
+  Result result;
+  run_ranks_well({.world = world}, [&](Group& group) {
+    Result mine = with_servers(options, group, token);
+    if (group.rank() == 0) result = std::move(mine);
+  });
+  return result;
+}
+
+TEST(ParameterServer, EqualsOneProcess) {
+  at::set_num_threads(1);
+  for (const char* place : {"colocated", "separate"})
+    for (int servers = 1; servers <= 3; ++servers)
+      for (const char* mode : {"sync", "bounded"}) {
+        JobOptions options = tiny();
+        options.server = {.count = servers, .place = place, .mode = mode, .staleness = 0};
+        const int world = place == std::string("separate") ? 2 + servers : std::max(2, servers);
+        SCOPED_TRACE(fmt::format("{} {} {}, world {}", mode, place, servers, world));
+        const Result expected = alone(options), seen = first_of(options, world);
+        ASSERT_TRUE(seen.parameters.defined());
+        EXPECT_LT((seen.parameters - expected.parameters).abs().max().item<double>(), bound);
+        ASSERT_EQ(seen.reports.size(), expected.reports.size());
+        for (std::size_t i = 0; i < seen.reports.size(); ++i) {
+          EXPECT_NEAR(seen.reports[i].loss, expected.reports[i].loss, bound);
+          EXPECT_NEAR(seen.reports[i].grad_norm, expected.reports[i].grad_norm, bound);
+          for (const auto age : seen.reports[i].ages) EXPECT_EQ(age, 0);
+        }
+      }
+}
+
+TEST(ParameterServer, GivesTheSameBitsEveryTimeWhenSynchronous) {
+  at::set_num_threads(1);
+  JobOptions options = tiny();
+  options.server = {.count = 2};
+  const Result first = first_of(options, 3), again = first_of(options, 3);
+  EXPECT_TRUE(at::equal(first.parameters, again.parameters));
+}
+
+// A worker that sleeps gets its gradients in late, but never later than the bound.
+TEST(ParameterServer, KeepsTheBoundWhenAWorkerIsSlow) {
+  at::set_num_threads(1);
+  for (const std::int64_t staleness : {1, 3}) {
+    JobOptions options = tiny();
+    options.train.steps = 30;
+    options.server = {.count = 1, .mode = "bounded", .staleness = staleness};
+    const Token token = Token::random();
+    std::int64_t oldest = 0;
+    run_ranks_well({.world = 3}, [&](Group& group) {
+      const Result mine = with_servers(options, group, token, [&](Trainer& trainer) {
+        if (group.rank() == 2) trainer.slow_down(20);
+      });
+      if (group.rank() != 0) return;
+      EXPECT_EQ(mine.reports.size(), 30u);
+      for (const auto& report : mine.reports)
+        for (const auto age : report.ages) oldest = std::max(oldest, age);
+    });
+    EXPECT_GT(oldest, 0) << "the slow worker's gradients were of older parameters";
+    EXPECT_LE(oldest, staleness);
+  }
+}
+
+TEST(ParameterServer, SendsOnlyTheRowsThatWereTouched) {
+  const at::Tensor grad = at::zeros({40}, at::kDouble);
+  grad.narrow(0, 8, 4).fill_(1);   // row 2 of a 6 x 4 matrix
+  grad.narrow(0, 26, 1).fill_(1);  // beside it
+  const std::vector<wire::Matrix> matrices = {{0, 6, 4}};
+  EXPECT_EQ(wire::runs_of(grad, matrices), (std::vector<wire::Run>{{8, 4}, {24, 16}}));
+  EXPECT_EQ(wire::runs_of(at::full_like(grad, 1), matrices), (std::vector<wire::Run>{{0, 40}}));
+
+  // An embedding of its own: a batch touches few of its rows, and fewer bytes are pushed.
+  at::set_num_threads(1);
+  JobOptions options = tiny(false);
+  options.model.vocab = 4096;
+  options.server = {.count = 1, .place = "separate"};
+  const Token token = Token::random();
+  std::uint64_t pushed = 0;
+  std::uint64_t whole = 0;
+  Result seen;
+  run_ranks_well({.world = 2}, [&](Group& group) {
+    group.ledger().clear();
+    Result mine = with_servers(options, group, token);
+    if (group.rank() != 0) return;
+    for (const auto& entry : group.ledger().entries())
+      if (entry.tag == "push") pushed += entry.bytes;
+    Stack stack = gpt(options.model);
+    stack.allocate(at::kCPU, at::kDouble, Gradients::yes);
+    whole = 5 * stack.grads().nbytes();
+    seen = std::move(mine);
+  });
+  const std::uint64_t embedding = 5 * 4096 * 16 * 8;
+  EXPECT_LT(pushed, whole - embedding * 9 / 10);
+  EXPECT_GT(pushed, whole - embedding);
+  EXPECT_LT((seen.parameters - alone(options).parameters).abs().max().item<double>(), bound);
+}
+
+// ---- What a server refuses, asked directly
+
+struct OneServer {
+  Token token = Token::random();
+  ParameterServer server;
+
+  explicit OneServer(const ServerOptions& options, int shares = 2)
+      : server({.server = options, .optim = {}, .index = 0, .shares = shares, .steps = 100, .timeout = 5},
+               "127.0.0.1", {}, token) {
+    server.start({server.address()});
+    const at::Tensor values = at::zeros({64}, at::kDouble), nothing = at::zeros({64}, at::kDouble);
+    server.begin({.type = at::kDouble, .ranges = {{0, 64, true}}, .state = {values, nothing, nothing}});
+  }
+  at::Tensor gradient(double value = 1) { return at::zeros({64}, at::kDouble).fill_(value); }
+};
+
+TEST(ParameterServer, RefusesAGradientBeyondTheBound) {
+  OneServer one({.mode = "bounded", .staleness = 2});
+  const int a = one.server.join("rank 0"), b = one.server.join("rank 1");
+  for (int step = 0; step < 4; ++step) {
+    for (const int worker : {a, b}) {
+      const auto next = one.server.next(worker, 0);
+      ASSERT_TRUE(next.task);
+      one.server.pull(std::max(0, step - 2), *next.task);
+      one.server.push("rank 0", *next.task, std::max(0, step - 2), 0.5, one.gradient());
+      one.server.done(worker, *next.task, 1);
+    }
+    one.server.pull(step + 1, {});  // until it is applied
+  }
+  const auto next = one.server.next(a, 0);
+  ASSERT_TRUE(next.task);
+  const auto refused = outcome([&] {
+    one.server.push("rank 0 (pid 7)", *next.task, 1, 0.5, one.gradient());
+  });
+  EXPECT_EQ(refused.kind, "Refused");
+  EXPECT_EQ(refused.message,
+            "the gradient that rank 0 (pid 7) sent for step 5 is of the parameters after 1 updates, "
+            "1 too old for staleness 2; it was refused");
+  EXPECT_EQ(one.server.pull(0, {}).version, 4) << "nothing was applied";
+}
+
+TEST(ParameterServer, RefusesAGradientThatIsNotFinite) {
+  OneServer one({.mode = "async"});
+  const int worker = one.server.join("rank 0");
+  const auto next = one.server.next(worker, 0);
+  at::Tensor bad = one.gradient();
+  bad.narrow(0, 17, 1).fill_(std::numeric_limits<double>::quiet_NaN());
+  const auto refused =
+      outcome([&] { one.server.push("rank 3 (pid 7)", *next.task, 0, 0.5, bad); });
+  EXPECT_EQ(refused.kind, "Refused");
+  EXPECT_EQ(refused.message,
+            "the gradient that rank 3 (pid 7) sent for step 1 is not finite; it was refused");
+  EXPECT_TRUE(at::equal(one.server.pull(0, {}).values, one.gradient(0)));
+}
+
+TEST(ParameterServer, DropsAWorkerThatIsSilentAndGoesOn) {
+  OneServer one({.mode = "bounded", .staleness = 0, .patience = 0.3});
+  const int silent = one.server.join("rank 1"), other = one.server.join("rank 2");
+  ASSERT_TRUE(one.server.next(silent, 0).task);
+  for (int share = 0; share < 2;) {  // its own, then the one that was given back
+    const auto next = one.server.next(other, 0);
+    if (!next.task) continue;
+    one.server.push("rank 2", *next.task, 0, 0.5, one.gradient());
+    one.server.done(other, *next.task, 1);
+    ++share;
+  }
+  EXPECT_EQ(one.server.pull(1, {}).version, 1);
+  EXPECT_EQ(outcome([&] { one.server.next(silent, 0); }).kind, "PeerLost");
+}
+
+TEST(ParameterServer, EndsASynchronousJobWhenAWorkerLeaves) {
+  OneServer one({.mode = "sync"});
+  const int gone = one.server.join("rank 1 (pid 5)"), other = one.server.join("rank 2");
+  ASSERT_TRUE(one.server.next(gone, 0).task);
+  one.server.leave(gone);
+  const auto seen = outcome([&] { one.server.next(other, 0); });
+  EXPECT_EQ(seen.kind, "PeerLost");
+  EXPECT_EQ(seen.message, "rank 1 (pid 5) is gone (it left), and the job is synchronous");
+}
+
+// SGD at rate 1 over 64 zeros shows what was applied.
+class Shown {
+ public:
+  explicit Shown(const ServerOptions& options)
+      : server_({.server = options, .optim = plain_sgd(), .index = 0, .shares = 2, .steps = 100, .timeout = 5},
+                "127.0.0.1", {}, token_) {
+    server_.start({server_.address()});
+    server_.begin({.type = at::kDouble, .ranges = {{0, 64, true}}, .state = {at::zeros({64}, at::kDouble)}});
+    a_ = server_.join("a");
+    b_ = server_.join("b");
+  }
+  int a() const { return a_; }
+  int b() const { return b_; }
+  // What a worker is to compute, on the parameters as they are.
+  Task take(int worker) {
+    const Task task = *server_.next(worker, 0).task;
+    read_[task.share + 2 * task.clock] = server_.pull(0, task).version;
+    return task;
+  }
+  void finish(int worker, const Task& task) {  // with gradient 1 for its half of the batch
+    server_.push("x", task, read_[task.share + 2 * task.clock], 0.5, at::zeros({64}, at::kDouble).fill_(0.5));
+    server_.done(worker, task, 0);
+  }
+  double value(std::int64_t after) { return server_.pull(after, {}).values.sum().item<double>() / 64; }
+
+ private:
+  static OptimOptions plain_sgd() {
+    OptimOptions sgd;
+    sgd.name = "sgd";
+    sgd.rate = 1;
+    sgd.warmup = 0;
+    sgd.momentum = 0;
+    sgd.decay = 0;
+    sgd.clip = 0;
+    sgd.schedule = "constant";
+    return sgd;
+  }
+  Token token_ = Token::random();
+  ParameterServer server_;
+  int a_ = 0, b_ = 0;
+  std::map<std::int64_t, std::int64_t> read_;
+};
+
+TEST(ParameterServer, CompensatesForTheDriftOfTheParameters) {
+  const auto after_two = [](const ServerOptions& options) {
+    Shown job(options);
+    const Task first = job.take(job.a()), second = job.take(job.b());
+    job.finish(job.a(), first);
+    const Task late = job.take(job.a());  // of step 2, before step 1 is applied
+    job.finish(job.b(), second);
+    job.value(1);
+    const Task fresh = job.take(job.b());
+    job.finish(job.b(), fresh);
+    job.finish(job.a(), late);
+    return job.value(2);
+  };
+  EXPECT_DOUBLE_EQ(after_two({.mode = "bounded", .staleness = 1}), -2);
+  // The late half of the gradient, 1, gets 0.1 (1)^2 (-1 - 0) more.
+  EXPECT_DOUBLE_EQ(after_two({.mode = "bounded", .staleness = 1, .compensate = 0.1}), -2 + 0.05);
+}
+
+TEST(ParameterServer, CountsOldGradientsLess) {
+  const auto after_three = [](bool aware) {
+    Shown job({.mode = "async", .aware_rate = aware});
+    const Task late = job.take(job.a());
+    for (int i = 0; i < 5; ++i) {  // the other half of step 1, then steps 2 and 3
+      job.finish(job.b(), job.take(job.b()));
+      if (i > 0) job.value(i / 2);
+    }
+    job.finish(job.a(), late);
+    return job.value(3);
+  };
+  EXPECT_DOUBLE_EQ(after_three(false), -3);
+  // Both halves of step 1 are applied last, two updates old: they count a half.
+  EXPECT_DOUBLE_EQ(after_three(true), -2.5);
+}
+
+}  // namespace
+}  // namespace echelon
