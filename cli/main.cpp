@@ -85,6 +85,7 @@ int run(int argc, char** argv) {
   add_launch(app, exit_code, program);
   add_bench(app, exit_code);
   add_topo(app, exit_code);
+  add_verify(app, exit_code);
   add_generate(app, exit_code);
   add_info(app, exit_code);
   add_version(app, exit_code);

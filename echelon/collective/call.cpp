@@ -23,6 +23,7 @@ constexpr std::array algorithms = {"auto",
                                    "rabenseifner",
                                    "tree",
                                    "scatter_all_gather",
+                                   "server",
                                    "hierarchical",
                                    "shared_direct",
                                    "shared"};

@@ -38,6 +38,7 @@ enum class Algorithm : std::uint8_t {
   rabenseifner,  // recursive halving, then doubling
   tree,
   scatter_all_gather,  // broadcast in two parts
+  server,              // everyone sums and gives out its part: servers beside the workers
   hierarchical,        // within hosts, across them, within them
   shared_direct,       // one host, small: everyone reads everyone's whole vector
   shared,              // one host: everyone sums its slice

@@ -46,6 +46,10 @@ double all_reduce_cost(Algorithm algorithm, double n, const Shape& shape, const 
       return 2 * steps_of(shape.hosts) * across.alpha + 2 * steps_of(shape.local) * in.alpha +
              2 * g * out * across.beta + 2 * inside * in.beta + share * n * gamma;
     }
+    case Algorithm::server: {
+      const Pace pace(shape, figures, g);
+      return 2 * (p - 1) * pace.alpha + 2 * share * n * pace.beta + share * n * gamma;
+    }
     case Algorithm::direct: {
       const Pace pace(shape, figures, g);
       return (p - 1) * (pace.alpha + n * pace.beta + n * gamma);
@@ -148,6 +152,7 @@ std::vector<Algorithm> candidates(Operation operation, const Shape& shape) {
                ? std::vector{Algorithm::shared_direct, Algorithm::shared}
                : std::vector{Algorithm::shared};
   auto all = message_algorithms(operation);
+  if (operation == Operation::all_reduce) all.push_back(Algorithm::server);
   if (operation == Operation::all_reduce && shape.local > 1) all.push_back(Algorithm::hierarchical);
   return all;
 }

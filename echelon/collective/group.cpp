@@ -329,10 +329,32 @@ void Group::run_checked(const Call& call, Algorithm chosen, bool spin) {
     return;
   }
   if (chosen == Algorithm::hierarchical) return run_hierarchical(call, spin);
-  const auto sent = messenger_->run(call, chosen, number_, spin, options_.wire == "fp32");
+  const auto sent = chosen == Algorithm::server && call.operation == Operation::all_reduce
+                        ? run_as_servers(call, spin)
+                        : messenger_->run(call, chosen, number_, spin, options_.wire == "fp32");
   if (sent.shared || !sent.tcp)
     ledger_->add(call.operation, call.tag, chosen, LinkKind::shared, sent.shared);
   if (sent.tcp) ledger_->add(call.operation, call.tag, chosen, LinkKind::tcp, sent.tcp);
+}
+
+// Part j of the vector goes to rank j, which sums it and gives it out: parameter servers beside the
+// workers, as one exchange. Each rank sends 2((p-1)/p) n bytes in 2(p-1) messages.
+Messenger::Sent Group::run_as_servers(const Call& call, bool spin) {
+  const auto bounds = even_parts(call.count, size());
+  std::vector<std::size_t> counts;
+  for (std::size_t j = 0; j + 1 < bounds.size(); ++j) counts.push_back(bounds[j + 1] - bounds[j]);
+  Call part = call;
+  part.operation = Operation::reduce_scatter;
+  part.counts = counts;
+  part.count = 0;
+  part.out = call.out + bounds[std::size_t(index_)] * size_of(call.type);
+  const bool wide = options_.wire == "fp32";
+  const auto pushed = messenger_->run(part, Algorithm::direct, number_, spin, wide);
+  part.operation = Operation::all_gather;
+  part.in = part.out;
+  part.out = call.out;
+  const auto pulled = messenger_->run(part, Algorithm::direct, number_, spin, wide);
+  return {pushed.shared + pulled.shared, pushed.tcp + pulled.tcp};
 }
 
 // Within each host, rank j sums slice j; the j-th ranks of all hosts sum it across; within each

@@ -125,6 +125,7 @@ class Group : public std::enable_shared_from_this<Group> {
   void set_plan(const Plan& plan);
   void require_same_options();
   Plan read_plan();
+  Messenger::Sent run_as_servers(const Call& call, bool spin);
   void tell_what_does_not_fit(const Plan& plan) const;
   void run(Call& call, const CallOptions& options);
   void run_alone(const Call& call);

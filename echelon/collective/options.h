@@ -19,7 +19,7 @@ struct CommOptions {
     f.add("backend", backend, "who moves the bytes", {.choices = {"native", "mpi", "nccl"}});
     f.add("algorithm", algorithm, "of every all_reduce; auto: the cheapest by what was measured",
           {.choices = {"auto", "direct", "ring", "bidirectional_ring", "recursive_doubling",
-                       "rabenseifner", "hierarchical", "shared_direct", "shared"}});
+                       "rabenseifner", "server", "hierarchical", "shared_direct", "shared"}});
     f.add("wire", wire,
           "type in which partial sums of fp16 and bf16 travel where an algorithm hands them on",
           {.choices = {"same", "fp32"}});

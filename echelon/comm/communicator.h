@@ -43,6 +43,8 @@ class Group;
 struct CommCall {
   std::string tag = {};  // what it is for: in the ledger, in traces, in errors
   std::chrono::steady_clock::duration timeout = {};  // 0: comm.timeout
+  // Of an all-reduce: how, where the backend lets itself be told (native); all ranks the same.
+  Algorithm algorithm = Algorithm::automatic;
   // The caller will wait at once: the operation may run in its thread, which saves handing it over.
   bool blocking = false;
 };

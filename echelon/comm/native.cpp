@@ -201,8 +201,10 @@ class NativeCommunicator final : public Communicator {
   template <class Body>
   Work submit(const CommCall& call, Body body) {
     return queue_.submit(
-        [body = std::move(body), tag = call.tag, timeout = call.timeout](bool patient) {
-          body(CallOptions{.tag = tag, .timeout = timeout, .patient = patient});
+        [body = std::move(body), tag = call.tag, timeout = call.timeout,
+         algorithm = call.algorithm](bool patient) {
+          body(CallOptions{
+              .tag = tag, .algorithm = algorithm, .timeout = timeout, .patient = patient});
         },
         call.blocking);
   }

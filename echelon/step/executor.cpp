@@ -105,7 +105,8 @@ void Executor::reduce(const Bucket& bucket) {
   stack_.zero_unwritten_grads(bucket.begin, bucket.end);
   reductions_.push_back(ranks_->all_reduce(
       stack_.grads().narrow(0, bucket.begin, bucket.numel()), ReduceOp::sum,
-      {.tag = tracing_ ? fmt::format("gradients {}", reductions_.size()) : "gradients"}));
+      {.tag = tracing_ ? fmt::format("gradients {}", reductions_.size()) : "gradients",
+       .algorithm = algorithm_}));
 }
 
 void Executor::settle() {

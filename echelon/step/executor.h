@@ -47,6 +47,10 @@ class Executor {
   const StepTimes& times() const { return times_; }  // of the last step
   const StepShape& shape() const { return shape_; }
 
+  // How buckets are reduced from the next step on; all ranks the same.
+  void reduce_by(Algorithm algorithm) { algorithm_ = algorithm; }
+  Algorithm reduces_by() const { return algorithm_; }
+
   // Every layer takes so many times longer, by sleeping: a slow machine, for tests and
   // demonstrations.
   void slow_down(double factor) { slow_ = factor; }
@@ -71,6 +75,7 @@ class Executor {
   std::vector<Work> reductions_;  // under way, by bucket
   StepTimes times_;
   double slow_ = 1;
+  Algorithm algorithm_ = Algorithm::automatic;
   bool tracing_ = false;
   std::vector<TracedAction> traced_;
 

@@ -21,7 +21,8 @@ double ChaosOptions::slowness(int rank) const {
     if (!separated || no_factor != std::errc() || rest != end || who < 0 || !(times >= 1) ||
         times > 1000)
       throw InvalidArgument(fmt::format(
-          "chaos.slow has \"{}\"; give RANK:FACTOR with a factor from 1 to 1000, as in 1:3.0", one));
+          "chaos.slow has \"{}\"; give RANK:FACTOR with a factor from 1 to 1000, as in 1:3.0",
+          one));
     if (who == rank) factor = times;
   }
   return factor;

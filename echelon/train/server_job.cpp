@@ -14,7 +14,8 @@ ServerJob::Roles::Roles(const ServerOptions& options, int all)
     throw InvalidArgument(fmt::format(
         "server.count = {} with server.place={} needs at least {} ranks, and there {} {}; give more "
         "with --nproc",
-        servers, options.place, separate ? servers + 1 : servers, ranks == 1 ? "is" : "are", ranks));
+        servers, options.place, separate ? servers + 1 : servers, ranks == 1 ? "is" : "are",
+        ranks));
 }
 
 int ServerJob::Roles::server_of(int rank) const {
@@ -46,8 +47,8 @@ ServerJob::ServerJob(const JobOptions& options, Communicator& ranks, const std::
 void ServerJob::attach(Trainer& trainer, const Stack& stack) {
   ServerWorker::Setup setup;
   setup.servers = addresses_;
-  setup.ranges = cut_ranges(stack.values().numel(),
-                            std::vector<double>(std::size_t(roles_.servers), 1.0));
+  setup.ranges =
+      cut_ranges(stack.values().numel(), std::vector<double>(std::size_t(roles_.servers), 1.0));
   setup.name = fmt::format("rank {} (pid {})", ranks_.rank(), ::getpid());
   setup.local = server_.get();
   setup.local_index = roles_.server_of(ranks_.rank());

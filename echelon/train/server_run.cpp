@@ -18,7 +18,10 @@ void Trainer::use_servers(ServerWorker::Setup setup, const NetOptions& net, cons
   server_shares_ = shares;
   bound_ = bound;
   first_worker_ = first;
-  if (!first) update_.reset();  // the servers have it
+  if (!first) {  // the servers have it
+    update_.reset();
+    begun_ = true;
+  }
   const int micro_batches = static_cast<int>(train_.micro_batches);
   executor_ = std::make_unique<Executor>(stack_, nullptr, for_servers(stack_.size(), micro_batches),
                                          StepShape{stack_.size(), micro_batches, {}});

@@ -172,6 +172,16 @@ void Trainer::run_until(std::int64_t until, const std::atomic<bool>* stop) {
   collect(0);
 }
 
+void Trainer::share_out(std::vector<std::int64_t> samples) {
+  if (samples.size() != shares_.size() ||
+      std::accumulate(samples.begin(), samples.end(), std::int64_t{0}) != train_.batch ||
+      *std::min_element(samples.begin(), samples.end()) < train_.micro_batches)
+    throw InvalidArgument(
+        fmt::format("shares of {} do not make a batch of {} for {} ranks of {} micro-batches",
+                    samples, train_.batch, shares_.size(), train_.micro_batches));
+  shares_ = std::move(samples);
+}
+
 // All ranks decide the same, from the same numbers.
 void Trainer::look_at_speeds() {
   const at::Tensor mine = at::zeros({1}, at::kDouble),

@@ -77,6 +77,11 @@ class Trainer {
                    std::int64_t bound, bool first, Ledger& ledger);
   void leave_servers();  // says goodbye to them
 
+  // How gradients are reduced from the next step on, and how many samples each rank takes of a
+  // batch (by rank; together all): every rank says the same.
+  void reduce_by(Algorithm algorithm) { executor_->reduce_by(algorithm); }
+  void share_out(std::vector<std::int64_t> samples);
+
   // This rank computes so many times slower than it could (chaos.slow).
   void slow_down(double factor) { executor_->slow_down(factor); }
 

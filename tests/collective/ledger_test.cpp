@@ -114,6 +114,10 @@ std::uint64_t sends(Algorithm algorithm, std::uint64_t count, int p, int r, bool
       const auto mine = shared_slice(count, p, r);
       return registered ? 2 * others * mine : others * mine + count - mine;
     }
+    case Algorithm::server: {  // a part to each of the others, and one's own to all of them
+      const auto mine = part(count, std::uint64_t(p), std::uint64_t(r));
+      return count - mine + others * mine;
+    }
     default:  // direct, shared_direct: everybody's whole vector
       return others * count;
   }
@@ -123,6 +127,7 @@ TEST(Ledger, CountsAllReduceToTheByte) {
   for (const bool shared : {true, false})
     for (int world = 2; world <= 8; ++world) {
       auto algorithms = message_algorithms(Operation::all_reduce);
+      algorithms.push_back(Algorithm::server);
       if (shared) {
         algorithms.push_back(Algorithm::shared);
         algorithms.push_back(Algorithm::shared_direct);
@@ -161,7 +166,7 @@ TEST(Ledger, CountsAllReduceToTheByte) {
             EXPECT_EQ(sum(shared ? seen.tcp : seen.shared), 0u) << name(algorithm);
             const bool frugal = algorithm == Algorithm::ring ||
                                 algorithm == Algorithm::bidirectional_ring ||
-                                algorithm == Algorithm::shared ||
+                                algorithm == Algorithm::server || algorithm == Algorithm::shared ||
                                 (algorithm == Algorithm::rabenseifner &&
                                  power_below(std::uint64_t(world)) == std::uint64_t(world));
             if (frugal) {

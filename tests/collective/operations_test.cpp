@@ -23,6 +23,7 @@ std::vector<Algorithm> algorithms_for(const Group& group, Operation operation) {
   } else if (operation == Operation::all_reduce && group.shape().local > 1) {
     all.push_back(Algorithm::hierarchical);
   }
+  if (operation == Operation::all_reduce) all.push_back(Algorithm::server);
   all.push_back(Algorithm::automatic);
   return all;
 }

@@ -76,7 +76,8 @@ TEST(ClockTable, NeverLetsAGradientBeOlderThanTheBound) {
   for (const std::int64_t bound : {0, 1, 3})
     for (const int shares : {1, 2, 5})
       for (unsigned seed = 0; seed < 20; ++seed) {
-        SCOPED_TRACE(testing::Message() << "bound " << bound << ", " << shares << " shares, seed " << seed);
+        SCOPED_TRACE(testing::Message()
+                     << "bound " << bound << ", " << shares << " shares, seed " << seed);
         Simulation run{.shares = shares, .steps = 40, .bound = bound, .seed = seed};
         run.run();
         EXPECT_LE(run.oldest, bound);
@@ -133,6 +134,18 @@ TEST(ClockTable, GivesASlowWorkerFewerShares) {
   EXPECT_TRUE(table.finished());
   EXPECT_LT(done[3], done[0] / 2) << "it takes three times as long";
   EXPECT_EQ(done[0] + done[1] + done[2] + done[3], 400);
+}
+
+TEST(ClockTable, KeepsAShareForAWorkerThatComesLate) {
+  ClockTable table(2, 3, 10, 0, ClockTable::Shares::to_each_its_own);
+  const int early = table.join("early");
+  ASSERT_EQ(table.take(early), (Task{3, 0}));
+  table.done(early, {3, 0});
+  EXPECT_EQ(table.take(early), std::nullopt) << "the other share is not its own";
+  const int late = table.join("late");
+  ASSERT_EQ(table.take(late), (Task{3, 1}));
+  table.done(late, {3, 1});
+  EXPECT_EQ(table.order(3), 3);
 }
 
 TEST(ClockTable, StopsAfterTheStepsThatWereBegun) {

@@ -19,7 +19,8 @@ TEST(Shares, AreEvenWithTheRestAmongTheFirst) {
 }
 
 TEST(Shares, FollowSpeed) {
-  // One rank three times slower: 10 samples as 3, 3, 3, 1 take 3 units each; even ones would take 9.
+  // One rank three times slower: 10 samples as 3, 3, 3, 1 take 3 units each; even ones would
+  // take 9.
   EXPECT_EQ(shares_by_speed(10, {1, 1, 1, 3}, 1), (Numbers{3, 3, 3, 1}));
   EXPECT_EQ(shares_by_speed(8, {1, 1}, 1), (Numbers{4, 4}));
 }

@@ -187,11 +187,17 @@ struct OneServer {
   ParameterServer server;
 
   explicit OneServer(const ServerOptions& options, int shares = 2)
-      : server({.server = options, .optim = {}, .index = 0, .shares = shares, .steps = 100, .timeout = 5},
+      : server({.server = options,
+                .optim = {},
+                .index = 0,
+                .shares = shares,
+                .steps = 100,
+                .timeout = 5},
                "127.0.0.1", {}, token) {
     server.start({server.address()});
     const at::Tensor values = at::zeros({64}, at::kDouble), nothing = at::zeros({64}, at::kDouble);
-    server.begin({.type = at::kDouble, .ranges = {{0, 64, true}}, .state = {values, nothing, nothing}});
+    server.begin(
+        {.type = at::kDouble, .ranges = {{0, 64, true}}, .state = {values, nothing, nothing}});
   }
   at::Tensor gradient(double value = 1) { return at::zeros({64}, at::kDouble).fill_(value); }
 };
@@ -211,13 +217,13 @@ TEST(ParameterServer, RefusesAGradientBeyondTheBound) {
   }
   const auto next = one.server.next(a, 0);
   ASSERT_TRUE(next.task);
-  const auto refused = outcome([&] {
-    one.server.push("rank 0 (pid 7)", *next.task, 1, 0.5, one.gradient());
-  });
+  const auto refused =
+      outcome([&] { one.server.push("rank 0 (pid 7)", *next.task, 1, 0.5, one.gradient()); });
   EXPECT_EQ(refused.kind, "Refused");
-  EXPECT_EQ(refused.message,
-            "the gradient that rank 0 (pid 7) sent for step 5 is of the parameters after 1 updates, "
-            "1 too old for staleness 2; it was refused");
+  EXPECT_EQ(
+      refused.message,
+      "the gradient that rank 0 (pid 7) sent for step 5 is of the parameters after 1 updates, "
+      "1 too old for staleness 2; it was refused");
   EXPECT_EQ(one.server.pull(0, {}).version, 4) << "nothing was applied";
 }
 
@@ -227,8 +233,7 @@ TEST(ParameterServer, RefusesAGradientThatIsNotFinite) {
   const auto next = one.server.next(worker, 0);
   at::Tensor bad = one.gradient();
   bad.narrow(0, 17, 1).fill_(std::numeric_limits<double>::quiet_NaN());
-  const auto refused =
-      outcome([&] { one.server.push("rank 3 (pid 7)", *next.task, 0, 0.5, bad); });
+  const auto refused = outcome([&] { one.server.push("rank 3 (pid 7)", *next.task, 0, 0.5, bad); });
   EXPECT_EQ(refused.kind, "Refused");
   EXPECT_EQ(refused.message,
             "the gradient that rank 3 (pid 7) sent for step 1 is not finite; it was refused");
@@ -264,10 +269,16 @@ TEST(ParameterServer, EndsASynchronousJobWhenAWorkerLeaves) {
 class Shown {
  public:
   explicit Shown(const ServerOptions& options)
-      : server_({.server = options, .optim = plain_sgd(), .index = 0, .shares = 2, .steps = 100, .timeout = 5},
+      : server_({.server = options,
+                 .optim = plain_sgd(),
+                 .index = 0,
+                 .shares = 2,
+                 .steps = 100,
+                 .timeout = 5},
                 "127.0.0.1", {}, token_) {
     server_.start({server_.address()});
-    server_.begin({.type = at::kDouble, .ranges = {{0, 64, true}}, .state = {at::zeros({64}, at::kDouble)}});
+    server_.begin(
+        {.type = at::kDouble, .ranges = {{0, 64, true}}, .state = {at::zeros({64}, at::kDouble)}});
     a_ = server_.join("a");
     b_ = server_.join("b");
   }
@@ -280,10 +291,13 @@ class Shown {
     return task;
   }
   void finish(int worker, const Task& task) {  // with gradient 1 for its half of the batch
-    server_.push("x", task, read_[task.share + 2 * task.clock], 0.5, at::zeros({64}, at::kDouble).fill_(0.5));
+    server_.push("x", task, read_[task.share + 2 * task.clock], 0.5,
+                 at::zeros({64}, at::kDouble).fill_(0.5));
     server_.done(worker, task, 0);
   }
-  double value(std::int64_t after) { return server_.pull(after, {}).values.sum().item<double>() / 64; }
+  double value(std::int64_t after) {
+    return server_.pull(after, {}).values.sum().item<double>() / 64;
+  }
 
  private:
   static OptimOptions plain_sgd() {

@@ -8,16 +8,25 @@
 
 namespace echelon {
 
-ClockTable::ClockTable(int shares, std::int64_t first, std::int64_t end, std::int64_t bound)
-    : shares_(shares), first_(first), end_(end), bound_(bound), version_(first), next_{first, 0} {}
+ClockTable::ClockTable(int shares, std::int64_t first, std::int64_t end, std::int64_t bound,
+                       Shares how)
+    : shares_(shares),
+      own_shares_(how == Shares::to_each_its_own),
+      begun_(first),
+      first_(first),
+      end_(end),
+      bound_(bound),
+      version_(first),
+      next_{first, 0} {}
 
 void ClockTable::start_at(std::int64_t first) {
-  first_ = version_ = first;
+  first_ = version_ = begun_ = first;
   next_ = {first, 0};
+  for (auto& worker : workers_) worker.next = first;
 }
 
 int ClockTable::join(const std::string& name) {
-  workers_.push_back({name, true, {}});
+  workers_.push_back({name, true, {}, first_});
   return static_cast<int>(workers_.size()) - 1;
 }
 
@@ -28,24 +37,39 @@ bool ClockTable::may_run(std::int64_t clock) const {
 std::optional<Task> ClockTable::take(int worker) {
   auto& mine = workers_[std::size_t(worker)];
   if (mine.task)
-    throw InvalidArgument(fmt::format("{} asked for work before it was done with share {} of step {}",
-                                      mine.name, mine.task->share, mine.task->clock + 1));
+    throw InvalidArgument(
+        fmt::format("{} asked for work before it was done with share {} of step {}", mine.name,
+                    mine.task->share, mine.task->clock + 1));
   if (!returned_.empty()) {
     mine.task = returned_.front();
     returned_.pop_front();
-  } else if (may_run(next_.clock)) {
-    mine.task = next_;
-    if (next_.share == 0) missing_[next_.clock] = shares_;
-    if (++next_.share == shares_) next_ = {next_.clock + 1, 0};
+  } else if (const auto task = fresh(worker)) {
+    mine.task = task;
+    if (task->clock >= begun_) {
+      missing_[task->clock] = shares_;
+      begun_ = task->clock + 1;
+    }
   }
   return mine.task;
+}
+
+std::optional<Task> ClockTable::fresh(int worker) {
+  auto& mine = workers_[std::size_t(worker)];
+  if (own_shares_)
+    return worker < shares_ && may_run(mine.next) ? std::optional(Task{mine.next++, worker})
+                                                  : std::nullopt;
+  if (!may_run(next_.clock)) return {};
+  const Task task = next_;
+  if (++next_.share == shares_) next_ = {next_.clock + 1, 0};
+  return task;
 }
 
 void ClockTable::done(int worker, const Task& task) {
   auto& mine = workers_[std::size_t(worker)];
   if (mine.task != task)
-    throw InvalidArgument(fmt::format("{} says it is done with share {} of step {}, which it did not have",
-                                      mine.name, task.share, task.clock + 1));
+    throw InvalidArgument(
+        fmt::format("{} says it is done with share {} of step {}, which it did not have", mine.name,
+                    task.share, task.clock + 1));
   mine.task.reset();
   if (--missing_.at(task.clock) > 0) return;
   if (bound_ == unbounded) {
@@ -66,9 +90,8 @@ void ClockTable::drop(int worker) {
   if (!mine.task) return;
   const Task task = *mine.task;
   mine.task.reset();
-  const auto place =
-      std::find_if(returned_.begin(), returned_.end(),
-                   [&](const Task& other) { return other.clock > task.clock; });
+  const auto place = std::find_if(returned_.begin(), returned_.end(),
+                                  [&](const Task& other) { return other.clock > task.clock; });
   returned_.insert(place, task);
 }
 
@@ -84,6 +107,6 @@ std::optional<std::int64_t> ClockTable::order(std::int64_t update) const {
 
 void ClockTable::applied() { ++version_; }
 
-void ClockTable::stop() { end_ = std::min(end_, next_.clock + (next_.share > 0 ? 1 : 0)); }
+void ClockTable::stop() { end_ = std::min(end_, begun_); }
 
 }  // namespace echelon

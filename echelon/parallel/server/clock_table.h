@@ -6,8 +6,9 @@
 // takes fewer, and one that dies gives back what it had. The gradient of share (c, j) depends on
 // the parameters it was computed on and on nothing else, in particular not on who computed it.
 //
-// A share of step c is handed out while at most `bound` updates before c are missing (SSP, Ho et
-// al. 2013: the slowest is at c - S or later), so that a gradient is at most that old when it is
+// In a synchronous job share j is the j-th worker's, so that the same bytes go the same ways every
+// time. A share of step c is handed out while at most `bound` updates before c are missing (SSP, Ho
+// et al. 2013: the slowest is at c - S or later), so that a gradient is at most that old when it is
 // applied:
 //   bound 0          synchronous: every gradient of step c is of the parameters after c updates
 //   bound S          updates are applied in the order of the steps
@@ -34,8 +35,11 @@ class ClockTable {
  public:
   static constexpr std::int64_t unbounded = std::numeric_limits<std::int64_t>::max();
 
+  enum class Shares { to_whoever_asks, to_each_its_own };
+
   // Steps [first, end) of `shares` shares each; `first` updates have been applied before.
-  ClockTable(int shares, std::int64_t first, std::int64_t end, std::int64_t bound);
+  ClockTable(int shares, std::int64_t first, std::int64_t end, std::int64_t bound,
+             Shares how = Shares::to_whoever_asks);
 
   // Before anything was handed out: goes on after so many updates.
   void start_at(std::int64_t first);
@@ -70,10 +74,14 @@ class ClockTable {
     std::string name;
     bool alive = true;
     std::optional<Task> task;
+    std::int64_t next = 0;  // step, where each has its own shares
   };
   bool may_run(std::int64_t clock) const;
+  std::optional<Task> fresh(int worker);
 
   int shares_;
+  bool own_shares_;
+  std::int64_t begun_ = 0;  // no step at or after this one has been
   std::int64_t first_, end_, bound_, version_, held_ = unbounded;
   Task next_;
   std::vector<Worker> workers_;

@@ -44,7 +44,9 @@ class Peer {
     stream_->write(bytes, deadline);
   }
   Frame receive(Deadline deadline) { return read_frame(*stream_, deadline); }
-  void receive_raw(std::span<std::byte> bytes, Deadline deadline) { stream_->read(bytes, deadline); }
+  void receive_raw(std::span<std::byte> bytes, Deadline deadline) {
+    stream_->read(bytes, deadline);
+  }
   // Whether a request has begun to arrive within this time; PeerLost where none will.
   bool asked(Deadline deadline) const;
 

@@ -35,7 +35,10 @@ ParameterServer::ParameterServer(Setup setup, const std::string& bind, const Net
                                  const Token& token)
     : setup_(std::move(setup)), net_(net), token_(token) {
   if (setup_.index == 0) {
-    table_ = std::make_unique<ClockTable>(setup_.shares, 0, setup_.steps, setup_.server.bound());
+    table_ = std::make_unique<ClockTable>(setup_.shares, 0, setup_.steps, setup_.server.bound(),
+                                          setup_.server.mode == "sync"
+                                              ? ClockTable::Shares::to_each_its_own
+                                              : ClockTable::Shares::to_whoever_asks);
     table_->hold(0);  // until it is known where to begin
   }
   std::vector<Listener> listeners;
@@ -54,8 +57,9 @@ void ParameterServer::start(const std::vector<Address>& servers) {
     first_ = std::make_unique<Peer>(connect_proven(connect_tcp(servers[0], deadline),
                                                    "the first parameter server", net_.tls, token_,
                                                    deadline));
-    first_->ask(FrameWriter().number(2).text(fmt::format("server {}", setup_.index)).frame(Peer::hello),
-                deadline);
+    first_->ask(
+        FrameWriter().number(2).text(fmt::format("server {}", setup_.index)).frame(Peer::hello),
+        deadline);
   }
   thread_ = std::thread([this] {
     at::init_num_threads();
@@ -118,17 +122,27 @@ void ParameterServer::wait_until(Lock& lock, Deadline deadline, const char* what
 
 // ---- What workers ask for
 
+// The thread takes it, so that what a server keeps is in no worker's account of memory.
 void ParameterServer::begin(const Beginning& beginning) {
-  at::NoGradGuard no_grad;
+  Lock lock(mutex_);
+  check();
+  if (update_ || beginning_) throw InvalidArgument("the job has begun already");
+  beginning_ = &beginning;
+  changed_.notify_all();
+  wait_until(lock, transfer(), "its own beginning", [&] { return update_ != nullptr; });
+}
+
+void ParameterServer::take_beginning(const Beginning& beginning) {
   auto update = std::make_unique<SliceUpdate>(beginning.state.at(0).clone(), beginning.ranges,
                                               master_type(beginning.type), setup_.optim);
   const auto state = update->state();
   if (state.size() != beginning.state.size())
     throw InvalidArgument("the optimiser's state is not that of this job's optimiser");
-  for (std::size_t i = 1; i < state.size(); ++i) at::Tensor(state[i].flat).copy_(beginning.state[i]);
+  for (std::size_t i = 1; i < state.size(); ++i)
+    at::Tensor(state[i].flat).copy_(beginning.state[i]);
   update->restart(beginning.updates);
   const std::lock_guard lock(mutex_);
-  if (update_) throw InvalidArgument("the job has begun already");
+  beginning_ = nullptr;
   type_ = beginning.type;
   published_ = update->master().to(type_, /*non_blocking=*/false, /*copy=*/true);
   version_ = beginning.version;
@@ -201,14 +215,17 @@ void ParameterServer::push(const std::string& from, const Task& task, std::int64
     throw InvalidArgument(fmt::format("{} sent {} elements for a part of {}", from, grad.numel(),
                                       published_.numel()));
   if (!finite) {
-    const auto message = fmt::format(
-        "the gradient that {} sent for step {} is not finite; it was refused", from, task.clock + 1);
+    const auto message =
+        fmt::format("the gradient that {} sent for step {} is not finite; it was refused", from,
+                    task.clock + 1);
     log::warn(message);
     throw Refused(message);
   }
   if (version > version_ || version < 0)
-    throw InvalidArgument(fmt::format("{} says its gradient is of the parameters after {} updates, "
-                                      "and there were {}", from, version, version_));
+    throw InvalidArgument(
+        fmt::format("{} says its gradient is of the parameters after {} updates, "
+                    "and there were {}",
+                    from, version, version_));
   const auto bound = setup_.server.bound();
   if (bound != ClockTable::unbounded && task.clock - version > bound) {
     const auto message = fmt::format(
@@ -251,14 +268,28 @@ void ParameterServer::stop() {
   changed_.notify_all();
 }
 
+std::uint64_t ParameterServer::owned_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return published_.defined() ? published_.nbytes() : 0;
+}
+
+std::uint64_t ParameterServer::held_bytes() const {
+  const std::lock_guard lock(mutex_);
+  if (!update_) return 0;
+  std::uint64_t bytes = published_.nbytes();
+  for (const auto& one : update_->state()) bytes += one.flat.nbytes();
+  return bytes;
+}
+
 // ---- Updates
 
 void ParameterServer::run() {
   {
     Lock lock(mutex_);
-    changed_.wait(lock, [&] { return update_ || stopping_ || failed_; });
-    if (!update_) return;
+    changed_.wait(lock, [&] { return beginning_ || stopping_ || failed_; });
+    if (!beginning_) return;
   }
+  take_beginning(*beginning_);
   for (std::int64_t update = version_;; ++update) {
     const auto clock = next_in_order(update);
     if (!clock) return;
@@ -384,12 +415,15 @@ at::Tensor ParameterServer::sum(const std::vector<Arrival>& shares, std::int64_t
 
 void ParameterServer::look_for_silent_workers() {
   const auto now = Deadline::Clock::now();
+  if (setup_.server.mode == "sync" && table_->living() < setup_.shares &&
+      now - began_ > Deadline::duration_of(setup_.timeout))
+    throw Timeout(fmt::format("{} of {} workers have come to the parameter servers within {} s",
+                              table_->living(), setup_.shares, setup_.timeout));
   for (const auto& [worker, since] : since_) {
     if (now - since < Deadline::duration_of(setup_.server.patience)) continue;
-    const auto message = fmt::format("{} has been silent for {} s with share {} of step {}",
-                                     table_->name(worker), setup_.server.patience,
-                                     table_->task_of(worker)->share,
-                                     table_->task_of(worker)->clock + 1);
+    const auto message = fmt::format(
+        "{} has been silent for {} s with share {} of step {}", table_->name(worker),
+        setup_.server.patience, table_->task_of(worker)->share, table_->task_of(worker)->clock + 1);
     if (setup_.server.mode == "sync") throw Timeout(message);
     log::warn(message + ": it is dropped, and the share goes to another");
     table_->drop(worker);
@@ -491,7 +525,8 @@ bool ParameterServer::answer(Peer& peer, const Frame& request, int worker) {
       const auto at_least = std::int64_t(reader.number());
       reader.end();
       const Values values = pull(at_least, task);
-      ledger_.add(Operation::send, "pull", Algorithm::direct, LinkKind::tcp, values.values.nbytes());
+      ledger_.add(Operation::send, "pull", Algorithm::direct, LinkKind::tcp,
+                  values.values.nbytes());
       peer.send(FrameWriter()
                     .number(std::uint64_t(values.version))
                     .number(values.values.nbytes())
@@ -517,7 +552,9 @@ bool ParameterServer::answer(Peer& peer, const Frame& request, int worker) {
       lock.unlock();
       peer.send(FrameWriter()
                     .number(std::uint64_t(clock.value_or(0)))
-                    .frame(clock ? Peer::ok : over ? Peer::finished : Peer::wait),
+                    .frame(clock  ? Peer::ok
+                           : over ? Peer::finished
+                                  : Peer::wait),
                 transfer());
       return true;
     }

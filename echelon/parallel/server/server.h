@@ -101,6 +101,10 @@ class ParameterServer {
 
   const Ledger& ledger() const { return ledger_; }
 
+  // Of values, as they travel; and of all that is kept for them between updates.
+  std::uint64_t owned_bytes() const;
+  std::uint64_t held_bytes() const;
+
  private:
   struct Connection {
     std::unique_ptr<Peer> peer;
@@ -127,6 +131,7 @@ class ParameterServer {
 
   // The thread that applies updates.
   void run();
+  void take_beginning(const Beginning& beginning);
   std::optional<std::int64_t> next_in_order(std::int64_t update);
   double whole_norm(std::int64_t update, double square);
   double sum_squares(std::int64_t update, int server, double square);
@@ -140,25 +145,27 @@ class ParameterServer {
   Ledger ledger_;
   std::unique_ptr<Peer> first_;  // the first server, on the others
 
-  std::mutex mutex_;  // all below
+  mutable std::mutex mutex_;  // all below
   std::condition_variable changed_;
   std::exception_ptr failed_;
   bool stopping_ = false;
   int servers_ = 1;
+  const Beginning* beginning_ = nullptr;  // until the thread has taken it
   std::unique_ptr<SliceUpdate> update_;
   at::ScalarType type_ = at::kFloat;
   at::Tensor published_;  // never written: who holds it may go on reading
   std::int64_t version_ = 0;
-  std::map<std::int64_t, std::vector<Arrival>> rounds_;  // by step, then share
+  std::map<std::int64_t, std::vector<Arrival>> rounds_;      // by step, then share
   std::map<std::pair<std::int64_t, int>, at::Tensor> read_;  // what a share was computed on
   // The first server's:
   std::unique_ptr<ClockTable> table_;
   std::map<int, Deadline::Clock::time_point> since_;  // when a worker was given its task
-  std::map<std::int64_t, std::vector<double>> losses_;  // by step, then share
+  Deadline::Clock::time_point began_ = Deadline::Clock::now();
+  std::map<std::int64_t, std::vector<double>> losses_;     // by step, then share
   std::map<std::int64_t, std::map<int, double>> squares_;  // by update, then server
   std::map<std::int64_t, double> norms_;
   std::vector<Applied> applied_;
-  int present_ = 0;    // workers that came and have not left
+  int present_ = 0;     // workers that came and have not left
   bool ended_ = false;  // no update is to come
 
   std::mutex update_mutex_;  // update_, from begin() on

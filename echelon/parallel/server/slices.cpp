@@ -17,7 +17,8 @@ std::vector<OwnedRange> cut_ranges(std::int64_t elements, const std::vector<doub
     sum += weights[i];
     const auto exact = static_cast<double>(elements) * sum / all;
     const auto rounded = std::llround(exact / segment_alignment) * segment_alignment;
-    const auto end = i + 1 == weights.size() ? elements : std::clamp<std::int64_t>(rounded, begin, elements);
+    const auto end =
+        i + 1 == weights.size() ? elements : std::clamp<std::int64_t>(rounded, begin, elements);
     ranges.push_back({begin, end});
     begin = end;
   }

@@ -44,7 +44,8 @@ std::vector<Matrix> matrices_within(const std::vector<FlatUnit>& units, const Ow
         return std::clamp<std::int64_t>((at - first + columns - 1) / columns, 0, segment.shape[0]);
       };
       const auto from = row_at(range.begin),
-                 to = std::min(segment.shape[0], std::max<std::int64_t>(0, (range.end - first) / columns));
+                 to = std::min(segment.shape[0],
+                               std::max<std::int64_t>(0, (range.end - first) / columns));
       if (from < to) matrices.push_back({first + from * columns - range.begin, to - from, columns});
     }
   }
@@ -65,15 +66,13 @@ std::vector<Run> runs_of(const at::Tensor& grad, const std::vector<Matrix>& matr
   };
   for (const auto& matrix : matrices) {
     keep(at, matrix.begin);
-    const at::Tensor touched =
-        grad.narrow(0, matrix.begin, matrix.rows * matrix.columns)
-            .view({matrix.rows, matrix.columns})
-            .ne(0)
-            .any(1);
+    const at::Tensor touched = grad.narrow(0, matrix.begin, matrix.rows * matrix.columns)
+                                   .view({matrix.rows, matrix.columns})
+                                   .ne(0)
+                                   .any(1);
     const auto* row = touched.const_data_ptr<bool>();
     for (std::int64_t r = 0; r < matrix.rows; ++r)
-      if (row[r])
-        keep(matrix.begin + r * matrix.columns, matrix.begin + (r + 1) * matrix.columns);
+      if (row[r]) keep(matrix.begin + r * matrix.columns, matrix.begin + (r + 1) * matrix.columns);
     at = matrix.begin + matrix.rows * matrix.columns;
   }
   keep(at, grad.numel());
@@ -165,12 +164,14 @@ Push receive_push(Peer& peer, const Frame& request, const at::Tensor& like, Dead
   }
   reader.end();
   const bool whole = runs.size() == 1 && runs[0].numel == like.numel();
-  push.grad = whole ? at::empty(like.sizes(), like.options()) : at::zeros(like.sizes(), like.options());
+  push.grad =
+      whole ? at::empty(like.sizes(), like.options()) : at::zeros(like.sizes(), like.options());
   const auto bytes = writable(push.grad);
   const std::size_t element = like.element_size();
   for (const auto& run : runs)
     peer.receive_raw(
-        bytes.subspan(std::size_t(run.begin) * element, std::size_t(run.numel) * element), deadline);
+        bytes.subspan(std::size_t(run.begin) * element, std::size_t(run.numel) * element),
+        deadline);
   return push;
 }
 
@@ -182,7 +183,9 @@ void send(Peer& peer, const ParameterServer::Beginning& beginning, Deadline dead
       .number(bits_of(beginning.updates))
       .number(beginning.ranges.size());
   for (const auto& range : beginning.ranges)
-    writer.number(std::uint64_t(range.begin)).number(std::uint64_t(range.numel)).number(range.decay);
+    writer.number(std::uint64_t(range.begin))
+        .number(std::uint64_t(range.numel))
+        .number(range.decay);
   writer.number(beginning.state.size()).number(std::uint64_t(beginning.state.at(0).numel()));
   peer.send(writer.frame(kind), deadline);
   for (const auto& one : beginning.state) peer.send_raw(bytes_of(one), deadline);

@@ -27,10 +27,10 @@ ServerWorker::ServerWorker(Setup setup, const NetOptions& net, const Token& toke
       number = setup_.local->join(setup_.name);
     } else {
       const Deadline deadline = transfer();
-      peers_.push_back(std::make_unique<Peer>(connect_proven(
-          connect_tcp(setup_.servers[i], deadline),
-          fmt::format("parameter server {} at {}", i, setup_.servers[i].text()), net.tls, token,
-          deadline)));
+      peers_.push_back(std::make_unique<Peer>(
+          connect_proven(connect_tcp(setup_.servers[i], deadline),
+                         fmt::format("parameter server {} at {}", i, setup_.servers[i].text()),
+                         net.tls, token, deadline)));
       const Frame reply = peers_[i]->ask(
           FrameWriter().number(i == 0 ? 0 : 1).text(setup_.name).frame(Peer::hello), deadline);
       FrameReader reader(reply, peers_[i]->name());
@@ -75,8 +75,11 @@ void ServerWorker::begin(const std::vector<SliceUpdate::State>& state, std::int6
   on_all([&](std::size_t i) {
     const auto& range = setup_.ranges[i];
     ParameterServer::Beginning beginning{
-        values_.scalar_type(), version, updates,
-        ranges_within(units_, range.begin, range.end, master_type(values_.scalar_type())), {}};
+        values_.scalar_type(),
+        version,
+        updates,
+        ranges_within(units_, range.begin, range.end, master_type(values_.scalar_type())),
+        {}};
     for (const auto& one : state) beginning.state.push_back(narrowed(one.flat, i));
     if (local(i)) return setup_.local->begin(beginning);
     wire::send(*peers_[i], beginning, transfer(), Peer::begin);
@@ -85,10 +88,11 @@ void ServerWorker::begin(const std::vector<SliceUpdate::State>& state, std::int6
 }
 
 ParameterServer::Next ServerWorker::next() {
-  auto reply = local(0) ? setup_.local->next(number_, seen_)
-                        : wire::decode_next(
-                              peers_[0]->ask(FrameWriter().number(seen_).frame(Peer::next), transfer()),
-                              peers_[0]->name());
+  auto reply = local(0)
+                   ? setup_.local->next(number_, seen_)
+                   : wire::decode_next(
+                         peers_[0]->ask(FrameWriter().number(seen_).frame(Peer::next), transfer()),
+                         peers_[0]->name());
   seen_ += reply.applied.size();
   return reply;
 }
@@ -104,12 +108,15 @@ void ServerWorker::pull(std::int64_t at_least, const Task& task) {
     }
     FrameWriter request;
     const Frame reply = peers_[i]->ask(
-        wire::write_task(request, task).number(std::uint64_t(at_least)).frame(Peer::pull), transfer());
+        wire::write_task(request, task).number(std::uint64_t(at_least)).frame(Peer::pull),
+        transfer());
     FrameReader reader(reply, peers_[i]->name());
     versions_[i] = std::int64_t(reader.number());
     if (reader.number() != std::uint64_t(mine.nbytes()))
-      throw InvalidArgument(fmt::format("{} owns another part of the model than this worker thinks: "
-                                        "the two have different options", peers_[i]->name()));
+      throw InvalidArgument(
+          fmt::format("{} owns another part of the model than this worker thinks: "
+                      "the two have different options",
+                      peers_[i]->name()));
     peers_[i]->receive_raw(wire::writable(mine), transfer());
   });
 }
@@ -129,7 +136,8 @@ void ServerWorker::push(const Task& task, double weight) {
 void ServerWorker::done(const Task& task, double loss) {
   if (local(0)) return setup_.local->done(number_, task, loss);
   FrameWriter request;
-  peers_[0]->ask(wire::write_task(request, task).number(bits_of(loss)).frame(Peer::done), transfer());
+  peers_[0]->ask(wire::write_task(request, task).number(bits_of(loss)).frame(Peer::done),
+                 transfer());
 }
 
 double ServerWorker::fetch_state(const std::vector<SliceUpdate::State>& state) {
@@ -144,8 +152,7 @@ double ServerWorker::fetch_state(const std::vector<SliceUpdate::State>& state) {
     }
     if (all.state.size() != state.size() || all.state[0].numel() != setup_.ranges[i].numel())
       throw InvalidArgument("the servers' state is not that of this job");
-    for (std::size_t s = 0; s < state.size(); ++s)
-      narrowed(state[s].flat, i).copy_(all.state[s]);
+    for (std::size_t s = 0; s < state.size(); ++s) narrowed(state[s].flat, i).copy_(all.state[s]);
     if (i == 0) updates = all.updates;
   });
   return updates;

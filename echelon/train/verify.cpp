@@ -1,0 +1,295 @@
+#include "echelon/train/verify.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <bit>
+#include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "echelon/base/build_config.h"
+#include "echelon/base/error.h"
+#include "echelon/base/random.h"
+#include "echelon/comm/texts.h"
+#include "echelon/nn/gpt.h"
+#include "echelon/train/server_job.h"
+
+namespace echelon {
+namespace {
+
+using nlohmann::ordered_json;
+
+// Sums of a few dozen numbers of size 1 in another order, over five steps of AdamW.
+constexpr double rounding = 1e-12;
+constexpr std::int64_t steps = 5, batch = 24;
+
+JobOptions tiny() {
+  JobOptions options;
+  options.model = {.layers = 2, .width = 16, .heads = 2, .vocab = 32, .context = 8};
+  options.train.steps = steps;
+  options.train.batch = batch;
+  options.train.precision = "fp64";
+  options.optim.warmup = 2;
+  options.comm.timeout = 60;
+  return options;
+}
+
+struct Strategy {
+  std::string name;
+  JobOptions options = tiny();
+  Algorithm algorithm = Algorithm::automatic;
+  std::vector<std::int64_t> shares = {};  // empty: even
+};
+
+// What a rank's run came to.
+struct Run {
+  at::Tensor parameters;
+  std::uint64_t sent = 0;        // for gradients and parameters
+  std::uint64_t model_bytes = 0;  // the flat buffer's
+  MemoryUse memory;
+  bool works = true;
+  std::uint64_t served = 0, server_part = 0;  // bytes that its server holds, and of what it owns
+};
+
+at::Tensor all_parameters(Stack& stack, Trainer& trainer) {
+  std::vector<at::Tensor> all;
+  for (const auto& parameter : stack.parameters())
+    all.push_back(trainer.master(parameter).reshape({-1}).clone());
+  return at::cat(all);
+}
+
+std::uint64_t sent_by(Ledger& ledger) {
+  std::uint64_t bytes = 0;
+  for (const auto& entry : ledger.entries())
+    if (entry.tag == "gradients" || entry.tag == "push" || entry.tag == "pull") bytes += entry.bytes;
+  return bytes;
+}
+
+Run train(const Strategy& strategy, std::shared_ptr<Communicator> ranks, const std::string& bind,
+          const Token& token) {
+  const JobOptions& options = strategy.options;
+  const RandomTokens data(options.model.vocab, options.model.context, 1);
+  Stack stack = gpt(options.model);
+  Run run;
+  std::optional<ServerJob> servers;
+  if (ranks) ranks->ledger().clear();
+  if (ranks && options.server.count > 0) servers.emplace(options, *ranks, bind, token);
+  if (!servers || servers->works()) {
+    Trainer trainer(stack, data, options.train, options.optim, servers ? nullptr : ranks,
+                    options.parallel);
+    run.model_bytes = stack.values().nbytes();
+    if (servers) servers->attach(trainer, stack);
+    trainer.reduce_by(strategy.algorithm);
+    if (ranks && !strategy.shares.empty()) trainer.share_out(strategy.shares);
+    trainer.run();
+    run.memory = trainer.memory().now();
+    run.parameters = all_parameters(stack, trainer);
+    trainer.leave_servers();
+  } else {
+    run.works = false;
+  }
+  if (servers) {
+    servers->wait();
+    if (const auto* server = servers->server()) {
+      run.served = server->held_bytes();
+      run.server_part = server->owned_bytes();
+    }
+  }
+  if (ranks) run.sent = sent_by(ranks->ledger());
+  return run;
+}
+
+// Bytes that all ranks send to all-reduce n, from the descriptions of the algorithms (docs:
+// communication.md).
+std::uint64_t all_reduce_bytes(Algorithm algorithm, std::uint64_t n, std::uint64_t p,
+                               std::uint64_t hosts) {
+  const std::uint64_t q = std::bit_floor(p), folded = 2 * (p - q) * n;
+  switch (algorithm) {
+    case Algorithm::recursive_doubling:
+      return q * std::uint64_t(std::countr_zero(q)) * n + folded;
+    case Algorithm::rabenseifner:
+      return 2 * (q - 1) * n + folded;
+    case Algorithm::direct:
+    case Algorithm::shared_direct:
+      return p * (p - 1) * n;
+    case Algorithm::hierarchical:
+      return 2 * (p - hosts) * n + 2 * (hosts - 1) * n;
+    default:  // rings, shared memory, servers beside the workers
+      return 2 * (p - 1) * n;
+  }
+}
+
+// Pushes and pulls of all ranks: in every step each worker sends its gradient, and fetches the
+// parameters, of what it does not own itself; and at the end it fetches them once more.
+std::uint64_t server_bytes(const JobOptions& options, std::uint64_t n, int p) {
+  const ServerJob::Roles roles(options.server, p);
+  const auto element = at::elementSize(at::kDouble);
+  const auto ranges = cut_ranges(std::int64_t(n / element),
+                                 std::vector<double>(std::size_t(roles.servers), 1.0));
+  std::uint64_t bytes = 0;
+  for (int rank = 0; rank < roles.workers(); ++rank) {
+    const int mine = roles.server_of(rank);
+    const std::uint64_t own = mine < 0 ? 0 : std::uint64_t(ranges[std::size_t(mine)].numel()) * element;
+    bytes += (2 * steps + 1) * (n - own);
+  }
+  return bytes;
+}
+
+void add_data_parallel(std::vector<Strategy>& all, int world, bool two_hosts) {
+  const auto cell = [&](const std::string& name, Algorithm algorithm, double mib) {
+    Strategy one{"data parallel, " + name};
+    one.algorithm = algorithm;
+    one.options.parallel.bucket_mib = mib;
+    all.push_back(one);
+  };
+  auto algorithms = std::vector{Algorithm::ring,         Algorithm::bidirectional_ring,
+                                Algorithm::direct,       Algorithm::recursive_doubling,
+                                Algorithm::rabenseifner, Algorithm::server};
+  if (two_hosts)
+    algorithms.push_back(Algorithm::hierarchical);
+  else
+    algorithms.insert(algorithms.end(), {Algorithm::shared, Algorithm::shared_direct});
+  for (const auto algorithm : algorithms) {
+    cell(fmt::format("{}, a bucket a layer", name(algorithm)), algorithm, 1e-6);
+    cell(fmt::format("{}, one bucket", name(algorithm)), algorithm, 100);
+  }
+  const Algorithm usual = two_hosts ? Algorithm::ring : Algorithm::shared;
+  Strategy pieces{"data parallel, accumulation over 3 micro-batches"};
+  pieces.algorithm = usual;
+  pieces.options.train.micro_batches = 3;
+  all.push_back(pieces);
+  Strategy uneven{"data parallel, weighted shares"};
+  uneven.algorithm = usual;
+  std::int64_t left = batch;
+  for (int r = 0; r + 1 < world; ++r) {
+    uneven.shares.push_back(2 * r + 3);
+    left -= uneven.shares.back();
+  }
+  uneven.shares.push_back(left);
+  all.push_back(uneven);
+}
+
+void add_servers(std::vector<Strategy>& all, int world) {
+  for (int servers = 1; servers <= 3; ++servers) {
+    for (const bool separate : {false, true}) {
+      if (separate ? servers >= world : servers > world) continue;
+      Strategy one{fmt::format("server sync, {} {}", servers, separate ? "separate" : "colocated")};
+      one.options.server = {.count = servers, .place = separate ? "separate" : "colocated"};
+      all.push_back(one);
+    }
+  }
+  Strategy bounded{"server bounded with staleness 0, 1 separate"};
+  bounded.options.server = {.count = 1, .place = "separate", .mode = "bounded", .staleness = 0};
+  all.push_back(bounded);
+}
+
+// Parameters, gradients and AdamW's two moments; workers of servers keep no moments, and a server
+// has of its part the values it gives out, their masters and the moments.
+std::string memory_fault(const Strategy& strategy, const Run& run) {
+  if (run.served != 4 * run.server_part)
+    return fmt::format("the server holds {} bytes and should hold {}", run.served,
+                       4 * run.server_part);
+  if (!run.works) return {};
+  const std::uint64_t n = run.model_bytes;
+  const std::uint64_t state = strategy.options.server.count > 0 ? 0 : 2 * n;
+  for (const auto& [kind, expected] :
+       {std::pair{MemoryKind::parameters, n}, {MemoryKind::gradients, n}, {MemoryKind::optimizer, state}})
+    if (run.memory[kind] != expected)
+      return fmt::format("{} are {} bytes and should be {}",
+                         memory_kind_names[std::size_t(kind)], run.memory[kind], expected);
+  return {};
+}
+
+}  // namespace
+
+std::vector<VerifyCell> verify_cells(std::shared_ptr<Communicator> ranks, const std::string& bind,
+                                     const Token& token,
+                                     const std::function<void(const VerifyCell&)>& show) {
+  at::set_num_threads(1);
+  const int world = ranks->size();
+  const int hosts = ordered_json::parse(ranks->plan()).at("shape").at("hosts").get<int>();
+  std::vector<Strategy> strategies;
+  add_data_parallel(strategies, world, hosts > 1);
+  if (hosts == 1) add_servers(strategies, world);
+  std::map<std::int64_t, at::Tensor> alone;  // by micro-batches
+  std::vector<VerifyCell> cells;
+  for (const auto& strategy : strategies) {
+    const Run run = train(strategy, ranks, bind, token);
+    auto& reference = alone[strategy.options.train.micro_batches];
+    if (!reference.defined()) reference = train(strategy, nullptr, bind, token).parameters;
+    const ordered_json mine = {
+        {"sent", run.sent},
+        {"difference",
+         run.works ? (run.parameters - reference).abs().max().item<double>() : 0.0},
+        {"model", run.model_bytes},
+        {"fault", memory_fault(strategy, run)}};
+    VerifyCell cell{strategy.name + (hosts > 1 ? fmt::format(", {} hosts", hosts) : ""), world, 0,
+                    rounding, false, true, {}};
+    std::uint64_t sent = 0, model = 0;
+    const auto texts = gather_texts(*ranks, mine.dump(), "verify");
+    for (std::size_t r = 0; r < texts.size(); ++r) {
+      const auto one = ordered_json::parse(texts[r]);
+      sent += one["sent"].get<std::uint64_t>();
+      model = std::max(model, one["model"].get<std::uint64_t>());
+      // A parameter that is not a number must not pass for small.
+      const double difference = one["difference"].is_null() ? INFINITY : one["difference"].get<double>();
+      cell.max_abs_diff = std::max(cell.max_abs_diff, difference);
+      if (const auto fault = one["fault"].get<std::string>(); !fault.empty()) {
+        cell.memory_ok = false;
+        cell.note += fmt::format("rank {}: {}; ", r, fault);
+      }
+    }
+    const std::uint64_t expected =
+        strategy.options.server.count > 0
+            ? server_bytes(strategy.options, model, world)
+            : steps * all_reduce_bytes(strategy.algorithm, model, std::uint64_t(world),
+                                       std::uint64_t(hosts));
+    cell.bytes_ok = sent == expected;
+    if (!cell.bytes_ok) cell.note += fmt::format("{} bytes were sent, not {}; ", sent, expected);
+    if (ranks->rank() == 0 && show) show(cell);
+    cells.push_back(std::move(cell));
+  }
+  return cells;
+}
+
+std::string certificate(const std::vector<VerifyCell>& cells) {
+  auto list = ordered_json::array();
+  int failed = 0;
+  for (const auto& cell : cells) {
+    list.push_back({{"name", cell.name},
+                    {"world", cell.world},
+                    {"max_abs_diff", cell.max_abs_diff},
+                    {"bound", cell.bound},
+                    {"bytes_ok", cell.bytes_ok},
+                    {"memory_ok", cell.memory_ok},
+                    {"note", cell.note}});
+    failed += !cell.ok();
+  }
+  char machine[256] = {};
+  ::gethostname(machine, sizeof machine - 1);
+  return ordered_json({{"echelon", ECHELON_VERSION},
+                       {"commit", ECHELON_COMMIT},
+                       {"torch", ECHELON_TORCH_VERSION},
+                       {"machine", machine},
+                       {"cells", list},
+                       {"failed", failed}})
+             .dump(2) +
+         "\n";
+}
+
+std::vector<VerifyCell> parse_cells(const std::string& json) {
+  std::vector<VerifyCell> cells;
+  const auto all = ordered_json::parse(json);
+  for (const auto& one : all.at("cells"))
+    cells.push_back({one.at("name"), one.at("world"),
+                     one.at("max_abs_diff").is_null() ? INFINITY : one.at("max_abs_diff").get<double>(),
+                     one.at("bound"), one.at("bytes_ok"), one.at("memory_ok"), one.at("note")});
+  return cells;
+}
+
+}  // namespace echelon

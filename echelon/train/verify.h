@@ -1,0 +1,36 @@
+// The certificate: every strategy trains a tiny GPT in fp64 for five steps and is compared with one
+// process, its bytes with the closed form, its memory with the closed form.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "echelon/comm/communicator.h"
+#include "echelon/net/token.h"
+
+namespace echelon {
+
+struct VerifyCell {
+  std::string name;  // "data parallel, ring, a bucket a layer"
+  int world = 1;
+  double max_abs_diff = 0;  // of any parameter, from one process
+  double bound = 0;         // that it must keep
+  bool bytes_ok = false;    // what all ranks sent is the closed form's
+  bool memory_ok = false;   // so are the bytes of parameters, gradients and optimiser state
+  std::string note;         // what does not hold
+
+  bool ok() const { return max_abs_diff <= bound && bytes_ok && memory_ok; }
+};
+
+// All cells for the world of these ranks; each rank calls it, and rank 0 gets the cells. `show` is
+// called with each as it is there.
+std::vector<VerifyCell> verify_cells(std::shared_ptr<Communicator> ranks, const std::string& bind,
+                                     const Token& token,
+                                     const std::function<void(const VerifyCell&)>& show);
+
+// With machine, commit and versions: what --json writes.
+std::string certificate(const std::vector<VerifyCell>& cells);
+std::vector<VerifyCell> parse_cells(const std::string& json);
+
+}  // namespace echelon
