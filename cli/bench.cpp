@@ -1,5 +1,7 @@
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <fstream>
 #include <memory>
@@ -12,6 +14,7 @@
 #include "echelon/base/file.h"
 #include "echelon/collective/benchmark.h"
 #include "echelon/collective/group.h"
+#include "echelon/collective/server_exchange.h"
 
 namespace echelon::cli {
 namespace {
@@ -72,6 +75,96 @@ void report(Group& group, const Arguments& arguments, const std::vector<Benchmar
   if (!arguments.json.empty()) write_file(arguments.json, lines);
 }
 
+struct ServerArguments {
+  int workers = 4, extra = 0, repeat = 5;
+  double mib = 4;
+  std::string json;
+  std::vector<std::string> set;
+};
+
+std::vector<std::size_t> bounds_by(const std::vector<double>& weights, std::size_t elements) {
+  std::vector<std::size_t> bounds = {0};
+  double share = 0;
+  for (const double weight : weights)
+    bounds.push_back(std::size_t((share += weight) * double(elements) + 0.5));
+  return bounds;
+}
+
+void measure_servers(Group& group, const ServerArguments& arguments) {
+  const auto elements = std::size_t(arguments.mib * (1 << 20) / sizeof(float));
+  ServerExchange exchange(
+      group.shared_from_this(), arguments.workers,
+      bounds_by(balanced_weights(arguments.workers, arguments.extra), elements));
+  std::vector<float> data(elements);
+  std::vector<double> seconds;
+  for (int i = 0; i <= arguments.repeat; ++i) {
+    std::fill(data.begin(), data.end(), 1.f);
+    group.barrier();
+    const auto start = std::chrono::steady_clock::now();
+    exchange.run(group.rank() < arguments.workers ? data.data() : nullptr);
+    group.barrier();
+    if (i > 0)
+      seconds.push_back(
+          std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    for (const float value : data)
+      if (group.rank() < arguments.workers && value != float(arguments.workers))
+        throw Error(fmt::format("a sum over {} workers came to {}", arguments.workers, value));
+  }
+  if (group.rank() != 0) return;
+  std::sort(seconds.begin(), seconds.end());
+  const double median = seconds[seconds.size() / 2],
+               law = vectors_a_link(arguments.workers, arguments.extra);
+  const double bytes = double(elements * sizeof(float));
+  fmt::print(
+      "{} workers, {} extra servers, {:.1f} MiB: {:.1f} ms; {:.2f} vectors over each link by "
+      "the law, so {:.1f} MB/s a link\n",
+      arguments.workers, arguments.extra, arguments.mib, median * 1e3, law,
+      law * bytes / median / 1e6);
+  if (!arguments.json.empty())
+    write_file(arguments.json, nlohmann::ordered_json{{"workers", arguments.workers},
+                                                      {"extra", arguments.extra},
+                                                      {"bytes", bytes},
+                                                      {"median_ms", median * 1e3},
+                                                      {"law", law}}
+                                       .dump() +
+                                   "\n");
+}
+
+void add_servers(CLI::App& bench, int& exit_code) {
+  auto* command = bench.add_subcommand(
+      "servers", "How fast workers sum a vector through servers, beside them and apart");
+  auto arguments = std::make_shared<ServerArguments>();
+  command->add_option("--workers", arguments->workers, "Ranks that push and pull, and serve a part")
+      ->check(CLI::Range(2, 64))
+      ->type_name("N")
+      ->capture_default_str();
+  command->add_option("--extra", arguments->extra, "Ranks that only serve, at most as many")
+      ->check(CLI::Range(0, 64))
+      ->type_name("K")
+      ->capture_default_str();
+  command->add_option("--mib", arguments->mib, "Of the vector")
+      ->check(CLI::Range(0.001, 4096.0))
+      ->type_name("M")
+      ->capture_default_str();
+  command->add_option("--repeat", arguments->repeat, "Times; the median is shown")
+      ->check(CLI::Range(1, 1000))
+      ->type_name("T")
+      ->capture_default_str();
+  command->add_option("--json", arguments->json, "The result, to FILE")->type_name("FILE");
+  command->add_option("--set", arguments->set, "Set one option of net or comm")
+      ->type_name("KEY=VALUE")
+      ->allow_extra_args(false);
+  command->callback([arguments, &exit_code] {
+    if (arguments->extra > arguments->workers)
+      throw InvalidArgument(
+          fmt::format("--extra {} is more than --workers {}: further servers would not help",
+                      arguments->extra, arguments->workers));
+    require_place_for(arguments->json, "--json");
+    exit_code = run_as_ranks(arguments->workers + arguments->extra, arguments->set,
+                             [&](Group& group) { measure_servers(group, *arguments); });
+  });
+}
+
 }  // namespace
 
 void add_bench(CLI::App& app, int& exit_code) {
@@ -129,6 +222,7 @@ void add_bench(CLI::App& app, int& exit_code) {
       if (group.rank() == 0) report(group, *arguments, results);
     });
   });
+  add_servers(*bench, exit_code);
 }
 
 }  // namespace echelon::cli

@@ -29,6 +29,7 @@ struct Arguments {
   std::string config, data, resume, name, summary, plan;
   std::vector<std::string> set;
   int nproc = 1;
+  std::string trace;
   bool print_config = false;
 };
 
@@ -38,6 +39,7 @@ JobRequest request_of(const Arguments& arguments) {
   request.resume = arguments.resume;
   request.name = arguments.name;
   request.summary = arguments.summary;
+  request.trace_sync = arguments.trace == "sync";
   if (!arguments.resume.empty()) {
     if (!arguments.config.empty())
       throw InvalidArgument(
@@ -80,6 +82,11 @@ void add_train(CLI::App& app, int& exit_code) {
       ->check(CLI::Range(1, most_local_ranks))
       ->type_name("N")
       ->capture_default_str();
+  command
+      ->add_option("--trace", arguments->trace,
+                   "sync: print every step's exchanges, and write trace.json for Perfetto")
+      ->check(CLI::IsMember({"sync"}))
+      ->type_name("WHAT");
   command->add_flag("--print-config", arguments->print_config,
                     "Print every option with its value and meaning, and stop");
   command->footer(examples);

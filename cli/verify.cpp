@@ -36,7 +36,8 @@ struct Arguments {
 };
 
 void print_header() {
-  fmt::print("{:<58} {:>5} {:>10} {:>6} {:>6}\n", "strategy", "world", "max diff", "bytes", "memory");
+  fmt::print("{:<58} {:>5} {:>10} {:>6} {:>6}\n", "strategy", "world", "max diff", "bytes",
+             "memory");
 }
 
 void print_cell(const VerifyCell& cell) {
@@ -54,14 +55,15 @@ int work(const JobEnvironment& environment) {
   CommOptions comm;
   comm.timeout = 60;
   const auto ranks = Communicator::world(comm, net);
-  const auto cells = verify_cells(ranks, Endpoint::listening_address(environment, net),
-                                  Token::find(), print_cell);
+  const auto cells =
+      verify_cells(ranks, Endpoint::listening_address(environment, net), Token::find(), print_cell);
   if (environment.rank == 0) write_file(std::getenv(results_variable), certificate(cells));
   return 0;
 }
 
 int run(const Arguments& arguments) {
-  const auto folder = std::filesystem::temp_directory_path() / fmt::format("echelon-verify-{}", ::getpid());
+  const auto folder =
+      std::filesystem::temp_directory_path() / fmt::format("echelon-verify-{}", ::getpid());
   std::filesystem::create_directories(folder);
   std::vector<VerifyCell> cells;
   print_header();
@@ -84,7 +86,8 @@ int run(const Arguments& arguments) {
     if (world == 4) one(world, "2");
   }
   std::filesystem::remove_all(folder);
-  const auto failed = std::count_if(cells.begin(), cells.end(), [](const auto& c) { return !c.ok(); });
+  const auto failed =
+      std::count_if(cells.begin(), cells.end(), [](const auto& c) { return !c.ok(); });
   fmt::print("{} cells, {} failed{}\n", cells.size(), failed,
              broken ? "; a world did not come to its end" : "");
   if (!arguments.json.empty()) write_file(arguments.json, certificate(cells));

@@ -55,6 +55,7 @@ std::shared_ptr<Group> Group::world(std::shared_ptr<Endpoint> endpoint,
                                          : group->read_plan();
   group->set_plan(plan);
   if (group->rank() == 0) group->tell_what_does_not_fit(plan);
+  group->ledger().clear();  // getting ready is not the caller's traffic
   return group;
 }
 
@@ -139,6 +140,10 @@ Group::Group(Private, std::shared_ptr<Endpoint> endpoint, CommOptions options,
 }
 
 Group::~Group() = default;
+
+void Group::measure_again() {
+  set_plan(Plan::make(measure_figures(*this, Measure::again), shape_));
+}
 
 // What decides on which path a call takes must be the same everywhere.
 void Group::require_same_options() {

@@ -100,6 +100,9 @@ class Group : public std::enable_shared_from_this<Group> {
   // Registered memory, freed with the last owner.
   std::shared_ptr<std::byte> allocate(std::size_t bytes);
 
+  // Measures the links again and chooses anew. Collective.
+  void measure_again();
+
   // Which algorithm a call of this size gets.
   Algorithm algorithm(Operation operation, std::size_t bytes) const;
   const Figures& figures() const { return plan_.figures; }

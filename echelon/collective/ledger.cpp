@@ -52,9 +52,9 @@ std::uint64_t Ledger::bytes(LinkKind link) const {
   return sum;
 }
 
-void Ledger::clear() {
+void Ledger::restore(std::vector<Entry> entries) {
   const std::lock_guard lock(mutex_);
-  entries_.clear();
+  entries_ = std::move(entries);
   last_ = 0;
 }
 

@@ -37,7 +37,8 @@ class Ledger {
   void add(const std::vector<Entry>& again);
   std::uint64_t bytes() const;               // all
   std::uint64_t bytes(LinkKind link) const;  // over links of one kind
-  void clear();
+  void clear() { restore({}); }
+  void restore(std::vector<Entry> entries);  // as entries() gave them: what came since is forgotten
 
   // {"rank": 0, "bytes": …, "entries": [{"operation": …, "tag": …, "algorithm": …, "link": …,
   //  "calls": …, "bytes": …}]}

@@ -174,8 +174,9 @@ void write_cache(const fs::path& file, const Figures& figures) {
 
 }  // namespace
 
-Figures measure_figures(Group& group) {
+Figures measure_figures(Group& group, Measure when) {
   if (group.size() == 1) return {};
+  const auto before = group.ledger().entries();
   const auto folder = cache_folder();
   const fs::path file = folder ? *folder / topology_key(group) : fs::path();
   std::array<double, 7> numbers = {};
@@ -193,11 +194,11 @@ Figures measure_figures(Group& group) {
   // On one host measuring takes milliseconds, and depends on what else runs: it is done every time.
   const bool usual = group.shape().hosts > 1 && group.options().algorithm == "auto" &&
                      group.options().single_copy == "auto";
-  if (group.rank() == 0 && folder && usual)
+  if (group.rank() == 0 && folder && usual && when == Measure::once)
     if (const auto cached = read_cache(file)) pack(*cached);
   share();
   if (numbers[0] != 0) {
-    group.ledger().clear();
+    group.ledger().restore(before);
     return unpack();
   }
   Figures figures;
@@ -222,7 +223,7 @@ Figures measure_figures(Group& group) {
     if (folder && usual) write_cache(file, figures);
   }
   share();
-  group.ledger().clear();
+  group.ledger().restore(before);
   return unpack();
 }
 

@@ -11,7 +11,9 @@ namespace echelon {
 class Group;
 
 // Collective. From the cache (ECHELON_CACHE, else $XDG_CACHE_HOME/echelon, ~/.cache/echelon) where
-// it has this topology, else measured and put there.
-Figures measure_figures(Group& group);
+// it has this topology, else measured and put there. Links may change while a job runs: `again`
+// measures in any case. What it exchanges is not the caller's traffic, and is not in the ledger.
+enum class Measure { once, again };
+Figures measure_figures(Group& group, Measure when = Measure::once);
 
 }  // namespace echelon

@@ -107,6 +107,14 @@ class Communicator {
   // The slowest kind of link between its ranks as it was measured; zeros where nobody measures.
   virtual LinkFigures link() const { return {}; }
 
+  // Those that an all-reduce here can be told to use; none where the backend decides by itself.
+  virtual std::vector<Algorithm> algorithms() const { return {}; }
+  // What the cost model says that an all-reduce of so many bytes takes, in seconds; 0: no idea.
+  virtual double predicted(Algorithm, std::size_t /*bytes*/) const { return 0; }
+  // Links may change while a job runs: measures them again, for link(), predicted() and the choice
+  // of algorithms. Collective.
+  virtual void measure_links() {}
+
   virtual Ledger& ledger() = 0;
   virtual std::string plan() const { return "{}\n"; }  // what was measured and chosen, as JSON
 };

@@ -194,6 +194,18 @@ class NativeCommunicator final : public Communicator {
     return group_->shape().hosts > 1 ? group_->figures().tcp : group_->figures().shared;
   }
 
+  std::vector<Algorithm> algorithms() const override {
+    return candidates(Operation::all_reduce, group_->shape());
+  }
+  double predicted(Algorithm algorithm, std::size_t bytes) const override {
+    if (algorithm == Algorithm::automatic)
+      algorithm = group_->algorithm(Operation::all_reduce, bytes);
+    return cost(Operation::all_reduce, algorithm, bytes, group_->shape(), group_->figures());
+  }
+  void measure_links() override {
+    submit({.blocking = true}, [&](const CallOptions&) { group_->measure_again(); }).wait();
+  }
+
   Ledger& ledger() override { return group_->ledger(); }
   std::string plan() const override { return group_->plan().json(); }
 

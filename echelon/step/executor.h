@@ -46,6 +46,7 @@ class Executor {
 
   const StepTimes& times() const { return times_; }  // of the last step
   const StepShape& shape() const { return shape_; }
+  std::size_t element_size() const { return stack_.grads().element_size(); }
 
   // How buckets are reduced from the next step on; all ranks the same.
   void reduce_by(Algorithm algorithm) { algorithm_ = algorithm; }

@@ -33,6 +33,7 @@
 #include "echelon/train/progress.h"
 #include "echelon/train/run_directory.h"
 #include "echelon/train/server_job.h"
+#include "echelon/train/sync_trace.h"
 #include "echelon/train/trainer.h"
 
 namespace echelon {
@@ -236,7 +237,10 @@ std::string ledger_of(const JobRequest& request, const ServerJob* servers) {
 
 // What ranks other than 0 do: the same steps, in the same pieces.
 JobEnd follow(const JobRequest& request, Trainer& trainer, ServerJob* servers,
-              const std::atomic<bool>& stop) {
+              std::optional<SyncTrace>& trace, const std::atomic<bool>& stop) {
+  if (trace)
+    trainer.on_step(
+        [&](const StepReport& report) { trace->step(report.step, trainer.executor()); });
   const auto& train = request.options.train;
   if (!request.resume.empty() && !servers)
     trainer.restore(RunDirectory::open(request.resume).state());
@@ -255,6 +259,7 @@ JobEnd follow(const JobRequest& request, Trainer& trainer, ServerJob* servers,
     servers->wait();
   }
   ledger_of(request, servers);
+  if (trace) trace->write({});
   return trainer.step() < train.steps ? JobEnd::interrupted : JobEnd::finished;
 }
 
@@ -332,8 +337,20 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   if (!resuming && !options.model.init.empty())
     trainer.load(gpt2_values(options.model.init, stack));
 
+  if (options.sync.adapt)
+    trainer.adapt(options.sync, [](const std::string& decision) { log::info(decision); });
+  std::optional<SyncTrace> trace;
+  if (request.trace_sync) {
+    if (!request.ranks || servers || options.train.device != "cpu")
+      throw InvalidArgument(
+          "--trace sync shows how ranks on CPUs reduce their gradients: start several with --nproc, "
+          "without servers");
+    trainer.trace(true);
+    trace.emplace(request.ranks);
+  }
   ServerJob* const served = servers ? &*servers : nullptr;
-  if (request.ranks && request.ranks->rank() != 0) return follow(request, trainer, served, stop);
+  if (request.ranks && request.ranks->rank() != 0)
+    return follow(request, trainer, served, trace, stop);
 
   RunDirectory run = resuming ? RunDirectory::open(request.resume)
                               : RunDirectory::create(request.runs, request.name);
@@ -378,6 +395,7 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
     trainer.on_step([&](const StepReport& report) {
       run.add_step(report, data.bytes);
       progress.step(report);
+      if (trace) progress.say(trace->step(report.step, trainer.executor()));
       outcome.step_seconds.push_back(report.seconds);
       outcome.tokens_a_step = report.targets;
       outcome.final_loss = report.loss;
@@ -417,6 +435,7 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
       served->wait();
     }
     run.write_ledger(ledger_of(request, served));
+    if (trace) trace->write(run.path() / "trace.json");
   };
   if (trainer.step() < options.train.steps) {
     trainer.save(run.state());

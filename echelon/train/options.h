@@ -9,6 +9,7 @@
 #include "echelon/net/options.h"
 #include "echelon/nn/options.h"
 #include "echelon/optim/options.h"
+#include "echelon/parallel/data/sync_options.h"
 #include "echelon/parallel/options.h"
 #include "echelon/parallel/server/options.h"
 #include "echelon/train/chaos.h"
@@ -68,6 +69,7 @@ struct JobOptions {
   OptimOptions optim;
   ParallelOptions parallel;
   ServerOptions server;
+  SyncOptions sync;
   CommOptions comm;
   NetOptions net;
   ChaosOptions chaos;
@@ -79,6 +81,7 @@ struct JobOptions {
     f.section("optim", optim);
     f.section("parallel", parallel);
     f.section("server", server);
+    f.section("sync", sync);
     f.section("comm", comm);
     f.section("net", net);
     f.section("chaos", chaos);

@@ -168,8 +168,24 @@ void Trainer::run_until(std::int64_t until, const std::atomic<bool>* stop) {
     if (ranks_ && train_.check_every > 0 && step_ % train_.check_every == 0)
       check_same_parameters();
     if (by_speed_ && step_ % shares_every_ == 0) look_at_speeds();
+    if (controller_) {
+      const StepTimes& times = executor_->times();
+      executor_->reduce_by(controller_->after_step(step_, times.hidden + times.exposed));
+    }
   }
   collect(0);
+}
+
+void Trainer::adapt(const SyncOptions& options, std::function<void(const std::string&)> say) {
+  if (!ranks_ || !device_.is_cpu())
+    throw InvalidArgument(
+        "sync.adapt=true is for ranks that reduce among themselves, on CPUs: NCCL chooses by itself");
+  const std::size_t element = executor_->element_size();
+  std::vector<std::size_t> bytes;
+  for (const auto& bucket : buckets()) bytes.push_back(std::size_t(bucket.numel()) * element);
+  controller_ = std::make_unique<SyncController>(
+      ranks_, std::move(bytes), options.every,
+      ranks_->rank() == 0 ? std::move(say) : [](const std::string&) {});
 }
 
 void Trainer::share_out(std::vector<std::int64_t> samples) {

@@ -32,6 +32,8 @@
 #include "echelon/nn/memory.h"
 #include "echelon/nn/stack.h"
 #include "echelon/optim/master_update.h"
+#include "echelon/parallel/data/controller.h"
+#include "echelon/parallel/data/sync_options.h"
 #include "echelon/parallel/options.h"
 #include "echelon/parallel/server/worker.h"
 #include "echelon/step/executor.h"
@@ -81,6 +83,13 @@ class Trainer {
   // batch (by rank; together all): every rank says the same.
   void reduce_by(Algorithm algorithm) { executor_->reduce_by(algorithm); }
   void share_out(std::vector<std::int64_t> samples);
+
+  // Chooses how gradients are reduced again while it runs; `say` gets every decision, on rank 0.
+  void adapt(const SyncOptions& options, std::function<void(const std::string&)> say);
+
+  // Keeps what happens in every step (sync_trace.h).
+  void trace(bool on) { executor_->trace(on); }
+  const Executor& executor() const { return *executor_; }
 
   // This rank computes so many times slower than it could (chaos.slow).
   void slow_down(double factor) { executor_->slow_down(factor); }
@@ -146,6 +155,7 @@ class Trainer {
   std::int64_t shares_every_ = 0;
   double busy_seconds_ = 0;  // of computing, since the speeds were last looked at
   std::int64_t busy_samples_ = 0;
+  std::unique_ptr<SyncController> controller_;
   std::unique_ptr<ServerWorker> servers_;
   int server_shares_ = 0;
   std::int64_t bound_ = 0, targets_a_step_ = 0;

@@ -49,7 +49,7 @@ struct Strategy {
 // What a rank's run came to.
 struct Run {
   at::Tensor parameters;
-  std::uint64_t sent = 0;        // for gradients and parameters
+  std::uint64_t sent = 0;         // for gradients and parameters
   std::uint64_t model_bytes = 0;  // the flat buffer's
   MemoryUse memory;
   bool works = true;
@@ -66,7 +66,8 @@ at::Tensor all_parameters(Stack& stack, Trainer& trainer) {
 std::uint64_t sent_by(Ledger& ledger) {
   std::uint64_t bytes = 0;
   for (const auto& entry : ledger.entries())
-    if (entry.tag == "gradients" || entry.tag == "push" || entry.tag == "pull") bytes += entry.bytes;
+    if (entry.tag == "gradients" || entry.tag == "push" || entry.tag == "pull")
+      bytes += entry.bytes;
   return bytes;
 }
 
@@ -129,12 +130,13 @@ std::uint64_t all_reduce_bytes(Algorithm algorithm, std::uint64_t n, std::uint64
 std::uint64_t server_bytes(const JobOptions& options, std::uint64_t n, int p) {
   const ServerJob::Roles roles(options.server, p);
   const auto element = at::elementSize(at::kDouble);
-  const auto ranges = cut_ranges(std::int64_t(n / element),
-                                 std::vector<double>(std::size_t(roles.servers), 1.0));
+  const auto ranges =
+      cut_ranges(std::int64_t(n / element), std::vector<double>(std::size_t(roles.servers), 1.0));
   std::uint64_t bytes = 0;
   for (int rank = 0; rank < roles.workers(); ++rank) {
     const int mine = roles.server_of(rank);
-    const std::uint64_t own = mine < 0 ? 0 : std::uint64_t(ranges[std::size_t(mine)].numel()) * element;
+    const std::uint64_t own =
+        mine < 0 ? 0 : std::uint64_t(ranges[std::size_t(mine)].numel()) * element;
     bytes += (2 * steps + 1) * (n - own);
   }
   return bytes;
@@ -197,11 +199,12 @@ std::string memory_fault(const Strategy& strategy, const Run& run) {
   if (!run.works) return {};
   const std::uint64_t n = run.model_bytes;
   const std::uint64_t state = strategy.options.server.count > 0 ? 0 : 2 * n;
-  for (const auto& [kind, expected] :
-       {std::pair{MemoryKind::parameters, n}, {MemoryKind::gradients, n}, {MemoryKind::optimizer, state}})
+  for (const auto& [kind, expected] : {std::pair{MemoryKind::parameters, n},
+                                       {MemoryKind::gradients, n},
+                                       {MemoryKind::optimizer, state}})
     if (run.memory[kind] != expected)
-      return fmt::format("{} are {} bytes and should be {}",
-                         memory_kind_names[std::size_t(kind)], run.memory[kind], expected);
+      return fmt::format("{} are {} bytes and should be {}", memory_kind_names[std::size_t(kind)],
+                         run.memory[kind], expected);
   return {};
 }
 
@@ -224,12 +227,16 @@ std::vector<VerifyCell> verify_cells(std::shared_ptr<Communicator> ranks, const 
     if (!reference.defined()) reference = train(strategy, nullptr, bind, token).parameters;
     const ordered_json mine = {
         {"sent", run.sent},
-        {"difference",
-         run.works ? (run.parameters - reference).abs().max().item<double>() : 0.0},
+        {"difference", run.works ? (run.parameters - reference).abs().max().item<double>() : 0.0},
         {"model", run.model_bytes},
         {"fault", memory_fault(strategy, run)}};
-    VerifyCell cell{strategy.name + (hosts > 1 ? fmt::format(", {} hosts", hosts) : ""), world, 0,
-                    rounding, false, true, {}};
+    VerifyCell cell{strategy.name + (hosts > 1 ? fmt::format(", {} hosts", hosts) : ""),
+                    world,
+                    0,
+                    rounding,
+                    false,
+                    true,
+                    {}};
     std::uint64_t sent = 0, model = 0;
     const auto texts = gather_texts(*ranks, mine.dump(), "verify");
     for (std::size_t r = 0; r < texts.size(); ++r) {
@@ -237,7 +244,8 @@ std::vector<VerifyCell> verify_cells(std::shared_ptr<Communicator> ranks, const 
       sent += one["sent"].get<std::uint64_t>();
       model = std::max(model, one["model"].get<std::uint64_t>());
       // A parameter that is not a number must not pass for small.
-      const double difference = one["difference"].is_null() ? INFINITY : one["difference"].get<double>();
+      const double difference =
+          one["difference"].is_null() ? INFINITY : one["difference"].get<double>();
       cell.max_abs_diff = std::max(cell.max_abs_diff, difference);
       if (const auto fault = one["fault"].get<std::string>(); !fault.empty()) {
         cell.memory_ok = false;
@@ -286,9 +294,10 @@ std::vector<VerifyCell> parse_cells(const std::string& json) {
   std::vector<VerifyCell> cells;
   const auto all = ordered_json::parse(json);
   for (const auto& one : all.at("cells"))
-    cells.push_back({one.at("name"), one.at("world"),
-                     one.at("max_abs_diff").is_null() ? INFINITY : one.at("max_abs_diff").get<double>(),
-                     one.at("bound"), one.at("bytes_ok"), one.at("memory_ok"), one.at("note")});
+    cells.push_back(
+        {one.at("name"), one.at("world"),
+         one.at("max_abs_diff").is_null() ? INFINITY : one.at("max_abs_diff").get<double>(),
+         one.at("bound"), one.at("bytes_ok"), one.at("memory_ok"), one.at("note")});
   return cells;
 }
 

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <random>
 
+#include "echelon/collective/server_exchange.h"
 #include "echelon/parallel/server/slices.h"
 
 namespace echelon {
@@ -68,6 +69,7 @@ TEST(OwnedRanges, CanFillAllLinksEvenly) {
   const double n = 4;
   for (const auto& [k, expected] : {std::pair{0, 1.5}, {2, 1.2}, {4, 1.0}}) {
     const auto weights = balanced_weights(int(n), k);
+    EXPECT_NEAR(vectors_a_link(int(n), k), expected, 1e-12);
     EXPECT_NEAR(std::accumulate(weights.begin(), weights.end(), 0.0), 1, 1e-12);
     // A worker sends its gradient but for its own part, and its part to the others.
     EXPECT_NEAR((1 - weights[0]) + weights[0] * (n - 1), expected, 1e-12);

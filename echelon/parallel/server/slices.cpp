@@ -25,11 +25,4 @@ std::vector<OwnedRange> cut_ranges(std::int64_t elements, const std::vector<doub
   return ranges;
 }
 
-std::vector<double> balanced_weights(int workers, int extra_servers) {
-  const double n = workers, k = extra_servers, d = n * n + k * n - 2 * k;
-  std::vector<double> weights(std::size_t(workers), (n - k) / d);
-  weights.insert(weights.end(), std::size_t(extra_servers), 2 * (n - 1) / d);
-  return weights;
-}
-
 }  // namespace echelon

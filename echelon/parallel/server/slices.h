@@ -15,9 +15,4 @@ struct OwnedRange {
 // multiples of 32 elements (flat_unit.h), so every range is aligned in every type.
 std::vector<OwnedRange> cut_ranges(std::int64_t elements, const std::vector<double>& weights);
 
-// What workers and extra servers should own so that all their links are equally busy (BytePS,
-// Jiang et al. 2020): n workers that also serve, then k extra servers, 0 <= k <= n. With
-// D = n^2 + kn - 2k a worker owns (n-k)/D, an extra server 2(n-1)/D.
-std::vector<double> balanced_weights(int workers, int extra_servers);
-
 }  // namespace echelon

@@ -1,0 +1,110 @@
+#include "echelon/collective/server_exchange.h"
+
+#include <algorithm>
+#include <exception>
+#include <thread>
+
+#include "echelon/collective/reduce.h"
+
+namespace echelon {
+namespace {
+
+// Tags: a chunk by where it begins, once on its way to its owner and once back.
+std::uint64_t there(std::size_t begin) { return 2 * begin; }
+std::uint64_t back(std::size_t begin) { return 2 * begin + 1; }
+
+double divisor(double n, double k) { return n * n + k * n - 2 * k; }
+
+}  // namespace
+
+std::vector<double> balanced_weights(int workers, int extra_servers) {
+  const double n = workers, k = extra_servers;
+  std::vector<double> weights(std::size_t(workers), (n - k) / divisor(n, k));
+  weights.insert(weights.end(), std::size_t(extra_servers), 2 * (n - 1) / divisor(n, k));
+  return weights;
+}
+
+double vectors_a_link(int workers, int extra_servers) {
+  return 2.0 * workers * (workers - 1) / divisor(workers, extra_servers);
+}
+
+ServerExchange::ServerExchange(std::shared_ptr<Group> group, int workers,
+                               std::vector<std::size_t> bounds)
+    : group_(std::move(group)), workers_(workers), bounds_(std::move(bounds)) {
+  const auto me = std::size_t(group_->rank());
+  const std::size_t mine = bounds_[me + 1] - bounds_[me];
+  pushed_.assign(std::size_t(workers_), std::vector<float>(mine));
+  if (!works()) sum_.resize(mine);
+}
+
+void ServerExchange::run(float* data) {
+  std::exception_ptr failed;
+  std::thread server([&] {
+    try {
+      serve(data);
+    } catch (...) {
+      failed = std::current_exception();
+    }
+  });
+  std::exception_ptr other;
+  try {
+    if (works()) push_and_pull(data);
+  } catch (...) {
+    other = std::current_exception();
+  }
+  server.join();
+  for (const auto& error : {failed, other})
+    if (error) std::rethrow_exception(error);
+}
+
+void ServerExchange::serve(float* data) {
+  const int me = group_->rank();
+  const std::size_t first = bounds_[std::size_t(me)], end = bounds_[std::size_t(me) + 1];
+  const CallOptions call{.tag = "servers"};
+  std::vector<Group::Ticket> coming, going;
+  for (std::size_t at = first; at < end; at += chunk)
+    for (int w = 0; w < workers_; ++w)
+      if (w != me)
+        coming.push_back(group_->receive(pushed_[std::size_t(w)].data() + (at - first),
+                                         std::min(chunk, end - at) * sizeof(float), w, there(at),
+                                         call));
+  auto next = coming.begin();
+  float* const out = works() ? data + first : sum_.data();
+  for (std::size_t at = first; at < end; at += chunk) {
+    const std::size_t count = std::min(chunk, end - at), offset = at - first;
+    std::vector<const void*> inputs;
+    for (int w = 0; w < workers_; ++w) {
+      if (w != me) group_->wait(*next++);
+      inputs.push_back(w == me ? data + at : pushed_[std::size_t(w)].data() + offset);
+    }
+    reduce(DataType::f32, ReduceOp::sum, out + offset, inputs.data(), workers_, count, workers_);
+    for (int w = 0; w < workers_; ++w)
+      if (w != me)
+        going.push_back(group_->send(out + offset, count * sizeof(float), w, back(at), call));
+  }
+  for (const auto& ticket : going) group_->wait(ticket);
+}
+
+// What comes back overwrites what was pushed: it can only come when all of that has arrived.
+void ServerExchange::push_and_pull(float* data) {
+  const int me = group_->rank(), ranks = group_->size();
+  const CallOptions call{.tag = "servers"};
+  std::vector<Group::Ticket> tickets;
+  std::size_t longest = 0;
+  for (int r = 0; r < ranks; ++r)
+    longest = std::max(longest, bounds_[std::size_t(r) + 1] - bounds_[std::size_t(r)]);
+  // To all owners in turn, each rank beginning with its neighbour.
+  for (std::size_t offset = 0; offset < longest; offset += chunk)
+    for (int k = 1; k < ranks; ++k) {
+      const int owner = (me + k) % ranks;
+      const std::size_t at = bounds_[std::size_t(owner)] + offset,
+                        end = bounds_[std::size_t(owner) + 1];
+      if (at >= end) continue;
+      const std::size_t bytes = std::min(chunk, end - at) * sizeof(float);
+      tickets.push_back(group_->receive(data + at, bytes, owner, back(at), call));
+      tickets.push_back(group_->send(data + at, bytes, owner, there(at), call));
+    }
+  for (const auto& ticket : tickets) group_->wait(ticket);
+}
+
+}  // namespace echelon

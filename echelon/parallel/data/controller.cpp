@@ -1,0 +1,80 @@
+#include "echelon/parallel/data/controller.h"
+
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace echelon {
+namespace {
+
+constexpr double moved = 1.5;     // by so much a link has changed
+constexpr double worth_it = 0.9;  // of the present prediction
+
+}  // namespace
+
+SyncController::SyncController(std::shared_ptr<Communicator> ranks,
+                               std::vector<std::size_t> buckets, std::int64_t every,
+                               std::function<void(const std::string&)> say)
+    : ranks_(std::move(ranks)), buckets_(std::move(buckets)), every_(every), say_(std::move(say)) {}
+
+double SyncController::predicted(Algorithm algorithm) const {
+  double seconds = 0;
+  for (const auto bytes : buckets_) seconds += ranks_->predicted(algorithm, bytes);
+  return seconds;
+}
+
+Algorithm SyncController::cheapest() const {
+  const auto all = ranks_->algorithms();
+  return *std::min_element(all.begin(), all.end(), [&](Algorithm a, Algorithm b) {
+    return predicted(a) < predicted(b);
+  });
+}
+
+Algorithm SyncController::after_step(std::int64_t step, double reducing_seconds) {
+  times_.push_back(reducing_seconds);
+  if (std::ssize(times_) < every_ || ranks_->algorithms().empty()) return algorithm_;
+  const auto middle = times_.begin() + std::ssize(times_) / 2;
+  std::nth_element(times_.begin(), middle, times_.end());
+  // The slowest rank's: the others wait for it.
+  const at::Tensor slowest = at::zeros({1}, at::kDouble).fill_(*middle);
+  ranks_->all_reduce(slowest, ReduceOp::max, {.tag = "controller", .blocking = true}).wait();
+  times_.clear();
+  decide(step, slowest.item<double>());
+  return algorithm_;
+}
+
+void SyncController::decide(std::int64_t step, double measured) {
+  const double expected = predicted(algorithm_);
+  if (before_ > 0) {
+    say_(fmt::format("step {}: with {} reducing takes {:.2f} ms, {:.2f} ms {} than before", step,
+                     name(algorithm_), measured * 1e3, std::abs(before_ - measured) * 1e3,
+                     measured <= before_ ? "less" : "more"));
+    before_ = 0;
+  }
+  if (expected <= 0) return;
+  const double ratio = measured / expected;
+  const bool first = ratio_ == 0;
+  if (!first && ratio < moved * ratio_ && ratio > ratio_ / moved) return;
+  if (!first) {
+    ranks_->measure_links();
+    const auto link = ranks_->link();
+    say_(fmt::format("step {}: reducing took {:.2f} ms where {:.2f} were expected: the links are "
+                     "measured again, alpha {:.1f} us, beta {:.3f} ns a byte",
+                     step, measured * 1e3, ratio_ * expected * 1e3, link.alpha * 1e6,
+                     link.beta * 1e9));
+  }
+  const Algorithm best = cheapest();
+  const double now = predicted(algorithm_), then = predicted(best);
+  // What the model does not know is taken to be the same for both.
+  ratio_ = now > 0 ? measured / now : ratio;
+  if (best == algorithm_ || then > worth_it * now) return;
+  say_(fmt::format("step {}: from {} to {}: reducing takes {:.2f} ms and is predicted to take {:.2f}",
+                   step, name(algorithm_), name(best), measured * 1e3, ratio_ * then * 1e3));
+  algorithm_ = best;
+  before_ = measured;
+  ratio_ = 0;
+  ++switches_;
+}
+
+}  // namespace echelon
