@@ -29,7 +29,7 @@ struct Arguments {
   std::string config, data, resume, name, summary, plan;
   std::vector<std::string> set;
   int nproc = 1;
-  std::string trace;
+  std::string trace, join;
   bool print_config = false;
 };
 
@@ -39,6 +39,7 @@ JobRequest request_of(const Arguments& arguments) {
   request.resume = arguments.resume;
   request.name = arguments.name;
   request.summary = arguments.summary;
+  request.join = arguments.join;
   request.trace_sync = arguments.trace == "sync";
   if (!arguments.resume.empty()) {
     if (!arguments.config.empty())
@@ -82,6 +83,10 @@ void add_train(CLI::App& app, int& exit_code) {
       ->check(CLI::Range(1, most_local_ranks))
       ->type_name("N")
       ->capture_default_str();
+  command
+      ->add_option("--join", arguments->join,
+                   "Be one more worker of a job that runs with parameter servers, as it prints")
+      ->type_name("HOST:PORT,…");
   command
       ->add_option("--trace", arguments->trace,
                    "sync: print every step's exchanges, and write trace.json for Perfetto")

@@ -23,7 +23,7 @@ double vectors_a_link(int workers, int extra_servers);
 
 class ServerExchange {
  public:
-  static constexpr std::size_t chunk = 16 << 10;  // elements
+  static constexpr std::size_t chunk = 64 << 10;  // elements
 
   // The first `workers` ranks of the group push and pull; rank r owns elements [bounds[r],
   // bounds[r + 1]).

@@ -263,6 +263,19 @@ JobEnd follow(const JobRequest& request, Trainer& trainer, ServerJob* servers,
   return trainer.step() < train.steps ? JobEnd::interrupted : JobEnd::finished;
 }
 
+// A worker that comes to the servers of a job that runs already.
+JobEnd join_job(const JobRequest& request, const Dataset& data, Stack& stack,
+                const std::atomic<bool>& stop) {
+  const auto& options = request.options;
+  Ledger ledger;
+  Trainer trainer(stack, data, options.train, options.optim);
+  join_servers(request.join, options, trainer, stack, ledger);
+  fmt::print("joined      {}\n", request.join);
+  trainer.run_until(options.train.steps, &stop);
+  fmt::print("left        after step {}\n", trainer.step());
+  return JobEnd::finished;
+}
+
 // Options that may differ between ranks: where they are and what they compute on.
 bool may_differ(const std::string& key) {
   return key.starts_with("net.") || key == "train.threads" || key == "train.device" ||
@@ -318,6 +331,7 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   PeakMemory peak;
   Stack stack = gpt(options.model);
   require_memory(options, stack);
+  if (!request.join.empty()) return join_job(request, *data.training, stack, stop);
   std::optional<ServerJob> servers;
   if (options.server.count > 0) {
     if (!request.ranks)
@@ -380,6 +394,9 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
                                           : fmt::format("{} CPU threads", at::get_num_threads())));
   fmt::print("data        {}\n", data.description);
   fmt::print("run         {}\n", run.path().string());
+  if (served && options.server.mode != "sync")
+    fmt::print("servers     another worker joins with --join {} and this job's ECHELON_TOKEN\n",
+               served->addresses());
   if (resuming) fmt::print("resumed     after step {}\n", trainer.step());
   if (options.optim.warmup >= options.train.steps) {
     log::warn(fmt::format(

@@ -19,6 +19,7 @@ struct JobRequest {
   std::string name;                     // of the run; empty: the time
   std::filesystem::path resume;         // a run directory to go on with; empty: a new run
   std::filesystem::path summary;        // JSON file to write at the end; empty: none
+  std::string join;                     // servers of a running job, as it printed them
   bool trace_sync = false;              // print each step's exchanges, and write trace.json
   // All ranks of the job, each with the same request; nullptr: one process. Rank 0 shows and
   // writes, the others only compute.

@@ -7,6 +7,13 @@
 #include "echelon/comm/texts.h"
 
 namespace echelon {
+namespace {
+
+std::vector<OwnedRange> even_ranges(const Stack& stack, std::size_t servers) {
+  return cut_ranges(stack.values().numel(), std::vector<double>(servers, 1.0));
+}
+
+}  // namespace
 
 ServerJob::Roles::Roles(const ServerOptions& options, int all)
     : ranks(all), servers(static_cast<int>(options.count)), separate(options.place == "separate") {
@@ -44,17 +51,35 @@ ServerJob::ServerJob(const JobOptions& options, Communicator& ranks, const std::
   if (server_) server_->start(addresses_);
 }
 
+void join_servers(const std::string& addresses, const JobOptions& options, Trainer& trainer,
+                  const Stack& stack, Ledger& ledger) {
+  ServerWorker::Setup setup;
+  for (std::size_t begin = 0; begin <= addresses.size();) {
+    const auto end = std::min(addresses.find(',', begin), addresses.size());
+    setup.servers.push_back(parse_address(addresses.substr(begin, end - begin)));
+    begin = end + 1;
+  }
+  setup.ranges = even_ranges(stack, setup.servers.size());
+  setup.name = fmt::format("a worker that joined (pid {})", ::getpid());
+  setup.timeout = options.comm.timeout;
+  trainer.use_servers(std::move(setup), options.net, Token::find(), false, ledger);
+}
+
+std::string ServerJob::addresses() const {
+  std::string text;
+  for (const auto& one : addresses_) text += (text.empty() ? "" : ",") + one.text();
+  return text;
+}
+
 void ServerJob::attach(Trainer& trainer, const Stack& stack) {
   ServerWorker::Setup setup;
   setup.servers = addresses_;
-  setup.ranges =
-      cut_ranges(stack.values().numel(), std::vector<double>(std::size_t(roles_.servers), 1.0));
+  setup.ranges = even_ranges(stack, addresses_.size());
   setup.name = fmt::format("rank {} (pid {})", ranks_.rank(), ::getpid());
   setup.local = server_.get();
   setup.local_index = roles_.server_of(ranks_.rank());
   setup.timeout = options_.comm.timeout;
-  trainer.use_servers(std::move(setup), options_.net, token_, roles_.workers(),
-                      options_.server.bound(), ranks_.rank() == 0, ranks_.ledger());
+  trainer.use_servers(std::move(setup), options_.net, token_, ranks_.rank() == 0, ranks_.ledger());
 }
 
 void ServerJob::wait() {

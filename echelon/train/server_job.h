@@ -33,6 +33,7 @@ class ServerJob {
   const Roles& roles() const { return roles_; }
   bool works() const { return roles_.works(ranks_.rank()); }
 
+  std::string addresses() const;  // of the servers, "host:port,host:port"
   void attach(Trainer& trainer, const Stack& stack);
   // Until the last worker has left this rank's server. Throws what ended the job before its end.
   void wait();
@@ -47,5 +48,10 @@ class ServerJob {
   std::unique_ptr<ParameterServer> server_;
   std::vector<Address> addresses_;
 };
+
+// Makes a trainer outside of the job one of its workers. The two have the same model and options;
+// the job's token is this process's (ECHELON_TOKEN).
+void join_servers(const std::string& addresses, const JobOptions& options, Trainer& trainer,
+                  const Stack& stack, Ledger& ledger);
 
 }  // namespace echelon

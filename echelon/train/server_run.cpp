@@ -8,15 +8,13 @@
 namespace echelon {
 
 void Trainer::use_servers(ServerWorker::Setup setup, const NetOptions& net, const Token& token,
-                          int shares, std::int64_t bound, bool first, Ledger& ledger) {
+                          bool first, Ledger& ledger) {
   if (ranks_)
     throw InvalidArgument("gradients go to parameter servers or are reduced among ranks, not both");
   if (!device_.is_cpu())
     throw InvalidArgument("parameter servers take gradients from CPUs; set train.device=cpu");
   servers_ = std::make_unique<ServerWorker>(std::move(setup), net, token, stack_.units(),
                                             stack_.values(), stack_.grads(), ledger);
-  server_shares_ = shares;
-  bound_ = bound;
   first_worker_ = first;
   if (!first) {  // the servers have it
     update_.reset();
@@ -54,21 +52,22 @@ void Trainer::run_with_servers(std::int64_t until, const std::atomic<bool>* stop
         observe_({step_, applied.loss, applied.norm, applied.rate, seconds, targets_a_step_,
                   executor_->times(), applied.ages});
     }
-    if (next.task) compute_share(*next.task);
+    if (next.task) compute_share(*next.task, next.version);
     if (next.finished) break;
   }
   if (step_ >= train_.steps || stop_told_) servers_->pull(step_, {step_, 0});
 }
 
-void Trainer::compute_share(const Task& task) {
-  const auto shares = even_shares(train_.batch, server_shares_);
+// On parameters that are at least as new as when the task was given.
+void Trainer::compute_share(const Task& task, std::int64_t at_least) {
+  const auto shares = even_shares(train_.batch, servers_->shares());
   std::int64_t first = 0;
   for (int j = 0; j < task.share; ++j) first += shares[std::size_t(j)];
   const auto mine = shares[std::size_t(task.share)];
   const double weight = static_cast<double>(mine) / static_cast<double>(train_.batch);
   const Batch batch = batch_of(task.clock, first, first + mine);
   targets_a_step_ = batch.target.numel() / mine * train_.batch;
-  servers_->pull(std::max<std::int64_t>(0, task.clock - bound_), task);
+  servers_->pull(at_least, task);
   const at::Tensor loss = executor_->run(batch.input, batch.target, weight);
   servers_->push(task, weight);
   servers_->done(task, loss.item<double>());

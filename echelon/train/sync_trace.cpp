@@ -25,7 +25,8 @@ struct Way {
 Way way_of(const std::vector<Ledger::Entry>& added, int bucket) {
   Way way;
   for (const auto& entry : added) {
-    if (entry.tag != fmt::format("gradients {}", bucket) || entry.calls + entry.bytes == 0) continue;
+    if (entry.tag != fmt::format("gradients {}", bucket) || entry.calls + entry.bytes == 0)
+      continue;
     way.algorithm = entry.algorithm;
     way.bytes += entry.bytes;
   }
@@ -104,14 +105,15 @@ std::string SyncTrace::step(std::int64_t number, const Executor& executor) {
     const auto& bucket = executor.shape().buckets[std::size_t(one.action.bucket)];
     const Way way = way_of(added, one.action.bucket);
     const auto size = std::uint64_t(bucket.numel()) * executor.element_size();
-    const std::string how =
-        fmt::format("{} by {}: {} {}", human_bytes(size), name(way.algorithm),
-                    human_bytes(way.bytes), receivers(way.algorithm, ranks_->rank(), ranks_->size()));
+    const std::string how = fmt::format("{} by {}: {} {}", human_bytes(size), name(way.algorithm),
+                                        human_bytes(way.bytes),
+                                        receivers(way.algorithm, ranks_->rank(), ranks_->size()));
     const double after = ms(one.end - end);
     lines += fmt::format("\n  bucket {}  {:<70} {:>7.2f} … {:>7.2f} ms{}", one.action.bucket, how,
                          ms(one.begin - backward), ms(one.end - backward),
                          after > 0 ? fmt::format(", {:.2f} after backward", after) : "");
-    if (kept) keep(what, Line::reducing, one.begin, one.end, fmt::format("step {}: {}", number, how));
+    if (kept)
+      keep(what, Line::reducing, one.begin, one.end, fmt::format("step {}: {}", number, how));
   }
   const auto& times = executor.times();
   return fmt::format(

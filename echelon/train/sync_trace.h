@@ -34,8 +34,7 @@ class SyncTrace {
  private:
   using Time = std::chrono::steady_clock::time_point;
   enum class Line { computing, reducing };
-  void keep(const std::string& event, Line line, Time begin, Time end,
-            const std::string& detail);
+  void keep(const std::string& event, Line line, Time begin, Time end, const std::string& detail);
 
   std::shared_ptr<Communicator> ranks_;
   Time start_;

@@ -72,11 +72,11 @@ class Trainer {
   ~Trainer();
 
   // Hands gradients to parameter servers, which own parameters and optimiser state, in place of
-  // updating here: before run(). A step's batch is cut into `shares`, which workers take as they
-  // come, on parameters at most `bound` updates old. The first worker brings the parameters, sees
+  // updating here: before run(). A step's batch is cut into shares, which workers take as they
+  // come. The first worker brings the parameters, sees
   // every step and can save; the others compute.
-  void use_servers(ServerWorker::Setup setup, const NetOptions& net, const Token& token, int shares,
-                   std::int64_t bound, bool first, Ledger& ledger);
+  void use_servers(ServerWorker::Setup setup, const NetOptions& net, const Token& token, bool first,
+                   Ledger& ledger);
   void leave_servers();  // says goodbye to them
 
   // How gradients are reduced from the next step on, and how many samples each rank takes of a
@@ -132,7 +132,7 @@ class Trainer {
   void look_at_speeds();
   Batch batch_of(std::int64_t step, std::int64_t first, std::int64_t end) const;
   void run_with_servers(std::int64_t until, const std::atomic<bool>* stop);
-  void compute_share(const Task& task);
+  void compute_share(const Task& task, std::int64_t at_least);
   void fetch_state();
 
   Stack& stack_;
@@ -157,8 +157,7 @@ class Trainer {
   std::int64_t busy_samples_ = 0;
   std::unique_ptr<SyncController> controller_;
   std::unique_ptr<ServerWorker> servers_;
-  int server_shares_ = 0;
-  std::int64_t bound_ = 0, targets_a_step_ = 0;
+  std::int64_t targets_a_step_ = 0;
   std::chrono::steady_clock::time_point last_applied_ = std::chrono::steady_clock::now();
   bool first_worker_ = false, begun_ = false, stop_told_ = false;
   bool graph_wanted_ = false;

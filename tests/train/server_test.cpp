@@ -223,7 +223,7 @@ TEST(ParameterServer, RefusesAGradientBeyondTheBound) {
   EXPECT_EQ(
       refused.message,
       "the gradient that rank 0 (pid 7) sent for step 5 is of the parameters after 1 updates, "
-      "1 too old for staleness 2; it was refused");
+      "and there were 4: too old for staleness 2; it was refused");
   EXPECT_EQ(one.server.pull(0, {}).version, 4) << "nothing was applied";
 }
 
@@ -286,7 +286,10 @@ class Shown {
   int b() const { return b_; }
   // What a worker is to compute, on the parameters as they are.
   Task take(int worker) {
-    const Task task = *server_.next(worker, 0).task;
+    std::size_t seen = 0;
+    auto next = server_.next(worker, seen);
+    for (; !next.task; next = server_.next(worker, seen)) seen += next.applied.size();
+    const Task task = *next.task;
     read_[task.share + 2 * task.clock] = server_.pull(0, task).version;
     return task;
   }

@@ -26,9 +26,8 @@ double SyncController::predicted(Algorithm algorithm) const {
 
 Algorithm SyncController::cheapest() const {
   const auto all = ranks_->algorithms();
-  return *std::min_element(all.begin(), all.end(), [&](Algorithm a, Algorithm b) {
-    return predicted(a) < predicted(b);
-  });
+  return *std::min_element(all.begin(), all.end(),
+                           [&](Algorithm a, Algorithm b) { return predicted(a) < predicted(b); });
 }
 
 Algorithm SyncController::after_step(std::int64_t step, double reducing_seconds) {
@@ -59,18 +58,19 @@ void SyncController::decide(std::int64_t step, double measured) {
   if (!first) {
     ranks_->measure_links();
     const auto link = ranks_->link();
-    say_(fmt::format("step {}: reducing took {:.2f} ms where {:.2f} were expected: the links are "
-                     "measured again, alpha {:.1f} us, beta {:.3f} ns a byte",
-                     step, measured * 1e3, ratio_ * expected * 1e3, link.alpha * 1e6,
-                     link.beta * 1e9));
+    say_(fmt::format(
+        "step {}: reducing took {:.2f} ms where {:.2f} were expected: the links are "
+        "measured again, alpha {:.1f} us, beta {:.3f} ns a byte",
+        step, measured * 1e3, ratio_ * expected * 1e3, link.alpha * 1e6, link.beta * 1e9));
   }
   const Algorithm best = cheapest();
   const double now = predicted(algorithm_), then = predicted(best);
   // What the model does not know is taken to be the same for both.
   ratio_ = now > 0 ? measured / now : ratio;
   if (best == algorithm_ || then > worth_it * now) return;
-  say_(fmt::format("step {}: from {} to {}: reducing takes {:.2f} ms and is predicted to take {:.2f}",
-                   step, name(algorithm_), name(best), measured * 1e3, ratio_ * then * 1e3));
+  say_(fmt::format(
+      "step {}: from {} to {}: reducing takes {:.2f} ms and is predicted to take {:.2f}", step,
+      name(algorithm_), name(best), measured * 1e3, ratio_ * then * 1e3));
   algorithm_ = best;
   before_ = measured;
   ratio_ = 0;

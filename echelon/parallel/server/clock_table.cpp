@@ -46,7 +46,7 @@ std::optional<Task> ClockTable::take(int worker) {
   } else if (const auto task = fresh(worker)) {
     mine.task = task;
     if (task->clock >= begun_) {
-      missing_[task->clock] = shares_;
+      rounds_[task->clock] = {shares_, version_};
       begun_ = task->clock + 1;
     }
   }
@@ -71,16 +71,24 @@ void ClockTable::done(int worker, const Task& task) {
         fmt::format("{} says it is done with share {} of step {}, which it did not have", mine.name,
                     task.share, task.clock + 1));
   mine.task.reset();
-  if (--missing_.at(task.clock) > 0) return;
-  if (bound_ == unbounded) {
-    missing_.erase(task.clock);
-    order_.push_back(task.clock);
-    return;
-  }
-  // In the order of the steps.
-  while (!missing_.empty() && missing_.begin()->second == 0) {
-    order_.push_back(missing_.begin()->first);
-    missing_.erase(missing_.begin());
+  --rounds_.at(task.clock).missing;
+  release();
+}
+
+// Of the steps that are complete, the one whose gradients are oldest goes first; but none, while
+// a step that misses a share would then have to wait for longer than the bound.
+void ClockTable::release() {
+  for (;;) {
+    const auto older = [](const auto& a, const auto& b) { return a.second.given < b.second.given; };
+    auto ready = rounds_.end();
+    for (auto it = rounds_.begin(); it != rounds_.end(); ++it)
+      if (it->second.missing == 0 && (ready == rounds_.end() || older(*it, *ready))) ready = it;
+    if (ready == rounds_.end()) return;
+    const std::int64_t after = first_ + std::ssize(order_) + 1;  // version, once it is applied
+    for (auto it = rounds_.begin(); it != rounds_.end() && bound_ != unbounded; ++it)
+      if (it != ready && after - it->second.given > bound_) return;
+    order_.push_back(ready->first);
+    rounds_.erase(ready);
   }
 }
 

@@ -7,12 +7,16 @@
 // the parameters it was computed on and on nothing else, in particular not on who computed it.
 //
 // In a synchronous job share j is the j-th worker's, so that the same bytes go the same ways every
-// time. A share of step c is handed out while at most `bound` updates before c are missing (SSP, Ho
+// time.
+//
+// A share of step c is handed out while at most `bound` updates before c are missing (SSP, Ho
 // et al. 2013: the slowest is at c - S or later), so that a gradient is at most that old when it is
 // applied:
 //   bound 0          synchronous: every gradient of step c is of the parameters after c updates
-//   bound S          updates are applied in the order of the steps
-//   no bound         asynchronous: updates are applied in the order in which their shares complete
+//   bound S          a step is applied when its shares are there, also before an earlier one,
+//   unless
+//                    a gradient that is still on its way would then be older than S
+//   no bound         asynchronous: a step is applied when its shares are there
 #pragma once
 
 #include <cstdint>
@@ -47,6 +51,8 @@ class ClockTable {
   int join(const std::string& name);  // a worker's number
   // What this worker is to compute now; nothing while all that may run is taken.
   std::optional<Task> take(int worker);
+  // How many updates the parameters would miss that the next task is computed on.
+  std::int64_t next_age() const { return returned_.empty() ? next_.clock - version_ : 0; }
   // It has, and all owners have its gradient. Throws InvalidArgument for a task it did not have.
   void done(int worker, const Task& task);
   // It is gone: what it had is handed out again.
@@ -85,9 +91,14 @@ class ClockTable {
   std::int64_t first_, end_, bound_, version_, held_ = unbounded;
   Task next_;
   std::vector<Worker> workers_;
-  std::deque<Task> returned_;            // of workers that are gone, oldest first
-  std::map<std::int64_t, int> missing_;  // shares of steps that were begun
+  std::deque<Task> returned_;  // of workers that are gone, oldest first
+  struct Round {
+    int missing = 0;         // shares
+    std::int64_t given = 0;  // the oldest version that a gradient of it may be of
+  };
+  std::map<std::int64_t, Round> rounds_;  // that were begun and are not in order_, by step
   std::vector<std::int64_t> order_;
+  void release();  // what may be applied now
 };
 
 }  // namespace echelon

@@ -15,6 +15,7 @@ struct ServerOptions {
   std::int64_t staleness = 3;
   bool aware_rate = false;
   double compensate = 0;
+  double fresh_wait = 0.5;
   double patience = 60;
 
   void fields(Fields& f) {
@@ -34,6 +35,10 @@ struct ServerOptions {
           "delay compensation: gradients get this times their square times the drift of the "
           "parameters since they were read; 0: off",
           {.minimum = 0, .maximum = 1e3});
+    f.add("fresh_wait", fresh_wait,
+          "bounded, async: how long a worker waits for the newest parameters before it takes older "
+          "ones, as a part of what a share takes; 0: never",
+          {.minimum = 0, .maximum = 100});
     f.add("patience", patience,
           "how long a worker may be silent; then its share goes to another (sync: the job ends)",
           {.minimum = 0, .above_minimum = true, .unit = "s"});

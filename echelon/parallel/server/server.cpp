@@ -21,9 +21,10 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto a_moment = 200ms;  // between looks at whether to stop
-constexpr auto a_while = 1s;      // until a question is answered with "ask again"
-constexpr auto farewell = 5s;     // for workers to hear what has failed
+constexpr auto a_moment = 200ms;         // between looks at whether to stop
+constexpr auto a_while = 1s;             // until a question is answered with "ask again"
+constexpr auto farewell = 5s;            // for workers to hear what has failed
+constexpr std::size_t most_done = 4096;  // steps that a late gradient is recognised for
 
 }  // namespace
 
@@ -166,6 +167,7 @@ void ParameterServer::leave(int worker) { lose(worker, "it left"); }
 ParameterServer::Next ParameterServer::next(int worker, std::size_t seen) {
   Lock lock(mutex_);
   const auto deadline = Deadline::in(a_while);
+  const auto asked = asked_.try_emplace(worker, Deadline::Clock::now()).first->second;
   Next reply;
   for (;;) {
     check();
@@ -173,10 +175,21 @@ ParameterServer::Next ParameterServer::next(int worker, std::size_t seen) {
       throw PeerLost(fmt::format("{} was silent for longer than server.patience and was dropped",
                                  table_->name(worker)));
     reply.finished = update_ && table_->finished();
-    if (update_ && !reply.finished) reply.task = table_->take(worker);
-    if (reply.task) since_[worker] = Deadline::Clock::now();
+    // Newer parameters may be worth a moment.
+    const bool fresh =
+        update_ && (table_->next_age() <= 0 ||
+                    Deadline::Clock::now() - asked >=
+                        Deadline::duration_of(setup_.server.fresh_wait * task_seconds_));
+    if (update_ && !reply.finished && fresh) reply.task = table_->take(worker);
+    if (reply.task) {
+      since_[worker] = Deadline::Clock::now();
+      asked_.erase(worker);
+    }
     if (reply.task || reply.finished || deadline.expired() || applied_.size() > seen) break;
-    changed_.wait_for(lock, deadline.remaining());
+    const auto enough = Deadline::duration_of(setup_.server.fresh_wait * task_seconds_) -
+                        (Deadline::Clock::now() - asked);
+    changed_.wait_for(lock, fresh || enough <= 0s ? deadline.remaining()
+                                                  : std::min(deadline.remaining(), enough));
   }
   reply.version = version_;
   for (std::size_t i = seen; i < applied_.size() && reply.applied.size() < wire::most_applied; ++i)
@@ -188,6 +201,9 @@ void ParameterServer::done(int worker, const Task& task, double loss) {
   const std::lock_guard lock(mutex_);
   check();
   table_->done(worker, task);
+  const double seconds =
+      std::chrono::duration<double>(Deadline::Clock::now() - since_[worker]).count();
+  task_seconds_ = task_seconds_ == 0 ? seconds : 0.9 * task_seconds_ + 0.1 * seconds;
   since_.erase(worker);
   auto& losses = losses_[task.clock];
   losses.resize(std::size_t(setup_.shares));
@@ -227,15 +243,15 @@ void ParameterServer::push(const std::string& from, const Task& task, std::int64
                     "and there were {}",
                     from, version, version_));
   const auto bound = setup_.server.bound();
-  if (bound != ClockTable::unbounded && task.clock - version > bound) {
+  if (bound != ClockTable::unbounded && version_ - version > bound) {
     const auto message = fmt::format(
-        "the gradient that {} sent for step {} is of the parameters after {} updates, {} too old "
-        "for staleness {}; it was refused",
-        from, task.clock + 1, version, task.clock - version - bound, bound);
+        "the gradient that {} sent for step {} is of the parameters after {} updates, and there were "
+        "{}: too old for staleness {}; it was refused",
+        from, task.clock + 1, version, version_, bound);
     log::warn(message);
     throw Refused(message);
   }
-  if (bound != ClockTable::unbounded && task.clock < version_) return;  // another was quicker
+  if (done_.contains(task.clock)) return;  // another was quicker
   auto& round = rounds_[task.clock];
   round.resize(std::size_t(setup_.shares));
   auto& place = round[std::size_t(task.share)];
@@ -304,6 +320,8 @@ void ParameterServer::run() {
       });
       shares = std::move(rounds_[*clock]);
       rounds_.erase(*clock);
+      done_.insert(*clock);
+      while (done_.size() > most_done) done_.erase(done_.begin());
     }
     Applied applied{*clock, 0, 0, rate_at(setup_.optim, update, setup_.steps), {}};
     for (const auto& share : shares) applied.ages.push_back(update - share.version);
@@ -456,7 +474,11 @@ void ParameterServer::serve(Peer& peer, const Frame& first) {
       worker = join(peer.name());
       counted = true;
     }
-    peer.send(FrameWriter().number(std::uint64_t(worker)).frame(Peer::ok), transfer());
+    peer.send(FrameWriter()
+                  .number(std::uint64_t(worker))
+                  .number(std::uint64_t(setup_.shares))
+                  .frame(Peer::ok),
+              transfer());
     for (bool more = true; more;) {
       if (!peer.asked(Deadline::in(a_moment))) {
         const std::lock_guard lock(mutex_);

@@ -23,6 +23,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -83,6 +84,7 @@ class ParameterServer {
   ParameterServer& operator=(const ParameterServer&) = delete;
 
   const Address& address() const { return address_; }
+  int shares() const { return setup_.shares; }
   void start(const std::vector<Address>& servers);
   void wait();  // throws what ended the job before its end
 
@@ -156,10 +158,13 @@ class ParameterServer {
   at::Tensor published_;  // never written: who holds it may go on reading
   std::int64_t version_ = 0;
   std::map<std::int64_t, std::vector<Arrival>> rounds_;      // by step, then share
+  std::set<std::int64_t> done_;                              // steps that were applied lately
   std::map<std::pair<std::int64_t, int>, at::Tensor> read_;  // what a share was computed on
   // The first server's:
   std::unique_ptr<ClockTable> table_;
   std::map<int, Deadline::Clock::time_point> since_;  // when a worker was given its task
+  std::map<int, Deadline::Clock::time_point> asked_;  // when a worker that waits began to
+  double task_seconds_ = 0;                           // that a share takes, of late
   Deadline::Clock::time_point began_ = Deadline::Clock::now();
   std::map<std::int64_t, std::vector<double>> losses_;     // by step, then share
   std::map<std::int64_t, std::map<int, double>> squares_;  // by update, then server

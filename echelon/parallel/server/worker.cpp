@@ -25,6 +25,7 @@ ServerWorker::ServerWorker(Setup setup, const NetOptions& net, const Token& toke
     if (local(i)) {
       peers_.push_back(nullptr);
       number = setup_.local->join(setup_.name);
+      shares_ = setup_.local->shares();
     } else {
       const Deadline deadline = transfer();
       peers_.push_back(std::make_unique<Peer>(
@@ -35,6 +36,7 @@ ServerWorker::ServerWorker(Setup setup, const NetOptions& net, const Token& toke
           FrameWriter().number(i == 0 ? 0 : 1).text(setup_.name).frame(Peer::hello), deadline);
       FrameReader reader(reply, peers_[i]->name());
       number = int(reader.number());
+      shares_ = int(reader.number_at_most(1 << 20));
     }
     if (i == 0) number_ = number;
   }

@@ -50,6 +50,8 @@ class ServerWorker {
   // them.
   void begin(const std::vector<SliceUpdate::State>& state, std::int64_t version, double updates);
 
+  int shares() const { return shares_; }  // that a step's batch is cut into
+
   ParameterServer::Next next();
   // Parameters after at least so many updates. `task` is what they are for.
   void pull(std::int64_t at_least, const Task& task);
@@ -82,7 +84,8 @@ class ServerWorker {
   std::vector<std::vector<wire::Matrix>> matrices_;
   std::vector<std::int64_t> versions_;  // by server: of the parameters that were pulled
   int number_ = -1;                     // in the clock table
-  std::size_t seen_ = 0;                // updates told of
+  int shares_ = 1;
+  std::size_t seen_ = 0;  // updates told of
 };
 
 }  // namespace echelon

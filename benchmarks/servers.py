@@ -1,0 +1,116 @@
+"""How long workers take to sum a vector through parameter servers, each rank behind a slow link of its own.
+
+    ./dev bench servers                4 workers with 0, 2 and 4 extra servers, in network namespaces at 200 Mbit/s (root)
+    ./dev bench servers --save         also write docs/benchmarks/DATE-servers.md
+
+The vector lies so that all links are equally busy (BytePS, Jiang et al. 2020): with n workers and k extra servers every
+link carries 2n(n-1)/(n^2 + kn - 2k) vectors each way, so the times of 0, 2 and 4 should stand as 1.5 : 1.2 : 1.0.
+Numbers of extra servers alternate in rounds; a time is the median over rounds of each round's median.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import secrets
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from _page import BUILD, ROOT, machine, markdown, plain
+from collectives import free_port, rank_environment, run_ranks
+
+
+class Star:
+    """Network namespaces around a bridge, each with a link of so many Mbit/s, both ways."""
+
+    def __init__(self, count, rate):
+        self.names = [f"echelon-{os.getpid()}-{i}" for i in range(count)]
+        self.bridge, self.rate = f"ech{os.getpid() % 100000}", rate
+
+    def ip(self, *words):
+        subprocess.run(["ip", *words], check=True)
+
+    def slow(self, prefix, device):
+        """A shaper with a queue that is long enough to lose nothing."""
+        tc = [*prefix, "tc", "qdisc", "add", "dev", device]
+        subprocess.run([*tc, "root", "handle", "1:", "tbf", "rate", f"{self.rate}mbit", "burst", "64kb", "latency", "200ms"],
+                       check=True)
+        subprocess.run([*tc, "parent", "1:", "pfifo", "limit", "1000"], check=True)
+
+    def __enter__(self):
+        self.ip("link", "add", self.bridge, "type", "bridge")
+        self.ip("link", "set", self.bridge, "up")
+        for i, name in enumerate(self.names):
+            outside = f"{self.bridge}-{i}"
+            self.ip("netns", "add", name)
+            self.ip("link", "add", outside, "type", "veth", "peer", "name", "ech0", "netns", name)
+            self.ip("link", "set", outside, "master", self.bridge, "up")
+            self.ip("-n", name, "addr", "add", f"10.214.0.{i + 1}/24", "dev", "ech0")
+            self.ip("-n", name, "link", "set", "ech0", "up")
+            self.ip("-n", name, "link", "set", "lo", "up")
+            self.slow([], outside)
+            self.slow(["ip", "netns", "exec", name], "ech0")
+        return self
+
+    def __exit__(self, *_):
+        for name in self.names:
+            subprocess.run(["ip", "netns", "delete", name])
+        subprocess.run(["ip", "link", "delete", self.bridge])
+
+
+def measure(star, workers, extra, mib, repeat):
+    world, port = workers + extra, free_port()
+    token = secrets.token_hex(16)
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "result.json"
+        command = [BUILD / "echelon", "bench", "servers", "--workers", workers, "--extra", extra, "--mib", mib,
+                   "--repeat", repeat, "--json", out, "--set", "net.shared_memory=false"]
+        run_ranks([(command, rank_environment(rank, world, "10.214.0.1", port, ECHELON_TOKEN=token, ECHELON_CACHE=folder),
+                    ["ip", "netns", "exec", star.names[rank]]) for rank in range(world)])
+        return json.loads(out.read_text())
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--extra", type=lambda text: [int(k) for k in text.split(",")], default=[0, 2, 4])
+    parser.add_argument("--mib", type=float, default=32)
+    parser.add_argument("--rate", type=int, default=200, help="Mbit/s of a link")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--repeat", type=int, default=2)
+    parser.add_argument("--save", action="store_true", help="write a dated page in docs/benchmarks/")
+    arguments = parser.parse_args()
+    facts = machine()
+    print("\n".join(f"{name:12} {value}" for name, value in facts), flush=True)
+    results = {k: [] for k in arguments.extra}
+    with Star(arguments.workers + max(arguments.extra), arguments.rate) as star:
+        for _ in range(arguments.rounds):
+            for k in arguments.extra:
+                results[k].append(measure(star, arguments.workers, k, arguments.mib, arguments.repeat))
+    times = {k: statistics.median(r["median_ms"] for r in results[k]) for k in results}
+    last = arguments.extra[-1]
+    rows = [["extra servers", "ms", "law: vectors a link", "measured, last = law", "off by", "of the link's rate"]]
+    for k, ms in times.items():
+        law = results[k][0]["law"]
+        seen = ms / times[last] * results[last][0]["law"]
+        rate = law * results[k][0]["bytes"] * 8 / (ms * 1e3) / arguments.rate
+        rows.append([str(k), f"{ms:.0f}", f"{law:.2f}", f"{seen:.2f}", f"{(seen / law - 1) * 100:+.0f} %", f"{rate:.2f}"])
+    title = f"{arguments.workers} workers, {arguments.mib:g} MiB of fp32, links of {arguments.rate} Mbit/s"
+    print(f"\n{title}\n{plain(rows)}")
+    if arguments.save:
+        today = datetime.date.today().isoformat()
+        command = "./dev bench servers " + " ".join(a for a in sys.argv[1:] if a != "--save")
+        out = [f"# Summing through parameter servers, {today}", ""]
+        out += [f"- {name}: {value}" for name, value in facts]
+        out += [f"- Command: `{command.strip()}`", f"- Rounds: {arguments.rounds}", "", f"## {title}", "", markdown(rows), "",
+                "benchmarks/servers.py says how it is measured.", ""]
+        path = ROOT / "docs" / "benchmarks" / f"{today}-servers.md"
+        path.write_text("\n".join(out))
+        print(f"\nwritten: {path.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Parameter servers as processes: what happens when workers and servers die, and when a worker comes late."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+
+import pytest
+from conftest import BUILD
+
+TOKEN = "a token for the tests of servers"
+TINY = ["model.layers=1", "model.width=32", "model.heads=2", "model.context=32", "train.batch=8", "train.validate_every=0",
+        "train.threads=1", "data.source=random", "comm.timeout=20"]
+
+
+def start(folder, *arguments, settings=()):
+    command = [str(BUILD / "echelon"), "train", *arguments]
+    for setting in [*TINY, *settings]:
+        command += ["--set", setting]
+    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                            env=os.environ | {"ECHELON_TOKEN": TOKEN})
+
+
+def steps_done(folder):
+    metrics = folder / "runs/job/metrics.jsonl"
+    return len(metrics.read_text().splitlines()) if metrics.exists() else 0
+
+
+def wait_for_steps(job, folder, steps):
+    end = time.monotonic() + 60
+    while steps_done(folder) < steps:
+        assert time.monotonic() < end and job.poll() is None, job.communicate()
+        time.sleep(0.02)
+
+
+def rank_process(job, rank):
+    """The process of a rank, which is a descendant of the job's."""
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            variables = open(f"/proc/{entry}/environ").read().split("\0")
+            parent = open(f"/proc/{entry}/stat").read().rsplit(")", 1)[1].split()[1]
+            grand = open(f"/proc/{parent}/stat").read().rsplit(")", 1)[1].split()[1]
+        except OSError:
+            continue
+        if f"RANK={rank}" in variables and grand == str(job.pid):
+            return int(entry)
+    raise AssertionError(f"rank {rank} is not there")
+
+
+def end(job):
+    out, err = job.communicate(timeout=120)
+    return job.returncode, out, err
+
+
+@pytest.mark.parametrize("mode", ["bounded", "async"])
+def test_the_others_go_on_when_a_worker_is_killed(tmp_path, mode):
+    job = start(tmp_path, "--nproc", "3", "--name", "job",
+                settings=["server.count=1", f"server.mode={mode}", "train.steps=600", 'chaos.slow=["2:3.0"]'])
+    wait_for_steps(job, tmp_path, 20)
+    os.kill(rank_process(job, 2), signal.SIGKILL)
+    status, out, err = end(job)
+    assert status == 0, out + err
+    assert steps_done(tmp_path) == 600
+    assert re.search(r"rank 2 \(pid \d+\) is gone .*; the others go on", err), err
+    assert re.search(r"rank 2 \(pid \d+\) was killed by signal 9", err), err
+
+
+def test_a_synchronous_job_ends_and_names_the_worker_that_was_killed(tmp_path):
+    job = start(tmp_path, "--nproc", "3", "--name", "job", settings=["server.count=1", "train.steps=100000"])
+    wait_for_steps(job, tmp_path, 20)
+    os.kill(rank_process(job, 2), signal.SIGKILL)
+    begun = time.monotonic()
+    status, out, err = end(job)
+    assert status == 137 and time.monotonic() - begun < 8
+    assert re.search(r"rank 2 \(pid \d+\) was killed by signal 9", err), err
+
+
+@pytest.mark.parametrize("mode", ["sync", "bounded"])
+def test_a_dead_server_ends_the_job_and_its_last_state_goes_on(tmp_path, mode):
+    settings = ["server.count=1", "server.place=separate", f"server.mode={mode}", "train.save_every=50"]
+    job = start(tmp_path, "--nproc", "3", "--name", "job", settings=[*settings, "train.steps=100000"])
+    wait_for_steps(job, tmp_path, 120)
+    os.kill(rank_process(job, 2), signal.SIGKILL)
+    status, out, err = end(job)
+    assert status == 137, out + err
+    assert re.search(r"rank 2 \(pid \d+\) was killed by signal 9", err), err
+    reached = steps_done(tmp_path) // 50 * 50
+    job = start(tmp_path, "--nproc", "3", "--resume", "runs/job", settings=[f"train.steps={reached + 60}"])
+    status, out, err = end(job)
+    assert status == 0, out + err
+    assert f"resumed     after step {reached}" in out
+    assert steps_done(tmp_path) == reached + 60
+
+
+def test_a_worker_may_join_a_job_that_runs(tmp_path):
+    settings = ["server.count=1", "server.mode=bounded", "train.steps=1500"]
+    job = start(tmp_path, "--nproc", "2", "--name", "job", settings=[*settings, 'chaos.slow=["0:4.0", "1:4.0"]'])
+    wait_for_steps(job, tmp_path, 10)
+    where = ""
+    while "--join" not in where:
+        where = job.stdout.readline()
+    address = re.search(r"--join (\S+)", where)[1]
+    newcomer = start(tmp_path, "--join", address, settings=settings)
+    status, out, err = end(newcomer)
+    assert status == 0 and "left        after step 1500" in out, out + err
+    assert end(job)[0] == 0
+    lines = [json.loads(line) for line in (tmp_path / "runs/job/metrics.jsonl").read_text().splitlines()]
+    assert len(lines) == 1500 and max(age for line in lines for age in line["ages"]) <= 3
+
+
+def test_ctrl_c_ends_after_a_whole_step_and_the_run_goes_on(tmp_path):
+    settings = ["server.count=2", "server.mode=bounded", "train.steps=3000"]
+    job = start(tmp_path, "--nproc", "3", "--name", "job", settings=settings)
+    wait_for_steps(job, tmp_path, 20)
+    job.send_signal(signal.SIGINT)
+    status, out, err = end(job)
+    assert status == 130, out + err
+    after = int(re.search(r"interrupted after step (\d+)", out)[1])
+    job = start(tmp_path, "--nproc", "3", "--resume", "runs/job", settings=[f"train.steps={after + 10}"])
+    assert end(job)[0] == 0
+    assert steps_done(tmp_path) == after + 10
