@@ -93,7 +93,10 @@ JobSetup job_setup(const LaunchOptions& options) {
     const int port = job.rendezvous.port;
     job.master_port = static_cast<std::uint16_t>(port < 65535 ? port + 1 : port - 1);
   }
-  job.token = options.nodes > 1 ? shared_token() : Token::random().text();
+  // One that the user gave lets others come later: a worker that joins.
+  job.token = options.nodes > 1               ? shared_token()
+              : std::getenv("ECHELON_TOKEN") ? Token::find().text()
+                                              : Token::random().text();
   job.cores = cores();
   job.numa = numa_nodes();
   return job;
