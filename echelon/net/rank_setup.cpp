@@ -94,9 +94,9 @@ JobSetup job_setup(const LaunchOptions& options) {
     job.master_port = static_cast<std::uint16_t>(port < 65535 ? port + 1 : port - 1);
   }
   // One that the user gave lets others come later: a worker that joins.
-  job.token = options.nodes > 1               ? shared_token()
+  job.token = options.nodes > 1              ? shared_token()
               : std::getenv("ECHELON_TOKEN") ? Token::find().text()
-                                              : Token::random().text();
+                                             : Token::random().text();
   job.cores = cores();
   job.numa = numa_nodes();
   return job;

@@ -183,9 +183,10 @@ void Trainer::adapt(const SyncOptions& options, std::function<void(const std::st
   const std::size_t element = executor_->element_size();
   std::vector<std::size_t> bytes;
   for (const auto& bucket : buckets()) bytes.push_back(std::size_t(bucket.numel()) * element);
-  controller_ = std::make_unique<SyncController>(
-      ranks_, std::move(bytes), options.every,
-      ranks_->rank() == 0 ? std::move(say) : [](const std::string&) {});
+  if (ranks_->rank() != 0) say = [](const std::string&) {};
+  controller_ =
+      std::make_unique<SyncController>(ranks_, std::move(bytes), options.every, std::move(say));
+  executor_->reduce_by(controller_->algorithm());
 }
 
 void Trainer::share_out(std::vector<std::int64_t> samples) {

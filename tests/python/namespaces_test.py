@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -41,16 +42,16 @@ def hosts():
             ip("netns", "delete", name, check=False)
 
 
-def start(hosts, world, tmp_path, *arguments):
-    """Ranks of `echelon bench collectives`, dealt out to the hosts in blocks."""
+def start(hosts, world, tmp_path, *arguments, command=("bench", "collectives")):
+    """Ranks of a command, dealt out to the hosts in blocks."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     common = {**os.environ, "WORLD_SIZE": str(world), "MASTER_ADDR": ADDRESS, "MASTER_PORT": str(port),
               "LOCAL_WORLD_SIZE": str(world // 2), "ECHELON_TOKEN": secrets.token_hex(16), "ECHELON_CACHE": str(tmp_path)}
-    return [subprocess.Popen(["ip", "netns", "exec", hosts[rank * 2 // world], BUILD / "echelon", "bench", "collectives",
+    return [subprocess.Popen(["ip", "netns", "exec", hosts[rank * 2 // world], BUILD / "echelon", *command,
                               *arguments],
-                             env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank % (world // 2))},
+                             cwd=tmp_path, env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank % (world // 2))},
                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for rank in range(world)]
 
 
@@ -76,3 +77,46 @@ def test_a_cut_link_ends_the_job_on_both_sides(hosts, tmp_path):
         assert rank.returncode == 1, error
         assert f"rank {other} on" in error and ("deadline" in error or "lost" in error), error
     assert time.monotonic() - began < 25
+
+
+def train(hosts, folder, adapt, after=None):
+    """Losses of a job of two hosts x two ranks, and what its log says. Calls `after` when 12 steps are done."""
+    settings = ["model.layers=2", "model.width=8", "model.heads=2", "model.vocab=32", "model.context=16", "train.steps=60", "train.batch=8",
+                "train.precision=fp64", "train.validate_every=0", "train.threads=1", "data.source=random", "optim.warmup=5",
+                "parallel.bucket_mib=0.01", f"sync.adapt={adapt}", "sync.every=4", "net.connections=1"]
+    ranks = start(hosts, 4, folder, "--name", "job", *[word for one in settings for word in ("--set", one)],
+                  command=("train",))
+    metrics = folder / "runs/job/metrics.jsonl"
+    end = time.monotonic() + 60
+    while after and time.monotonic() < end:
+        if metrics.exists() and len(metrics.read_text().splitlines()) >= 12:
+            after()
+            break
+        time.sleep(0.005)
+    results = [rank.communicate(timeout=120) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * 4, results
+    losses = [json.loads(line)["loss"] for line in metrics.read_text().splitlines()]
+    return losses, (folder / "runs/job/rank0.log").read_text()
+
+
+def test_a_job_changes_its_exchange_when_the_link_gets_slow(hosts, tmp_path):
+    (tmp_path / "adapting").mkdir()
+    (tmp_path / "plain").mkdir()
+
+    def slow():
+        for host in hosts:
+            subprocess.run(["ip", "netns", "exec", host, "tc", "qdisc", "add", "dev", "ech0", "root", "tbf", "rate", "4mbit",
+                            "burst", "4kb", "latency", "500ms"], check=True)
+
+    if shutil.which("tc") is None:
+        pytest.skip("there is no tc")
+    losses, log = train(hosts, tmp_path / "adapting", "true", slow)
+    moves = re.findall(r"step (\d+): from (\w+) to (\w+): reducing takes ([\d.]+) ms and is predicted to take", log)
+    assert moves and moves[-1][2] == "hierarchical", log
+    assert 12 <= int(moves[-1][0]) <= 36, moves
+    assert re.search(r"with hierarchical reducing takes [\d.]+ ms", log), log
+    for host in hosts:
+        subprocess.run(["ip", "netns", "exec", host, "tc", "qdisc", "del", "dev", "ech0", "root"], check=True)
+    plain, _ = train(hosts, tmp_path / "plain", "false")
+    assert len(losses) == len(plain) == 60
+    assert max(abs(a - b) for a, b in zip(losses, plain)) < 1e-10

@@ -16,7 +16,12 @@ constexpr double worth_it = 0.9;  // of the present prediction
 SyncController::SyncController(std::shared_ptr<Communicator> ranks,
                                std::vector<std::size_t> buckets, std::int64_t every,
                                std::function<void(const std::string&)> say)
-    : ranks_(std::move(ranks)), buckets_(std::move(buckets)), every_(every), say_(std::move(say)) {}
+    : ranks_(std::move(ranks)), buckets_(std::move(buckets)), every_(every), say_(std::move(say)) {
+  // Named, so that measuring the links again changes nothing by itself.
+  if (!ranks_->algorithms().empty()) algorithm_ = cheapest();
+  say_(fmt::format("reductions begin by {}, predicted to take {:.3f} ms a step", name(algorithm_),
+                   predicted(algorithm_) * 1e3));
+}
 
 double SyncController::predicted(Algorithm algorithm) const {
   double seconds = 0;
