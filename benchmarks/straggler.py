@@ -49,9 +49,9 @@ def smooth(losses, window):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--rate", type=float, default=0.001, help="learning rate; high ones do not bear old gradients")
+    parser.add_argument("--rate", type=float, default=0.0003, help="learning rate; high ones do not bear old gradients")
     parser.add_argument("--slow", default="1:3.0", help="which rank, and how many times slower")
     parser.add_argument("--save", action="store_true", help="write a dated page in docs/benchmarks/")
     arguments = parser.parse_args()

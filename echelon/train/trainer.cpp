@@ -164,7 +164,6 @@ void Trainer::run_until(std::int64_t until, const std::atomic<bool>* stop) {
     issue(step_, stop != nullptr && stop->load());
     ++step_;
     collect(device_.is_cuda() ? steps_ahead : 0);
-    if (device_.is_cpu() && step_ < until) stop_seen_ = stopped(stop);
     if (ranks_ && train_.check_every > 0 && step_ % train_.check_every == 0)
       check_same_parameters();
     if (by_speed_ && step_ % shares_every_ == 0) look_at_speeds();
@@ -228,7 +227,7 @@ void Trainer::look_at_speeds() {
 }
 
 // One rank that is told to stop stops all, after the same step. This waits for the others; between
-// the steps on a GPU, which must not, the vote travels with the step's report.
+// steps, which must not, the vote travels with the step's report.
 bool Trainer::stopped(const std::atomic<bool>* stop) const {
   const bool here = stop != nullptr && stop->load();
   if (!ranks_) return here;
@@ -268,6 +267,17 @@ void Trainer::compute() {
       at::stack({loss, update_->norm().to(at::kDouble), update_->halted().to(at::kDouble)}));
 }
 
+// Whether any rank is to stop, into the step's report.
+Work Trainer::vote(bool stop) {
+  const at::Tensor place = report_.narrow(0, 3, 1);
+  place.fill_(stop ? 1.0 : 0.0);
+  if (!ranks_) return {};
+  Work work =
+      ranks_->all_reduce(place, ReduceOp::max, {.tag = "stop", .blocking = device_.is_cpu()});
+  work.follow();
+  return work;
+}
+
 void Trainer::issue(std::int64_t step, bool stop) {
   auto& flight = *in_flight_;
   const auto rank = ranks_ ? std::size_t(ranks_->rank()) : 0;
@@ -290,6 +300,7 @@ void Trainer::issue(std::int64_t step, bool stop) {
     target_ = batch.target;
     update_->rate().fill_(rate);
     compute();
+    vote(stop);
     busy_seconds_ += executor_->times().compute;
     busy_samples_ += share;
     slot.report = report_;
@@ -320,12 +331,7 @@ void Trainer::issue(std::int64_t step, bool stop) {
       ranks_->ledger().add(flight.recorded);
     }
     flight.graph ? flight.graph->replay() : compute();
-    const at::Tensor vote = report_.narrow(0, 3, 1);
-    vote.fill_(stop ? 1.0 : 0.0);
-    if (ranks_) {
-      slot.vote = ranks_->all_reduce(vote, ReduceOp::max, {.tag = "stop"});
-      slot.vote.follow();
-    }
+    slot.vote = vote(stop);
     slot.report.copy_(report_, true);
     slot.done.emplace(c10::DeviceType::CUDA);
     slot.done->record(c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getStream(device_));
@@ -358,7 +364,7 @@ void Trainer::collect(std::size_t leave) {
     const auto* numbers = slot.report.const_data_ptr<double>();
     const double loss = numbers[0], norm = numbers[1];
     const bool halted = numbers[2] != 0;
-    if (device_.is_cuda()) stop_seen_ = stop_seen_ || numbers[3] != 0;
+    stop_seen_ = stop_seen_ || numbers[3] != 0;
     const auto now = Clock::now();
     if (halted) {
       flight.pending.clear();

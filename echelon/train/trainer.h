@@ -125,6 +125,7 @@ class Trainer {
  private:
   struct InFlight;
   void issue(std::int64_t step, bool stop);
+  Work vote(bool stop);
   void compute();
   void collect(std::size_t leave);
   bool stopped(const std::atomic<bool>* stop) const;
@@ -148,7 +149,7 @@ class Trainer {
   std::function<void(const StepReport&)> observe_;
   std::int64_t step_ = 0;
   at::Tensor input_, target_;  // of the step being computed, on the device
-  at::Tensor report_;          // loss, gradient norm, halted; on a GPU: whether a rank is to stop
+  at::Tensor report_;          // loss, gradient norm, halted, whether a rank is to stop
   bool stop_seen_ = false;
   std::vector<std::int64_t> shares_;  // samples of each rank
   bool by_speed_ = false;
