@@ -62,7 +62,7 @@ void join_servers(const std::string& addresses, const JobOptions& options, Train
   setup.ranges = even_ranges(stack, setup.servers.size());
   setup.name = fmt::format("a worker that joined (pid {})", ::getpid());
   setup.timeout = options.comm.timeout;
-  trainer.use_servers(std::move(setup), options.net, Token::find(), false, ledger);
+  trainer.use_servers(std::move(setup), options.net, Token::find(), ServerPart::guest, ledger);
 }
 
 std::string ServerJob::addresses() const {
@@ -79,7 +79,8 @@ void ServerJob::attach(Trainer& trainer, const Stack& stack) {
   setup.local = server_.get();
   setup.local_index = roles_.server_of(ranks_.rank());
   setup.timeout = options_.comm.timeout;
-  trainer.use_servers(std::move(setup), options_.net, token_, ranks_.rank() == 0, ranks_.ledger());
+  trainer.use_servers(std::move(setup), options_.net, token_,
+                      ranks_.rank() == 0 ? ServerPart::first : ServerPart::rank, ranks_.ledger());
 }
 
 void ServerJob::wait() {

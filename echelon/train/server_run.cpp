@@ -8,15 +8,15 @@
 namespace echelon {
 
 void Trainer::use_servers(ServerWorker::Setup setup, const NetOptions& net, const Token& token,
-                          bool first, Ledger& ledger) {
+                          ServerPart part, Ledger& ledger) {
   if (ranks_)
     throw InvalidArgument("gradients go to parameter servers or are reduced among ranks, not both");
   if (!device_.is_cpu())
     throw InvalidArgument("parameter servers take gradients from CPUs; set train.device=cpu");
   servers_ = std::make_unique<ServerWorker>(std::move(setup), net, token, stack_.units(),
                                             stack_.values(), stack_.grads(), ledger);
-  first_worker_ = first;
-  if (!first) {  // the servers have it
+  part_ = part;
+  if (part != ServerPart::first) {  // the servers have it
     update_.reset();
     begun_ = true;
   }
@@ -28,34 +28,45 @@ void Trainer::use_servers(ServerWorker::Setup setup, const NetOptions& net, cons
 void Trainer::leave_servers() { servers_.reset(); }
 
 void Trainer::run_with_servers(std::int64_t until, const std::atomic<bool>* stop) {
-  if (first_worker_ && !begun_) {
+  if (part_ == ServerPart::first && !begun_) {
     servers_->begin(update_->state(), step_, update_->updates());
     update_.reset();
     begun_ = true;
   }
   while (step_ < until) {
+    if (!told_.empty()) {
+      ++step_;
+      const auto [applied, seconds] = std::move(told_.front());
+      told_.pop_front();
+      if (observe_)
+        observe_({step_, applied.loss, applied.norm, applied.rate, seconds, targets_a_step_,
+                  executor_->times(), applied.ages});
+      continue;
+    }
     if (stop != nullptr && stop->load() && !stop_told_) {
+      if (part_ == ServerPart::guest) return;  // the others go on
       servers_->stop();
       stop_told_ = true;
     }
     const auto next = servers_->next();
-    if (!first_worker_) step_ = next.version;
-    // Several updates may be told of at once: they share the time since the last ones.
-    const auto now = std::chrono::steady_clock::now();
-    const double seconds = std::chrono::duration<double>(now - last_applied_).count() /
-                           static_cast<double>(std::max<std::size_t>(1, next.applied.size()));
-    if (!next.applied.empty()) last_applied_ = now;
-    for (const auto& applied : next.applied) {
-      if (!first_worker_) break;
-      ++step_;
-      if (observe_)
-        observe_({step_, applied.loss, applied.norm, applied.rate, seconds, targets_a_step_,
-                  executor_->times(), applied.ages});
-    }
+    if (part_ == ServerPart::first)
+      tell_of(next.applied);
+    else
+      step_ = next.version;
     if (next.task) compute_share(*next.task, next.version);
-    if (next.finished) break;
+    if (next.finished && told_.empty()) break;
   }
-  if (step_ >= train_.steps || stop_told_) servers_->pull(step_, {step_, 0});
+  if (step_ >= train_.steps || step_ < until) servers_->pull(step_, {step_, servers_->shares()});
+}
+
+// Several updates may be told of at once: they share the time since the last ones.
+void Trainer::tell_of(const std::vector<ParameterServer::Applied>& all) {
+  if (all.empty()) return;
+  const auto now = std::chrono::steady_clock::now();
+  const double seconds =
+      std::chrono::duration<double>(now - last_applied_).count() / static_cast<double>(all.size());
+  last_applied_ = now;
+  for (const auto& applied : all) told_.emplace_back(applied, seconds);
 }
 
 // On parameters that are at least as new as when the task was given.
@@ -76,7 +87,7 @@ void Trainer::compute_share(const Task& task, std::int64_t at_least) {
 void Trainer::fetch_state() {
   if (!begun_) return;
   update_ = std::make_unique<MasterUpdate>(stack_, optim_);
-  update_->restart(servers_->fetch_state(update_->state()));
+  update_->restart(servers_->fetch_state(update_->state(), step_));
   update_->publish();
 }
 

@@ -159,8 +159,8 @@ void Trainer::run_until(std::int64_t until, const std::atomic<bool>* stop) {
   at::NoGradGuard no_grad;
   if (servers_) return run_with_servers(until, stop);
   in_flight_->last = Clock::now();
-  stop_seen_ = stopped(stop);
-  while (step_ < until && !stop_seen_) {
+  stop_at_ = stopped(stop) ? step_ : until;
+  while (step_ < stop_at_ && (ranks_ || stop == nullptr || !stop->load())) {
     issue(step_, stop != nullptr && stop->load());
     ++step_;
     collect(device_.is_cuda() ? steps_ahead : 0);
@@ -228,13 +228,18 @@ void Trainer::look_at_speeds() {
 
 // One rank that is told to stop stops all, after the same step. This waits for the others; between
 // steps, which must not, the vote travels with the step's report.
-bool Trainer::stopped(const std::atomic<bool>* stop) const {
+bool Trainer::stopped(const std::atomic<bool>* stop) {
   const bool here = stop != nullptr && stop->load();
   if (!ranks_) return here;
-  const at::Tensor any = at::zeros({1}, at::TensorOptions(device_).dtype(at::kByte)).fill_(here);
+  // A rank on a GPU sees a vote some steps late: then all stop so much later.
+  const at::Tensor any = at::zeros({2}, at::TensorOptions(device_).dtype(at::kByte));
+  any.narrow(0, 0, 1).fill_(here);
+  any.narrow(0, 1, 1).fill_(device_.is_cuda());
   ranks_->all_reduce(any, ReduceOp::max, {.tag = "stop", .timeout = a_validation, .blocking = true})
       .wait();
-  return any.item<std::uint8_t>() != 0;
+  const at::Tensor seen = any.cpu();
+  lag_ = seen.const_data_ptr<std::uint8_t>()[1] != 0 ? std::int64_t(steps_ahead) : 0;
+  return seen.const_data_ptr<std::uint8_t>()[0] != 0;
 }
 
 void Trainer::check_same_parameters() const {
@@ -364,7 +369,7 @@ void Trainer::collect(std::size_t leave) {
     const auto* numbers = slot.report.const_data_ptr<double>();
     const double loss = numbers[0], norm = numbers[1];
     const bool halted = numbers[2] != 0;
-    stop_seen_ = stop_seen_ || numbers[3] != 0;
+    if (ranks_ && numbers[3] != 0) stop_at_ = std::min(stop_at_, slot.step + lag_);
     const auto now = Clock::now();
     if (halted) {
       flight.pending.clear();
@@ -384,7 +389,7 @@ void Trainer::collect(std::size_t leave) {
 }
 
 double Trainer::evaluate(const Dataset& data, std::int64_t samples) {
-  if (servers_) servers_->pull(step_, {step_, 0});
+  if (servers_) servers_->pull(step_, {step_, servers_->shares()});
   MemoryScope scope(MemoryKind::activations);
   const auto share = train_.batch / train_.micro_batches;
   samples = std::min(samples, data.size());

@@ -20,6 +20,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -59,6 +60,10 @@ class NotFinite : public Error {
   using Error::Error;
 };
 
+// A worker of parameter servers: the first brings the parameters, sees every step and can save; a
+// rank of the job computes, and is asked to stop with it; a guest comes and goes.
+enum class ServerPart { first, rank, guest };
+
 class Trainer {
  public:
   // Gives the stack its memory. InvalidArgument where the options do not fit the machine, the stack
@@ -73,10 +78,9 @@ class Trainer {
 
   // Hands gradients to parameter servers, which own parameters and optimiser state, in place of
   // updating here: before run(). A step's batch is cut into shares, which workers take as they
-  // come. The first worker brings the parameters, sees
-  // every step and can save; the others compute.
-  void use_servers(ServerWorker::Setup setup, const NetOptions& net, const Token& token, bool first,
-                   Ledger& ledger);
+  // come.
+  void use_servers(ServerWorker::Setup setup, const NetOptions& net, const Token& token,
+                   ServerPart part, Ledger& ledger);
   void leave_servers();  // says goodbye to them
 
   // How gradients are reduced from the next step on, and how many samples each rank takes of a
@@ -128,13 +132,14 @@ class Trainer {
   Work vote(bool stop);
   void compute();
   void collect(std::size_t leave);
-  bool stopped(const std::atomic<bool>* stop) const;
+  bool stopped(const std::atomic<bool>* stop);
   void check_same_parameters() const;
   void look_at_speeds();
   Batch batch_of(std::int64_t step, std::int64_t first, std::int64_t end) const;
   void run_with_servers(std::int64_t until, const std::atomic<bool>* stop);
   void compute_share(const Task& task, std::int64_t at_least);
   void fetch_state();
+  void tell_of(const std::vector<ParameterServer::Applied>& all);
 
   Stack& stack_;
   const Dataset& data_;
@@ -148,10 +153,10 @@ class Trainer {
   std::unique_ptr<Executor> executor_;
   std::function<void(const StepReport&)> observe_;
   std::int64_t step_ = 0;
-  at::Tensor input_, target_;  // of the step being computed, on the device
-  at::Tensor report_;          // loss, gradient norm, halted, whether a rank is to stop
-  bool stop_seen_ = false;
-  std::vector<std::int64_t> shares_;  // samples of each rank
+  at::Tensor input_, target_;           // of the step being computed, on the device
+  at::Tensor report_;                   // loss, gradient norm, halted, whether a rank is to stop
+  std::int64_t stop_at_ = 0, lag_ = 0;  // the step to stop after; how much later than the vote
+  std::vector<std::int64_t> shares_;    // samples of each rank
   bool by_speed_ = false;
   std::int64_t shares_every_ = 0;
   double busy_seconds_ = 0;  // of computing, since the speeds were last looked at
@@ -160,7 +165,9 @@ class Trainer {
   std::unique_ptr<ServerWorker> servers_;
   std::int64_t targets_a_step_ = 0;
   std::chrono::steady_clock::time_point last_applied_ = std::chrono::steady_clock::now();
-  bool first_worker_ = false, begun_ = false, stop_told_ = false;
+  ServerPart part_ = ServerPart::first;
+  std::deque<std::pair<ParameterServer::Applied, double>> told_;  // updates not yet reported
+  bool begun_ = false, stop_told_ = false;
   bool graph_wanted_ = false;
   std::unique_ptr<InFlight> in_flight_;
 };

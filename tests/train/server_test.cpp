@@ -197,7 +197,7 @@ struct OneServer {
     server.start({server.address()});
     const at::Tensor values = at::zeros({64}, at::kDouble), nothing = at::zeros({64}, at::kDouble);
     server.begin(
-        {.type = at::kDouble, .ranges = {{0, 64, true}}, .state = {values, nothing, nothing}});
+        {.type = at::kDouble, .ranges = {{0, 64, true}}, .state = {values, nothing, nothing}}, -1);
   }
   at::Tensor gradient(double value = 1) { return at::zeros({64}, at::kDouble).fill_(value); }
 };
@@ -278,7 +278,8 @@ class Shown {
                 "127.0.0.1", {}, token_) {
     server_.start({server_.address()});
     server_.begin(
-        {.type = at::kDouble, .ranges = {{0, 64, true}}, .state = {at::zeros({64}, at::kDouble)}});
+        {.type = at::kDouble, .ranges = {{0, 64, true}}, .state = {at::zeros({64}, at::kDouble)}},
+        -1);
     a_ = server_.join("a");
     b_ = server_.join("b");
   }

@@ -76,7 +76,7 @@ void ClockTable::done(int worker, const Task& task) {
 }
 
 // Of the steps that are complete, the one whose gradients are oldest goes first; but none, while
-// a step that misses a share would then have to wait for longer than the bound.
+// steps that miss a share could then not all be applied within the bound.
 void ClockTable::release() {
   for (;;) {
     const auto older = [](const auto& a, const auto& b) { return a.second.given < b.second.given; };
@@ -85,8 +85,13 @@ void ClockTable::release() {
       if (it->second.missing == 0 && (ready == rounds_.end() || older(*it, *ready))) ready = it;
     if (ready == rounds_.end()) return;
     const std::int64_t after = first_ + std::ssize(order_) + 1;  // version, once it is applied
-    for (auto it = rounds_.begin(); it != rounds_.end() && bound_ != unbounded; ++it)
-      if (it != ready && after - it->second.given > bound_) return;
+    // The others follow one at a time, the oldest first: each must still be in time then.
+    std::vector<std::int64_t> rest;
+    for (auto it = rounds_.begin(); it != rounds_.end(); ++it)
+      if (it != ready) rest.push_back(it->second.given);
+    std::sort(rest.begin(), rest.end());
+    for (std::size_t i = 0; i < rest.size() && bound_ != unbounded; ++i)
+      if (after + std::int64_t(i) - rest[i] > bound_) return;
     order_.push_back(ready->first);
     rounds_.erase(ready);
   }

@@ -71,6 +71,12 @@ void ParameterServer::start(const std::vector<Address>& servers) {
       const std::lock_guard lock(mutex_);
       fail(std::current_exception());
     }
+    if (first_) {
+      try {
+        first_->send(FrameWriter().frame(Peer::bye), Deadline::in(farewell));
+      } catch (const std::exception&) {  // it is gone itself
+      }
+    }
     const std::lock_guard lock(mutex_);
     ended_ = true;
     changed_.notify_all();
@@ -124,11 +130,12 @@ void ParameterServer::wait_until(Lock& lock, Deadline deadline, const char* what
 // ---- What workers ask for
 
 // The thread takes it, so that what a server keeps is in no worker's account of memory.
-void ParameterServer::begin(const Beginning& beginning) {
+void ParameterServer::begin(Beginning beginning, int worker) {
   Lock lock(mutex_);
   check();
   if (update_ || beginning_) throw InvalidArgument("the job has begun already");
-  beginning_ = &beginning;
+  beginning_ = std::move(beginning);
+  begun_by_ = worker;
   changed_.notify_all();
   wait_until(lock, transfer(), "its own beginning", [&] { return update_ != nullptr; });
 }
@@ -143,7 +150,6 @@ void ParameterServer::take_beginning(const Beginning& beginning) {
     at::Tensor(state[i].flat).copy_(beginning.state[i]);
   update->restart(beginning.updates);
   const std::lock_guard lock(mutex_);
-  beginning_ = nullptr;
   type_ = beginning.type;
   published_ = update->master().to(type_, /*non_blocking=*/false, /*copy=*/true);
   version_ = beginning.version;
@@ -158,6 +164,9 @@ void ParameterServer::take_beginning(const Beginning& beginning) {
 
 int ParameterServer::join(const std::string& name) {
   const std::lock_guard lock(mutex_);
+  if (table_ && setup_.server.mode == "sync" && table_->living() >= setup_.shares)
+    throw InvalidArgument(
+        "a synchronous job takes no further workers; they may join a bounded one");
   ++present_;
   return table_ ? table_->join(name) : -1;
 }
@@ -171,9 +180,10 @@ ParameterServer::Next ParameterServer::next(int worker, std::size_t seen) {
   Next reply;
   for (;;) {
     check();
-    if (!table_->alive(worker))
-      throw PeerLost(fmt::format("{} was silent for longer than server.patience and was dropped",
-                                 table_->name(worker)));
+    require_alive(worker);
+    if (!update_ && Deadline::Clock::now() - began_ > Deadline::duration_of(setup_.timeout))
+      throw Timeout(fmt::format("the first worker has not brought the parameters within {} s",
+                                setup_.timeout));
     reply.finished = update_ && table_->finished();
     // Newer parameters may be worth a moment.
     const bool fresh =
@@ -194,12 +204,14 @@ ParameterServer::Next ParameterServer::next(int worker, std::size_t seen) {
   reply.version = version_;
   for (std::size_t i = seen; i < applied_.size() && reply.applied.size() < wire::most_applied; ++i)
     reply.applied.push_back(applied_[i]);
+  reply.finished = reply.finished && seen + reply.applied.size() >= applied_.size();
   return reply;
 }
 
 void ParameterServer::done(int worker, const Task& task, double loss) {
   const std::lock_guard lock(mutex_);
   check();
+  require_alive(worker);
   table_->done(worker, task);
   const double seconds =
       std::chrono::duration<double>(Deadline::Clock::now() - since_[worker]).count();
@@ -211,11 +223,18 @@ void ParameterServer::done(int worker, const Task& task, double loss) {
   changed_.notify_all();
 }
 
+void ParameterServer::require_alive(int worker) const {
+  if (!table_->alive(worker))
+    throw PeerLost(fmt::format("{} was silent for longer than server.patience and was dropped",
+                               table_->name(worker)));
+}
+
 ParameterServer::Values ParameterServer::pull(std::int64_t at_least, const Task& task) {
   Lock lock(mutex_);
   wait_until(lock, transfer(), "updates that a worker needs",
              [&] { return update_ && version_ >= at_least; });
-  if (setup_.server.compensate > 0) read_[{task.clock, task.share}] = published_;
+  if (setup_.server.compensate > 0 && task.share < setup_.shares && !done_.contains(task.clock))
+    read_[{task.clock, task.share}] = published_;
   return {published_, version_};
 }
 
@@ -254,14 +273,21 @@ void ParameterServer::push(const std::string& from, const Task& task, std::int64
   if (done_.contains(task.clock)) return;  // another was quicker
   auto& round = rounds_[task.clock];
   round.resize(std::size_t(setup_.shares));
-  auto& place = round[std::size_t(task.share)];
-  if (place.grad.defined()) return;  // likewise
-  place = {std::move(grad), version, weight};
+  // The last one counts: an earlier one may be of a worker whose other parts were refused.
+  round[std::size_t(task.share)] = {std::move(grad), version, weight};
   changed_.notify_all();
 }
 
-ParameterServer::Beginning ParameterServer::state() {
+ParameterServer::Beginning ParameterServer::state(std::int64_t version) {
   at::NoGradGuard no_grad;
+  {
+    Lock lock(mutex_);
+    wait_until(lock, transfer(), "the state that is asked for",
+               [&] { return update_ && version_ >= version; });
+    if (version_ > version)
+      throw Error(
+          fmt::format("the state after {} updates is gone: there were {}", version, version_));
+  }
   const std::lock_guard lock(update_mutex_);
   Beginning all;
   all.type = type_;
@@ -300,12 +326,14 @@ std::uint64_t ParameterServer::held_bytes() const {
 // ---- Updates
 
 void ParameterServer::run() {
+  Beginning beginning;
   {
     Lock lock(mutex_);
     changed_.wait(lock, [&] { return beginning_ || stopping_ || failed_; });
     if (!beginning_) return;
+    beginning = *beginning_;
   }
-  take_beginning(*beginning_);
+  take_beginning(beginning);
   for (std::int64_t update = version_;; ++update) {
     const auto clock = next_in_order(update);
     if (!clock) return;
@@ -445,182 +473,12 @@ void ParameterServer::look_for_silent_workers() {
     if (setup_.server.mode == "sync") throw Timeout(message);
     log::warn(message + ": it is dropped, and the share goes to another");
     table_->drop(worker);
+    if (table_->living() == 0) throw PeerLost(message + "; no worker is left");
+    if (worker == begun_by_) throw PeerLost(message + ": it is the one that shows and saves");
     since_.erase(worker);
     changed_.notify_all();
     return;
   }
-}
-
-// ---- Connections
-
-void ParameterServer::welcome(std::unique_ptr<Stream> stream, const Frame& first) {
-  const std::lock_guard lock(connections_mutex_);
-  auto& one = connections_.emplace_back();
-  one.peer = std::make_unique<Peer>(std::move(stream));
-  one.thread = std::thread([this, &peer = *one.peer, first] { serve(peer, first); });
-}
-
-void ParameterServer::serve(Peer& peer, const Frame& first) {
-  int worker = -1;
-  bool counted = false;
-  std::string why;
-  try {
-    FrameReader reader(first, peer.name());
-    if (first.kind != Peer::hello) throw Corrupt(peer.name() + " did not say who it is");
-    const auto role = reader.number_at_most(2);
-    peer.rename(reader.text(256));
-    reader.end();
-    if (role < 2) {
-      worker = join(peer.name());
-      counted = true;
-    }
-    peer.send(FrameWriter()
-                  .number(std::uint64_t(worker))
-                  .number(std::uint64_t(setup_.shares))
-                  .frame(Peer::ok),
-              transfer());
-    for (bool more = true; more;) {
-      if (!peer.asked(Deadline::in(a_moment))) {
-        const std::lock_guard lock(mutex_);
-        if (stopping_) return;
-        continue;
-      }
-      const Frame request = peer.receive(transfer());
-      try {
-        more = answer(peer, request, worker);
-      } catch (const PeerLost& error) {
-        peer.send(failure(error), transfer());
-      } catch (const Corrupt&) {
-        throw;  // what follows in the stream cannot be told
-      } catch (const std::exception& error) {
-        peer.send(failure(error), transfer());
-      }
-    }
-    why = "it left";
-  } catch (const std::exception& error) {
-    why = error.what();
-  }
-  if (counted) lose(worker, why);
-}
-
-void ParameterServer::lose(int worker, const std::string& why) {
-  const std::lock_guard lock(mutex_);
-  --present_;
-  changed_.notify_all();
-  if (!table_ || stopping_ || failed_ || table_->finished() || !table_->alive(worker)) return;
-  since_.erase(worker);
-  table_->drop(worker);
-  const auto message = fmt::format("{} is gone ({})", table_->name(worker), why);
-  if (setup_.server.mode == "sync")
-    return fail(std::make_exception_ptr(PeerLost(message + ", and the job is synchronous")));
-  if (table_->living() == 0)
-    return fail(std::make_exception_ptr(PeerLost(message + "; no worker is left")));
-  log::warn(message + "; the others go on");
-}
-
-bool ParameterServer::answer(Peer& peer, const Frame& request, int worker) {
-  FrameReader reader(request, peer.name());
-  const auto needs_table = [&] {
-    if (!table_ || worker < 0) throw InvalidArgument("the first server keeps the clock table");
-  };
-  switch (request.kind) {
-    case Peer::begin:
-      answer_begin(peer, request);
-      return true;
-    case Peer::next: {
-      needs_table();
-      const auto seen = std::size_t(reader.number());
-      reader.end();
-      peer.send(wire::encode(next(worker, seen)), transfer());
-      return true;
-    }
-    case Peer::done: {
-      needs_table();
-      const Task task = wire::read_task(reader);
-      const double loss = double_of(reader.number());
-      reader.end();
-      done(worker, task, loss);
-      break;
-    }
-    case Peer::pull: {
-      const Task task = wire::read_task(reader);
-      const auto at_least = std::int64_t(reader.number());
-      reader.end();
-      const Values values = pull(at_least, task);
-      ledger_.add(Operation::send, "pull", Algorithm::direct, LinkKind::tcp,
-                  values.values.nbytes());
-      peer.send(FrameWriter()
-                    .number(std::uint64_t(values.version))
-                    .number(values.values.nbytes())
-                    .frame(Peer::ok),
-                transfer(), wire::bytes_of(values.values));
-      return true;
-    }
-    case Peer::push:
-      answer_push(peer, request);
-      break;
-    case Peer::order: {
-      const auto update = std::int64_t(reader.number());
-      reader.end();
-      Lock lock(mutex_);
-      check();
-      if (!table_) throw InvalidArgument("the first server keeps the order of updates");
-      changed_.wait_for(lock, a_while, [&] {
-        return table_->order(update) || table_->finished() || failed_ || stopping_;
-      });
-      check();
-      const auto clock = table_->order(update);
-      const bool over = table_->finished();
-      lock.unlock();
-      peer.send(FrameWriter()
-                    .number(std::uint64_t(clock.value_or(0)))
-                    .frame(clock  ? Peer::ok
-                           : over ? Peer::finished
-                                  : Peer::wait),
-                transfer());
-      return true;
-    }
-    case Peer::norm: {
-      const auto update = std::int64_t(reader.number());
-      const auto server = int(reader.number_at_most(std::uint64_t(servers_)));
-      const double square = double_of(reader.number());
-      reader.end();
-      const double all = sum_squares(update, server, square);
-      peer.send(FrameWriter().number(bits_of(all)).frame(Peer::ok), transfer());
-      return true;
-    }
-    case Peer::state:
-      wire::send(peer, state(), transfer());
-      return true;
-    case Peer::saved:
-      saved(std::int64_t(reader.number()));
-      break;
-    case Peer::stop:
-      stop();
-      break;
-    case Peer::bye:
-      return false;
-    default:
-      throw Corrupt(fmt::format("{} sent a request of unknown kind {}", peer.name(), request.kind));
-  }
-  peer.send(FrameWriter().frame(Peer::ok), transfer());
-  return true;
-}
-
-void ParameterServer::answer_begin(Peer& peer, const Frame& request) {
-  begin(wire::receive_beginning(peer, request, transfer()));
-  peer.send(FrameWriter().frame(Peer::ok), transfer());
-}
-
-void ParameterServer::answer_push(Peer& peer, const Frame& request) {
-  at::Tensor like;
-  {
-    const std::lock_guard lock(mutex_);
-    like = published_;
-  }
-  if (!like.defined()) throw Corrupt(peer.name() + " sent a gradient before the job began");
-  auto pushed = wire::receive_push(peer, request, like, transfer());
-  push(peer.name(), pushed.task, pushed.version, pushed.weight, std::move(pushed.grad));
 }
 
 }  // namespace echelon

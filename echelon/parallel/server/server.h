@@ -89,7 +89,7 @@ class ParameterServer {
   void wait();  // throws what ended the job before its end
 
   // What connections ask for, and a worker in the same process directly.
-  void begin(const Beginning& beginning);
+  void begin(Beginning beginning, int worker);
   int join(const std::string& name);
   Next next(int worker, std::size_t seen);
   void done(int worker, const Task& task, double loss);
@@ -97,7 +97,8 @@ class ParameterServer {
   Values pull(std::int64_t at_least, const Task& task);
   void push(const std::string& from, const Task& task, std::int64_t version, double weight,
             at::Tensor grad);
-  Beginning state();
+  // After exactly so many updates.
+  Beginning state(std::int64_t version);
   void saved(std::int64_t version);
   void stop();
 
@@ -123,10 +124,11 @@ class ParameterServer {
   void serve(Peer& peer, const Frame& first);
   bool answer(Peer& peer, const Frame& request, int worker);  // false: it said goodbye
   void answer_push(Peer& peer, const Frame& request);
-  void answer_begin(Peer& peer, const Frame& request);
+  void answer_begin(Peer& peer, const Frame& request, int worker);
   void lose(int worker, const std::string& why);
   void fail(std::exception_ptr why);  // with mutex_
   void check() const;                 // with mutex_: throws what has failed
+  void require_alive(int worker) const;
   template <class Ready>
   void wait_until(Lock& lock, Deadline deadline, const char* what, Ready ready);
   Deadline transfer() const { return Deadline::in_seconds(setup_.timeout); }
@@ -152,7 +154,8 @@ class ParameterServer {
   std::exception_ptr failed_;
   bool stopping_ = false;
   int servers_ = 1;
-  const Beginning* beginning_ = nullptr;  // until the thread has taken it
+  std::optional<Beginning> beginning_;  // until the thread has taken it
+  int begun_by_ = -1;                   // the worker that brought it, which shows and saves
   std::unique_ptr<SliceUpdate> update_;
   at::ScalarType type_ = at::kFloat;
   at::Tensor published_;  // never written: who holds it may go on reading
@@ -170,7 +173,7 @@ class ParameterServer {
   std::map<std::int64_t, std::map<int, double>> squares_;  // by update, then server
   std::map<std::int64_t, double> norms_;
   std::vector<Applied> applied_;
-  int present_ = 0;     // workers that came and have not left
+  int present_ = 0;     // workers, and on the first server other servers, that have not left
   bool ended_ = false;  // no update is to come
 
   std::mutex update_mutex_;  // update_, from begin() on

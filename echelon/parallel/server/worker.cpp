@@ -83,7 +83,7 @@ void ServerWorker::begin(const std::vector<SliceUpdate::State>& state, std::int6
         ranges_within(units_, range.begin, range.end, master_type(values_.scalar_type())),
         {}};
     for (const auto& one : state) beginning.state.push_back(narrowed(one.flat, i));
-    if (local(i)) return setup_.local->begin(beginning);
+    if (local(i)) return setup_.local->begin(beginning, number_);
     wire::send(*peers_[i], beginning, transfer(), Peer::begin);
     peers_[i]->check(peers_[i]->receive(transfer()));
   });
@@ -142,14 +142,16 @@ void ServerWorker::done(const Task& task, double loss) {
                  transfer());
 }
 
-double ServerWorker::fetch_state(const std::vector<SliceUpdate::State>& state) {
+double ServerWorker::fetch_state(const std::vector<SliceUpdate::State>& state,
+                                 std::int64_t version) {
   double updates = 0;
   on_all([&](std::size_t i) {
     ParameterServer::Beginning all;
     if (local(i)) {
-      all = setup_.local->state();
+      all = setup_.local->state(version);
     } else {
-      const Frame reply = peers_[i]->ask(FrameWriter().frame(Peer::state), transfer());
+      const Frame reply = peers_[i]->ask(
+          FrameWriter().number(std::uint64_t(version)).frame(Peer::state), transfer());
       all = wire::receive_beginning(*peers_[i], reply, transfer());
     }
     if (all.state.size() != state.size() || all.state[0].numel() != setup_.ranges[i].numel())

@@ -59,9 +59,9 @@ class ServerWorker {
   void push(const Task& task, double weight);
   void done(const Task& task, double loss);
 
-  // Fills flat buffers; no step may be under way (save_every, finished). Gives the updates that
-  // changed anything.
-  double fetch_state(const std::vector<SliceUpdate::State>& state);
+  // Fills flat buffers with the state after exactly so many updates: no step may be under way
+  // (save_every, finished). Gives the updates that changed anything.
+  double fetch_state(const std::vector<SliceUpdate::State>& state, std::int64_t version);
   void saved(std::int64_t version);
   void stop();
 
