@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "echelon/base/error.h"
 #include "echelon/base/log.h"
@@ -331,9 +332,10 @@ void ParameterServer::run() {
     Lock lock(mutex_);
     changed_.wait(lock, [&] { return beginning_ || stopping_ || failed_; });
     if (!beginning_) return;
-    beginning = *beginning_;
+    beginning = std::exchange(*beginning_, {});  // its tensors are the first worker's memory
   }
   take_beginning(beginning);
+  beginning = {};
   for (std::int64_t update = version_;; ++update) {
     const auto clock = next_in_order(update);
     if (!clock) return;
