@@ -68,7 +68,7 @@ def measure(star, workers, extra, mib, repeat):
         out = Path(folder) / "result.json"
         command = [BUILD / "echelon", "bench", "servers", "--workers", workers, "--extra", extra, "--mib", mib,
                    "--repeat", repeat, "--json", out, "--set", "net.shared_memory=false",
-                   "--set", "net.connections=8"]  # slow links with long queues: much has to be under way
+                   "--set", "net.connections=1"]
         run_ranks([(command, rank_environment(rank, world, "10.214.0.1", port, ECHELON_TOKEN=token, ECHELON_CACHE=folder),
                     ["ip", "netns", "exec", star.names[rank]]) for rank in range(world)])
         return json.loads(out.read_text())
