@@ -1,6 +1,4 @@
 // A Trainer whose gradients go to parameter servers.
-#include <ATen/ops/zeros.h>
-
 #include "echelon/base/error.h"
 #include "echelon/parallel/data/shares.h"
 #include "echelon/train/trainer.h"

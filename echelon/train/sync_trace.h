@@ -1,9 +1,10 @@
 // What a step's synchronisation looked like: for learners on the screen, for Perfetto as a file.
 //
-//   step 12   backward 14.2 ms; 3 buckets, 2.1 ms of reducing hidden, 0.4 ms waited for
-//     bucket 0   1.5 MiB by ring: 1.5 MiB to rank 1             3.1 …   4.9 ms of backward
-//     bucket 1  12.0 MiB by ring: 12.0 MiB to rank 1            7.0 …  12.8 ms of backward
-//     bucket 2   9.3 MiB by ring: 9.3 MiB to rank 1            14.2 …  18.9 ms, 4.7 ms after it
+//   step 4  backward 2.99 ms, 3 buckets; of reducing 0.65 ms hidden, 0.51 ms waited for
+//     bucket 0  195.8 KiB by shared: 195.8 KiB of the others', …      1.66 …    2.34 ms
+//     bucket 1  195.2 KiB by shared: 195.2 KiB of the others', …      2.98 …    3.06 ms, 0.07 after
+//     backward bucket 2  80.0 KiB by shared: 80.0 KiB of the others', …        3.07 …    3.09 ms,
+//     0.10 after backward
 //
 // trace.json is in the trace event format of Chromium, which Perfetto (ui.perfetto.dev) opens: a
 // process for each rank, with one line for computing and one for reducing.

@@ -255,6 +255,22 @@ TEST(ParameterServer, DropsAWorkerThatIsSilentAndGoesOn) {
   EXPECT_EQ(outcome([&] { one.server.next(silent, 0); }).kind, "PeerLost");
 }
 
+TEST(ParameterServer, TellsAWorkerThatItMayNotJoinASynchronousJob) {
+  OneServer one({.mode = "sync"});
+  one.server.join("rank 0");
+  one.server.join("rank 1");
+  const at::Tensor flat = one.gradient();
+  Ledger ledger;
+  const auto seen = outcome([&] {
+    ServerWorker(
+        {.servers = {one.server.address()}, .ranges = {{0, 64}}, .name = "late", .timeout = 5}, {},
+        one.token, {}, flat, flat, ledger);
+  });
+  EXPECT_EQ(seen.kind, "InvalidArgument");
+  EXPECT_EQ(seen.message,
+            "a synchronous job takes no further workers; they may join a bounded one");
+}
+
 TEST(ParameterServer, EndsASynchronousJobWhenAWorkerLeaves) {
   OneServer one({.mode = "sync"});
   const int gone = one.server.join("rank 1 (pid 5)"), other = one.server.join("rank 2");

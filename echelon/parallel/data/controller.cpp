@@ -19,8 +19,6 @@ SyncController::SyncController(std::shared_ptr<Communicator> ranks,
     : ranks_(std::move(ranks)), buckets_(std::move(buckets)), every_(every), say_(std::move(say)) {
   // Named, so that measuring the links again changes nothing by itself.
   if (!ranks_->algorithms().empty()) algorithm_ = cheapest();
-  say_(fmt::format("reductions begin by {}, predicted to take {:.3f} ms a step", name(algorithm_),
-                   predicted(algorithm_) * 1e3));
 }
 
 double SyncController::predicted(Algorithm algorithm) const {

@@ -6,8 +6,7 @@
 // takes fewer, and one that dies gives back what it had. The gradient of share (c, j) depends on
 // the parameters it was computed on and on nothing else, in particular not on who computed it.
 //
-// In a synchronous job share j is the j-th worker's, so that the same bytes go the same ways every
-// time.
+// In a synchronous job share j belongs to the j-th worker that came.
 //
 // A share of step c is handed out while at most `bound` updates before c are missing (SSP, Ho
 // et al. 2013: the slowest is at c - S or later), so that a gradient is at most that old when it is

@@ -54,8 +54,6 @@ void ParameterServer::serve(Peer& peer, const Frame& first) {
       const Frame request = peer.receive(transfer());
       try {
         more = answer(peer, request, worker);
-      } catch (const PeerLost& error) {
-        peer.send(failure(error), transfer());
       } catch (const Corrupt&) {
         throw;  // what follows in the stream cannot be told
       } catch (const std::exception& error) {
@@ -63,6 +61,12 @@ void ParameterServer::serve(Peer& peer, const Frame& first) {
       }
     }
     why = "it left";
+  } catch (const InvalidArgument& error) {  // it may not join: it is told why
+    why = error.what();
+    try {
+      if (!counted) peer.send(failure(error), transfer());
+    } catch (const std::exception&) {  // it is gone itself
+    }
   } catch (const std::exception& error) {
     why = error.what();
   }
@@ -81,7 +85,8 @@ void ParameterServer::lose(int worker, const std::string& why) {
   if (setup_.server.mode == "sync")
     return fail(std::make_exception_ptr(PeerLost(message + ", and the job is synchronous")));
   if (worker == begun_by_)
-    return fail(std::make_exception_ptr(PeerLost(message + "; it is the one that shows and saves")));
+    return fail(
+        std::make_exception_ptr(PeerLost(message + "; it is the one that shows and saves")));
   if (table_->living() == 0)
     return fail(std::make_exception_ptr(PeerLost(message + "; no worker is left")));
   log::warn(message + "; the others go on");

@@ -3,7 +3,6 @@
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
@@ -330,8 +329,8 @@ void ParameterServer::run() {
   Beginning beginning;
   {
     Lock lock(mutex_);
-    changed_.wait(lock, [&] { return beginning_ || stopping_ || failed_; });
-    if (!beginning_) return;
+    wait_until(lock, transfer(), "the first worker to bring the parameters",
+               [&] { return beginning_.has_value(); });
     beginning = std::exchange(*beginning_, {});  // its tensors are the first worker's memory
   }
   take_beginning(beginning);

@@ -171,7 +171,6 @@ class ParameterServer {
   Deadline::Clock::time_point began_ = Deadline::Clock::now();
   std::map<std::int64_t, std::vector<double>> losses_;     // by step, then share
   std::map<std::int64_t, std::map<int, double>> squares_;  // by update, then server
-  std::map<std::int64_t, double> norms_;
   std::vector<Applied> applied_;
   int present_ = 0;     // workers, and on the first server other servers, that have not left
   bool ended_ = false;  // no update is to come
