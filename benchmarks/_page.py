@@ -1,8 +1,10 @@
 """What every benchmark's page is made of: tables, and what the machine and the build are."""
 
+import datetime
 import os
 import platform
 import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -45,3 +47,16 @@ def machine(cpu_note="", device="cpu"):
         driver = output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0]
         facts.insert(1, ("GPU", f"{torch.cuda.get_device_name()}, driver {driver or 'unknown'}, CUDA {torch.version.cuda}"))
     return facts
+
+
+def save(name, title, facts, rounds, tables):
+    """Writes docs/benchmarks/DATE-NAME.md: what was run where, and (heading, rows) one after another."""
+    today, bench = datetime.date.today().isoformat(), Path(sys.argv[0]).stem
+    command = f"./dev bench {bench} " + " ".join(a for a in sys.argv[1:] if a != "--save")
+    out = [f"# {title}, {today}", ""] + [f"- {fact}: {value}" for fact, value in facts]
+    out += [f"- Command: `{command.strip()}`", f"- Rounds: {rounds}", ""]
+    for heading, rows in tables:
+        out += [f"## {heading}", "", markdown(rows), ""]
+    path = ROOT / "docs" / "benchmarks" / f"{today}-{name}.md"
+    path.write_text("\n".join([*out, f"benchmarks/{bench}.py says how it is measured.", ""]))
+    print(f"\nwritten: {path.relative_to(ROOT)}")

@@ -13,7 +13,6 @@ Ranks keep to a core of their own where there are enough, on every side (Open MP
 """
 
 import argparse
-import datetime
 import json
 import os
 import secrets
@@ -26,7 +25,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from _page import BUILD, ROOT, machine, markdown, plain
+from _page import BUILD, ROOT, machine, plain, save
 
 SIZES = [64, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20]
 LIMIT = 600  # seconds that one measurement may take
@@ -341,17 +340,7 @@ def main():
         print(f"\n{title}\n{plain(rows)}", flush=True)
         tables.append((title, rows))
     if arguments.save:
-        today = datetime.date.today().isoformat()
-        command = "./dev bench collectives " + " ".join(a for a in sys.argv[1:] if a != "--save")
-        out = [f"# All-reduce of fp32, {arguments.scene}, {today}", ""]
-        out += [f"- {name}: {value}" for name, value in facts]
-        out += [f"- Command: `{command.strip()}`", f"- Rounds: {arguments.rounds}", ""]
-        for title, rows in tables:
-            out += [f"## {title}", "", markdown(rows), ""]
-        out += ["benchmarks/collectives.py says how it is measured.", ""]
-        path = ROOT / "docs" / "benchmarks" / f"{today}-collectives-{arguments.scene}.md"
-        path.write_text("\n".join(out))
-        print(f"\nwritten: {path.relative_to(ROOT)}")
+        save(f"collectives-{arguments.scene}", f"All-reduce of fp32, {arguments.scene}", facts, arguments.rounds, tables)
 
 
 if __name__ == "__main__":

@@ -9,17 +9,15 @@ Numbers of extra servers alternate in rounds; a time is the median over rounds o
 """
 
 import argparse
-import datetime
 import json
 import os
 import secrets
 import statistics
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
-from _page import BUILD, ROOT, machine, markdown, plain
+from _page import BUILD, machine, plain, save
 from collectives import free_port, rank_environment, run_ranks
 
 
@@ -102,15 +100,7 @@ def main():
     title = f"{arguments.workers} workers, {arguments.mib:g} MiB of fp32, links of {arguments.rate} Mbit/s"
     print(f"\n{title}\n{plain(rows)}")
     if arguments.save:
-        today = datetime.date.today().isoformat()
-        command = "./dev bench servers " + " ".join(a for a in sys.argv[1:] if a != "--save")
-        out = [f"# Summing through parameter servers, {today}", ""]
-        out += [f"- {name}: {value}" for name, value in facts]
-        out += [f"- Command: `{command.strip()}`", f"- Rounds: {arguments.rounds}", "", f"## {title}", "", markdown(rows), "",
-                "benchmarks/servers.py says how it is measured.", ""]
-        path = ROOT / "docs" / "benchmarks" / f"{today}-servers.md"
-        path.write_text("\n".join(out))
-        print(f"\nwritten: {path.relative_to(ROOT)}")
+        save("servers", "Summing through parameter servers", facts, arguments.rounds, [(title, rows)])
 
 
 if __name__ == "__main__":

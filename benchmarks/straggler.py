@@ -9,7 +9,6 @@ target, by the sum of its step times. The others may take half as many steps mor
 """
 
 import argparse
-import datetime
 import json
 import shutil
 import statistics
@@ -18,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from _page import BUILD, ROOT, machine, markdown, plain
+from _page import BUILD, machine, plain, save
 
 WAYS = {"synchronous, even shares": [],
         "synchronous, shares by speed": ["parallel.shares=speed", "parallel.shares_every=10"],
@@ -79,15 +78,7 @@ def main():
     title = f"4 workers, chaos.slow={arguments.slow}, {arguments.steps} steps"
     print(f"\n{title}\n{plain(rows)}")
     if arguments.save:
-        today = datetime.date.today().isoformat()
-        command = "./dev bench straggler " + " ".join(a for a in sys.argv[1:] if a != "--save")
-        out = [f"# A slow worker, {today}", ""]
-        out += [f"- {name}: {value}" for name, value in facts]
-        out += [f"- Command: `{command.strip()}`", f"- Rounds: {arguments.rounds}", "", f"## {title}", "", markdown(rows), "",
-                "benchmarks/straggler.py says how it is measured.", ""]
-        path = ROOT / "docs" / "benchmarks" / f"{today}-straggler.md"
-        path.write_text("\n".join(out))
-        print(f"\nwritten: {path.relative_to(ROOT)}")
+        save("straggler", "A slow worker", facts, arguments.rounds, [(title, rows)])
 
 
 if __name__ == "__main__":
