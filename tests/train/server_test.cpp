@@ -236,7 +236,8 @@ TEST(ParameterServer, RefusesAGradientThatIsNotFinite) {
   const auto refused = outcome([&] { one.server.push("rank 3 (pid 7)", *next.task, 0, 0.5, bad); });
   EXPECT_EQ(refused.kind, "Refused");
   EXPECT_EQ(refused.message,
-            "the gradient that rank 3 (pid 7) sent for step 1 is not finite; it was refused");
+            "the gradient that rank 3 (pid 7) sent for step 1 is not finite; it was refused. "
+            "A lower optim.rate or optim.clip may help");
   EXPECT_TRUE(at::equal(one.server.pull(0, {}).values, one.gradient(0)));
 }
 

@@ -250,9 +250,10 @@ void ParameterServer::push(const std::string& from, const Task& task, std::int64
     throw InvalidArgument(fmt::format("{} sent {} elements for a part of {}", from, grad.numel(),
                                       published_.numel()));
   if (!finite) {
-    const auto message =
-        fmt::format("the gradient that {} sent for step {} is not finite; it was refused", from,
-                    task.clock + 1);
+    const auto message = fmt::format(
+        "the gradient that {} sent for step {} is not finite; it was refused. A lower "
+        "optim.rate or optim.clip may help",
+        from, task.clock + 1);
     log::warn(message);
     throw Refused(message);
   }
