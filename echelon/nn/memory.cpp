@@ -18,6 +18,22 @@ thread_local MemoryKind current_kind = MemoryKind::workspace;
 MemoryScope::MemoryScope(MemoryKind kind) : outer_(current_kind) { current_kind = kind; }
 MemoryScope::~MemoryScope() { current_kind = outer_; }
 
+namespace {
+
+class Deaf : public c10::MemoryReportingInfoBase {
+  void reportMemoryUsage(void*, std::int64_t, std::size_t, std::size_t, c10::Device) override {}
+  bool memoryProfilingEnabled() const override { return false; }
+};
+
+}  // namespace
+
+MemoryUncounted::MemoryUncounted() {
+  c10::ThreadLocalDebugInfo::_push(c10::DebugInfoKind::PROFILER_STATE, std::make_shared<Deaf>());
+}
+MemoryUncounted::~MemoryUncounted() {
+  c10::ThreadLocalDebugInfo::_pop(c10::DebugInfoKind::PROFILER_STATE);
+}
+
 std::uint64_t MemoryUse::total() const {
   return std::accumulate(bytes.begin(), bytes.end(), std::uint64_t{0});
 }

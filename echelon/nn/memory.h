@@ -24,6 +24,16 @@ class MemoryScope {
   MemoryKind outer_;
 };
 
+// While it lives, what this thread takes and gives back is not counted: the memory of other
+// threads, which have no account.
+class MemoryUncounted {
+ public:
+  MemoryUncounted();
+  ~MemoryUncounted();
+  MemoryUncounted(const MemoryUncounted&) = delete;
+  MemoryUncounted& operator=(const MemoryUncounted&) = delete;
+};
+
 struct MemoryUse {
   std::array<std::uint64_t, memory_kind_names.size()> bytes{};
   std::uint64_t total() const;

@@ -62,6 +62,7 @@ at::Tensor Executor::run(const at::Tensor& input, const at::Tensor& target, doub
     last.weight = weight * static_cast<double>(share) / static_cast<double>(samples);
   }
   loss_ = at::zeros({}, at::TensorOptions(stack_.device()).dtype(at::kDouble));
+  weight_ = weight;
   stack_.begin_step();
   times_ = {};
   traced_.clear();
@@ -103,8 +104,10 @@ at::Tensor Executor::run(const at::Tensor& input, const at::Tensor& target, doub
 // until the update.
 void Executor::reduce(const Bucket& bucket) {
   stack_.zero_unwritten_grads(bucket.begin, bucket.end);
+  const at::Tensor part = stack_.grads().narrow(0, bucket.begin, bucket.numel());
+  if (probe_.before_reduce) probe_.before_reduce(part, weight_);
   reductions_.push_back(ranks_->all_reduce(
-      stack_.grads().narrow(0, bucket.begin, bucket.numel()), ReduceOp::sum,
+      part, ReduceOp::sum,
       {.tag = tracing_ ? fmt::format("gradients {}", reductions_.size()) : "gradients",
        .algorithm = algorithm_}));
 }
@@ -136,6 +139,7 @@ void Executor::update() {
   const auto start = Clock::now();
   MemoryScope scope(MemoryKind::workspace);
   stack_.zero_unwritten_grads(0, stack_.grads().numel());
+  if (probe_.before_update) probe_.before_update(stack_.grads());
   update_->apply(loss_);
   times_.update = since(start);
 }

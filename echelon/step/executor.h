@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -56,6 +57,14 @@ class Executor {
   // demonstrations.
   void slow_down(double factor) { slow_ = factor; }
 
+  // Sees gradients on their way: those of this rank's batch, bucket by bucket and times its weight,
+  // before they are summed over the ranks, and the sum before the update.
+  struct Probe {
+    std::function<void(const at::Tensor& part, double weight)> before_reduce;
+    std::function<void(const at::Tensor& gradient)> before_update;
+  };
+  void probe(Probe probe) { probe_ = std::move(probe); }
+
   // Keeps what happened in a step, in order. Buckets are then told apart in the ledger, by the tags
   // "gradients 0", "gradients 1", …
   void trace(bool on) { tracing_ = on; }
@@ -77,6 +86,8 @@ class Executor {
   StepTimes times_;
   double slow_ = 1;
   Algorithm algorithm_ = Algorithm::automatic;
+  Probe probe_;
+  double weight_ = 1;  // of the batch that runs
   bool tracing_ = false;
   std::vector<TracedAction> traced_;
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <numbers>
@@ -33,6 +34,7 @@
 #include "echelon/train/progress.h"
 #include "echelon/train/run_directory.h"
 #include "echelon/train/server_job.h"
+#include "echelon/train/stale_spells.h"
 #include "echelon/train/sync_trace.h"
 #include "echelon/train/trainer.h"
 
@@ -237,7 +239,7 @@ std::string ledger_of(const JobRequest& request, const ServerJob* servers) {
 
 // What ranks other than 0 do: the same steps, in the same pieces.
 JobEnd follow(const JobRequest& request, Trainer& trainer, ServerJob* servers,
-              std::optional<SyncTrace>& trace, const std::atomic<bool>& stop) {
+              const std::function<void(std::int64_t)>& run_until, std::optional<SyncTrace>& trace) {
   if (trace)
     trainer.on_step(
         [&](const StepReport& report) { trace->step(report.step, trainer.executor()); });
@@ -251,7 +253,7 @@ JobEnd follow(const JobRequest& request, Trainer& trainer, ServerJob* servers,
     const auto until =
         servers ? train.steps
                 : std::min({next(train.validate_every), next(train.save_every), train.steps});
-    trainer.run_until(until, &stop);
+    run_until(until);
     if (trainer.step() < until) break;
   }
   if (servers) {
@@ -353,6 +355,14 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
 
   if (options.sync.adapt)
     trainer.adapt(options.sync, [](const std::string& decision) { log::info(decision); });
+  std::optional<StaleSpells> spells;
+  if (options.sync.allow_staleness > 0)
+    spells.emplace(options, trainer, stack, request.ranks,
+                   Endpoint::listening_address(read_environment(), options.net), Token::find(),
+                   [](const std::string& decision) { log::info(decision); });
+  const auto run_until = [&](std::int64_t until) {
+    spells ? spells->run_until(until, &stop) : trainer.run_until(until, &stop);
+  };
   std::optional<SyncTrace> trace;
   if (request.trace_sync) {
     if (!request.ranks || servers || options.train.device != "cpu")
@@ -364,7 +374,7 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   }
   ServerJob* const served = servers ? &*servers : nullptr;
   if (request.ranks && request.ranks->rank() != 0)
-    return follow(request, trainer, served, trace, stop);
+    return follow(request, trainer, served, run_until, trace);
 
   RunDirectory run = resuming ? RunDirectory::open(request.resume)
                               : RunDirectory::create(request.runs, request.name);
@@ -424,7 +434,7 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
       while (trainer.step() < options.train.steps) {
         const auto until = std::min({next(options.train.validate_every),
                                      next(options.train.save_every), options.train.steps});
-        trainer.run_until(until, &stop);
+        run_until(until);
         // Also when interrupted just here: a resumed run would not come back to it.
         if (trainer.step() < until) break;
         if (until < options.train.steps && data.validation != nullptr &&

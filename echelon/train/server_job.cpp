@@ -31,7 +31,7 @@ int ServerJob::Roles::server_of(int rank) const {
 }
 
 ServerJob::ServerJob(const JobOptions& options, Communicator& ranks, const std::string& bind,
-                     const Token& token)
+                     const Token& token, std::int64_t end)
     : options_(options), ranks_(ranks), token_(token), roles_(options.server, ranks.size()) {
   check_share(options.train, roles_.workers());
   const int mine = roles_.server_of(ranks.rank());
@@ -42,6 +42,7 @@ ServerJob::ServerJob(const JobOptions& options, Communicator& ranks, const std::
                                .index = mine,
                                .shares = roles_.workers(),
                                .steps = options.train.steps,
+                               .end = end,
                                .save_every = options.train.save_every,
                                .timeout = options.comm.timeout},
         bind, options.net, token);

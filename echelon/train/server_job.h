@@ -26,9 +26,9 @@ class ServerJob {
   };
 
   // Starts this rank's server, if it has one, and tells all ranks where the servers are. `bind` is
-  // the numeric address to listen on.
+  // the numeric address to listen on. The servers are done after step `end`; 0: the job's last.
   ServerJob(const JobOptions& options, Communicator& ranks, const std::string& bind,
-            const Token& token);
+            const Token& token, std::int64_t end = 0);
 
   const Roles& roles() const { return roles_; }
   bool works() const { return roles_.works(ranks_.rank()); }

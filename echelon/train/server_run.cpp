@@ -1,4 +1,8 @@
 // A Trainer whose gradients go to parameter servers.
+#include <ATen/core/grad_mode.h>
+
+#include <utility>
+
 #include "echelon/base/error.h"
 #include "echelon/parallel/data/shares.h"
 #include "echelon/train/trainer.h"
@@ -7,28 +11,41 @@ namespace echelon {
 
 void Trainer::use_servers(ServerWorker::Setup setup, const NetOptions& net, const Token& token,
                           ServerPart part, Ledger& ledger) {
-  if (ranks_)
-    throw InvalidArgument("gradients go to parameter servers or are reduced among ranks, not both");
   if (!device_.is_cpu())
     throw InvalidArgument("parameter servers take gradients from CPUs; set train.device=cpu");
   servers_ = std::make_unique<ServerWorker>(std::move(setup), net, token, stack_.units(),
                                             stack_.values(), stack_.grads(), ledger);
   part_ = part;
-  if (part != ServerPart::first) {  // the servers have it
-    update_.reset();
-    begun_ = true;
-  }
+  stop_told_ = false;
+  begun_ = part != ServerPart::first;
+  if (begun_ && !ranks_) update_.reset();  // the servers have it
   const int micro_batches = static_cast<int>(train_.micro_batches);
-  executor_ = std::make_unique<Executor>(stack_, nullptr, for_servers(stack_.size(), micro_batches),
-                                         StepShape{stack_.size(), micro_batches, {}});
+  aside_ = std::exchange(executor_, std::make_unique<Executor>(
+                                        stack_, nullptr, for_servers(stack_.size(), micro_batches),
+                                        StepShape{stack_.size(), micro_batches, {}}));
+  executor_->slow_down(slowness_);
+  last_applied_ = std::chrono::steady_clock::now();
 }
 
-void Trainer::leave_servers() { servers_.reset(); }
+void Trainer::leave_servers() {
+  if (ranks_) {
+    at::NoGradGuard no_grad;
+    update_->restart(servers_->fetch_state(update_->state(), step_));
+    update_->publish();
+    executor_ = std::move(aside_);
+  }
+  servers_.reset();
+}
+
+void Trainer::stop_servers() {
+  servers_->stop();
+  stop_told_ = true;
+}
 
 void Trainer::run_with_servers(std::int64_t until, const std::atomic<bool>* stop) {
   if (part_ == ServerPart::first && !begun_) {
     servers_->begin(update_->state(), step_, update_->updates());
-    update_.reset();
+    if (!ranks_) update_.reset();
     begun_ = true;
   }
   while (step_ < until) {
@@ -36,15 +53,13 @@ void Trainer::run_with_servers(std::int64_t until, const std::atomic<bool>* stop
       ++step_;
       const auto [applied, seconds] = std::move(told_.front());
       told_.pop_front();
-      if (observe_)
-        observe_({step_, applied.loss, applied.norm, applied.rate, seconds, targets_a_step_,
-                  executor_->times(), applied.ages});
+      tell({step_, applied.loss, applied.norm, applied.rate, seconds, targets_a_step_,
+            executor_->times(), applied.ages});
       continue;
     }
     if (stop != nullptr && stop->load() && !stop_told_) {
       if (part_ == ServerPart::guest) return;  // the others go on
-      servers_->stop();
-      stop_told_ = true;
+      stop_servers();
     }
     const auto next = servers_->next();
     if (part_ == ServerPart::first)

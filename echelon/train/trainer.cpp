@@ -19,7 +19,6 @@
 #include <optional>
 #include <thread>
 
-#include "echelon/base/checksum.h"
 #include "echelon/base/deadline.h"
 #include "echelon/base/error.h"
 #include "echelon/base/log.h"
@@ -28,6 +27,7 @@
 #include "echelon/parallel/data/bucket.h"
 #include "echelon/parallel/data/shares.h"
 #include "echelon/step/device.h"
+#include "echelon/train/replicas.h"
 
 namespace echelon {
 namespace {
@@ -158,8 +158,9 @@ void Trainer::run(const std::atomic<bool>* stop) { run_until(train_.steps, stop)
 void Trainer::run_until(std::int64_t until, const std::atomic<bool>* stop) {
   at::NoGradGuard no_grad;
   if (servers_) return run_with_servers(until, stop);
-  in_flight_->last = Clock::now();
   stop_at_ = stopped(stop) ? step_ : until;
+  begin_alike();
+  in_flight_->last = Clock::now();
   while (step_ < stop_at_ && (ranks_ || stop == nullptr || !stop->load())) {
     issue(step_, stop != nullptr && stop->load());
     ++step_;
@@ -173,6 +174,7 @@ void Trainer::run_until(std::int64_t until, const std::atomic<bool>* stop) {
     }
   }
   collect(0);
+  if (ranks_) take_first_buffers(stack_, *ranks_);
 }
 
 void Trainer::adapt(const SyncOptions& options, std::function<void(const std::string&)> say) {
@@ -186,6 +188,11 @@ void Trainer::adapt(const SyncOptions& options, std::function<void(const std::st
   controller_ =
       std::make_unique<SyncController>(ranks_, std::move(bytes), options.every, std::move(say));
   executor_->reduce_by(controller_->algorithm());
+}
+
+void Trainer::slow_down(double factor) {
+  slowness_ = factor;
+  executor_->slow_down(factor);
 }
 
 void Trainer::share_out(std::vector<std::int64_t> samples) {
@@ -242,19 +249,15 @@ bool Trainer::stopped(const std::atomic<bool>* stop) {
   return seen.const_data_ptr<std::uint8_t>()[0] != 0;
 }
 
+void Trainer::begin_alike() {
+  if (alike_ || !ranks_) return;
+  if (!ranks_that_differ(stack_, *ranks_).empty()) take_first_values(stack_, *update_, *ranks_);
+  take_first_buffers(stack_, *ranks_);
+  alike_ = true;
+}
+
 void Trainer::check_same_parameters() const {
-  const at::Tensor values = stack_.values().cpu();
-  const std::uint64_t sum = checksum(
-      std::as_bytes(std::span(static_cast<const char*>(values.const_data_ptr()), values.nbytes())));
-  const auto there = at::TensorOptions(device_).dtype(at::kLong);
-  const at::Tensor mine = at::zeros({1}, there).fill_(static_cast<std::int64_t>(sum));
-  const at::Tensor all = at::zeros({ranks_->size()}, there);
-  ranks_->all_gather(all, mine, {.tag = "check", .blocking = true}).wait();
-  const at::Tensor seen = all.cpu();
-  const auto* sums = seen.const_data_ptr<std::int64_t>();
-  std::vector<int> others;
-  for (int r = 1; r < ranks_->size(); ++r)
-    if (sums[r] != sums[0]) others.push_back(r);
+  const auto others = ranks_that_differ(stack_, *ranks_);
   if (!others.empty())
     throw Error(fmt::format(
         "after step {} the parameters of rank{} {} are not those of rank 0: the ranks computed "
@@ -382,10 +385,13 @@ void Trainer::collect(std::size_t leave) {
     }
     const double seconds = std::chrono::duration<double>(now - flight.last).count();
     flight.last = now;
-    if (observe_)
-      observe_({slot.step, loss, norm, slot.rate, seconds, slot.targets, executor_->times()});
+    tell({slot.step, loss, norm, slot.rate, seconds, slot.targets, executor_->times()});
     if (device_.is_cuda()) flight.free.push_back(std::move(slot));
   }
+}
+
+void Trainer::tell(const StepReport& report) const {
+  for (const auto& observer : observers_) observer(report);
 }
 
 double Trainer::evaluate(const Dataset& data, std::int64_t samples) {

@@ -69,7 +69,8 @@ class Trainer {
   // Gives the stack its memory. InvalidArgument where the options do not fit the machine, the stack
   // or the data. All that is referred to must outlive the trainer.
   // With several ranks, each trains on its part of the global batch and all keep the same
-  // parameters, to the bit; every rank makes the same trainer and the same calls. Should they
+  // parameters, to the bit; every rank makes the same trainer and the same calls. They begin with
+  // rank 0's, and have its buffers (running statistics) whenever run() returns. Should they
   // differ all the same (a bad memory, a layer that draws its own random numbers), run() throws
   // Error that names the ranks, at the next step that train.check_every divides.
   Trainer(Stack& stack, const Dataset& data, const TrainOptions& train, const OptimOptions& optim,
@@ -79,9 +80,12 @@ class Trainer {
   // Hands gradients to parameter servers, which own parameters and optimiser state, in place of
   // updating here: before run(). A step's batch is cut into shares, which workers take as they
   // come.
+  // A trainer of several ranks does so for a time: all use the servers, run to the same step and
+  // leave, which brings parameters and state back, and then reduce among themselves again.
   void use_servers(ServerWorker::Setup setup, const NetOptions& net, const Token& token,
                    ServerPart part, Ledger& ledger);
   void leave_servers();  // says goodbye to them
+  void stop_servers();   // no step is begun any more; run_until() returns after those that are
 
   // How gradients are reduced from the next step on, and how many samples each rank takes of a
   // batch (by rank; together all): every rank says the same.
@@ -91,17 +95,27 @@ class Trainer {
   // Chooses how gradients are reduced again while it runs; `say` gets every decision, on rank 0.
   void adapt(const SyncOptions& options, std::function<void(const std::string&)> say);
 
+  // Sees gradients on their way; several ranks only.
+  void probe(Executor::Probe probe) { executor_->probe(std::move(probe)); }
+
   // Keeps what happens in every step (sync_trace.h).
   void trace(bool on) { executor_->trace(on); }
   const Executor& executor() const { return *executor_; }
 
   // This rank computes so many times slower than it could (chaos.slow).
-  void slow_down(double factor) { executor_->slow_down(factor); }
+  void slow_down(double factor);
 
   // First values: by default each parameter's own Init with the seed.
-  void load(const ValueSource& source) { update_->load(source); }
+  void load(const ValueSource& source) {
+    update_->load(source);
+    alike_ = false;
+  }
 
-  void on_step(std::function<void(const StepReport&)> observe) { observe_ = std::move(observe); }
+  // Each is called after every step, in the order in which they were given. Of the workers of
+  // parameter servers, only the first sees steps.
+  void on_step(std::function<void(const StepReport&)> observer) {
+    observers_.push_back(std::move(observer));
+  }
 
   // Runs the steps that are left. Returns early, after a whole step, once `stop` is set. Throws
   // NotFinite, naming the step, when the loss or a gradient stops being finite; the parameters are
@@ -133,6 +147,8 @@ class Trainer {
   void compute();
   void collect(std::size_t leave);
   bool stopped(const std::atomic<bool>* stop);
+  void tell(const StepReport& report) const;
+  void begin_alike();
   void check_same_parameters() const;
   void look_at_speeds();
   Batch batch_of(std::int64_t step, std::int64_t first, std::int64_t end) const;
@@ -151,11 +167,14 @@ class Trainer {
   std::unique_ptr<MemoryAccount> memory_;
   std::unique_ptr<MasterUpdate> update_;
   std::unique_ptr<Executor> executor_;
-  std::function<void(const StepReport&)> observe_;
+  std::unique_ptr<Executor> aside_;  // that for ranks, while servers are used
+  std::vector<std::function<void(const StepReport&)>> observers_;
+  double slowness_ = 1;
   std::int64_t step_ = 0;
   at::Tensor input_, target_;           // of the step being computed, on the device
   at::Tensor report_;                   // loss, gradient norm, halted, whether a rank is to stop
   std::int64_t stop_at_ = 0, lag_ = 0;  // the step to stop after; how much later than the vote
+  bool alike_ = false;                  // all ranks began with the same parameters
   std::vector<std::int64_t> shares_;    // samples of each rank
   bool by_speed_ = false;
   std::int64_t shares_every_ = 0;

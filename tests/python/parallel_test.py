@@ -65,3 +65,29 @@ def test_a_slowness_that_means_nothing_is_refused(echelon):
     for word in ("1", "1:0.5", "x:2", "1:2x"):
         result = echelon("train", "--nproc", "2", *settings(train_steps=2, train_batch=4, chaos_slow=f'["{word}"]'))
         assert result.returncode == 2 and word in result.stderr, result.stderr
+
+
+def test_gradients_get_old_only_where_that_is_allowed_and_pays(echelon):
+    common = dict(train_steps=80, train_batch=4, optim_rate=1e-5, optim_warmup=2, sync_every=2, train_check_every=2,
+                  chaos_slow='["1:30.0"]')
+    for name, staleness in (("strict", 0), ("lenient", 1)):
+        result = echelon("train", "--nproc", "2", "--name", name, *settings(**common, sync_allow_staleness=staleness))
+        assert result.returncode == 0, result.stdout + result.stderr
+
+    def steps(name):
+        return [json.loads(line) for line in (echelon.folder / f"runs/{name}/metrics.jsonl").read_text().splitlines()]
+
+    assert all("ages" not in step for step in steps("strict"))
+    ages = [age for step in steps("lenient") for age in step.get("ages", [])]
+    assert ages and max(ages) <= 1
+    log = (echelon.folder / "runs/lenient/rank0.log").read_text()
+    assert re.search(r"gradients may be 1 update old until step \d+: a step takes [\d.]+ ms and is predicted", log), log
+    assert re.search(r"\d+ steps with gradients up to 1 update old took [\d.]+ ms each where", log), log
+    assert [step["step"] for step in steps("lenient")] == list(range(1, 81))
+
+
+def test_staleness_needs_ranks_that_reduce_among_themselves(echelon):
+    for ranks, server in ((1, 0), (2, 1)):
+        result = echelon("train", "--nproc", ranks, *settings(train_steps=2, train_batch=4, sync_allow_staleness=1,
+                                                              server_count=server))
+        assert result.returncode == 2 and "sync.allow_staleness" in result.stderr, result.stderr

@@ -5,13 +5,18 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/mse_loss.h>
 #include <ATen/ops/randint.h>
-
+#include <ATen/ops/randn.h>
 #include <fmt/format.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
 
 #include <atomic>
 
 #include "echelon/nn/gpt.h"
+#include "echelon/nn/module_layer.h"
 #include "echelon/train/trainer.h"
 #include "tests/collective/ranks.h"
 
@@ -126,6 +131,41 @@ TEST(DataParallel, NoticesRanksThatDriftApart) {
   for (const auto& one : outcomes)
     EXPECT_EQ(one.message.substr(0, 67),
               "after step 8 the parameters of rank 2 are not those of rank 0: the ");
+}
+
+// A user's module, with first values of torch's own generator and with running statistics.
+TEST(DataParallel, BeginsWithTheFirstRanksValuesAndEndsWithItsStatistics) {
+  at::set_num_threads(1);
+  at::manual_seed(4);
+  const TensorDataset data(at::randn({40, 6}, at::kDouble), at::randn({40, 1}, at::kDouble));
+  constexpr int world = 3;
+  std::vector<at::Tensor> first(world), last(world), statistics(world);
+  run_ranks_well({.world = world}, [&](Group& group) {
+    const auto r = std::size_t(group.rank());
+    torch::nn::Sequential net(torch::nn::Linear(6, 4), torch::nn::BatchNorm1d(4),
+                              torch::nn::Linear(4, 1));
+    Stack stack;
+    stack.add(module_layer("net", net))
+        .add(loss_layer(
+            [](const at::Tensor& a, const at::Tensor& b) { return at::mse_loss(a, b); }));
+    TrainOptions train;
+    train.steps = 5;
+    train.batch = 12;
+    train.precision = "fp64";
+    train.check_every = 1;
+    Trainer trainer(stack, data, train, {.warmup = 1},
+                    native_communicator(group.shared_from_this()));
+    first[r] = stack.values().clone();
+    trainer.run();
+    last[r] = stack.values().clone();
+    statistics[r] = net->named_buffers()["1.running_mean"].clone();
+  });
+  EXPECT_FALSE(at::equal(first[0], first[1])) << "or there would be nothing to show";
+  for (int r = 1; r < world; ++r) {
+    EXPECT_TRUE(at::equal(last[0], last[std::size_t(r)]));
+    EXPECT_TRUE(at::equal(statistics[0], statistics[std::size_t(r)]));
+  }
+  EXPECT_GT(statistics[0].abs().max().item<double>(), 0);
 }
 
 }  // namespace

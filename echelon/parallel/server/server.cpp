@@ -13,6 +13,7 @@
 
 #include "echelon/base/error.h"
 #include "echelon/base/log.h"
+#include "echelon/nn/memory.h"
 #include "echelon/optim/schedule.h"
 #include "echelon/parallel/server/wire.h"
 
@@ -36,10 +37,10 @@ ParameterServer::ParameterServer(Setup setup, const std::string& bind, const Net
                                  const Token& token)
     : setup_(std::move(setup)), net_(net), token_(token) {
   if (setup_.index == 0) {
-    table_ = std::make_unique<ClockTable>(setup_.shares, 0, setup_.steps, setup_.server.bound(),
-                                          setup_.server.mode == "sync"
-                                              ? ClockTable::Shares::to_each_its_own
-                                              : ClockTable::Shares::to_whoever_asks);
+    table_ = std::make_unique<ClockTable>(
+        setup_.shares, 0, setup_.end > 0 ? setup_.end : setup_.steps, setup_.server.bound(),
+        setup_.server.mode == "sync" ? ClockTable::Shares::to_each_its_own
+                                     : ClockTable::Shares::to_whoever_asks);
     table_->hold(0);  // until it is known where to begin
   }
   std::vector<Listener> listeners;
@@ -95,6 +96,11 @@ ParameterServer::~ParameterServer() {
   const std::lock_guard lock(connections_mutex_);
   for (auto& one : connections_) one.peer->shut();
   for (auto& one : connections_) one.thread.join();
+  const MemoryUncounted our_threads;  // took it
+  update_.reset();
+  published_.reset();
+  rounds_.clear();
+  read_.clear();
 }
 
 void ParameterServer::wait() {

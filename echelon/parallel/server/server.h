@@ -43,9 +43,10 @@ class ParameterServer {
   struct Setup {
     ServerOptions server;
     OptimOptions optim;
-    int index = 0;   // among the servers
-    int shares = 1;  // that a step's batch is cut into
-    std::int64_t steps = 1;
+    int index = 0;                // among the servers
+    int shares = 1;               // that a step's batch is cut into
+    std::int64_t steps = 1;       // that the rate's schedule is for
+    std::int64_t end = 0;         // the step after which the servers are done; 0: the last
     std::int64_t save_every = 0;  // steps between states that the first worker writes
     double timeout = 60;          // of a transfer
   };

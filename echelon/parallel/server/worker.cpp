@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "echelon/base/error.h"
+#include "echelon/nn/memory.h"
 
 namespace echelon {
 
@@ -103,6 +104,7 @@ void ServerWorker::pull(std::int64_t at_least, const Task& task) {
   on_all([&](std::size_t i) {
     at::Tensor mine = narrowed(values_, i);
     if (local(i)) {
+      const MemoryUncounted the_servers;  // they may be given back here
       const auto values = setup_.local->pull(at_least, task);
       mine.copy_(values.values);
       versions_[i] = values.version;

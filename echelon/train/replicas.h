@@ -1,0 +1,21 @@
+// Ranks that hold the same model: whether they do, and how they come to. Every rank makes the same
+// calls.
+#pragma once
+
+#include <vector>
+
+#include "echelon/comm/communicator.h"
+#include "echelon/nn/stack.h"
+#include "echelon/optim/master_update.h"
+
+namespace echelon {
+
+// Those whose parameters are not rank 0's, to the bit, as far as a checksum tells.
+std::vector<int> ranks_that_differ(const Stack& stack, Communicator& ranks);
+
+// Rank 0's parameters become everybody's.
+void take_first_values(const Stack& stack, MasterUpdate& update, Communicator& ranks);
+// And its buffers: running statistics, which each rank gathers from its own samples.
+void take_first_buffers(const Stack& stack, Communicator& ranks);
+
+}  // namespace echelon
