@@ -90,20 +90,28 @@ void ServerExchange::push_and_pull(float* data) {
   const int me = group_->rank(), ranks = group_->size();
   const CallOptions call{.tag = "servers"};
   std::vector<Group::Ticket> tickets;
-  std::size_t longest = 0;
-  for (int r = 0; r < ranks; ++r)
-    longest = std::max(longest, bounds_[std::size_t(r) + 1] - bounds_[std::size_t(r)]);
-  // To all owners in turn, each rank beginning with its neighbour.
-  for (std::size_t offset = 0; offset < longest; offset += chunk)
-    for (int k = 1; k < ranks; ++k) {
-      const int owner = (me + k) % ranks;
-      const std::size_t at = bounds_[std::size_t(owner)] + offset,
-                        end = bounds_[std::size_t(owner) + 1];
-      if (at >= end) continue;
-      const std::size_t bytes = std::min(chunk, end - at) * sizeof(float);
-      tickets.push_back(group_->receive(data + at, bytes, owner, back(at), call));
-      tickets.push_back(group_->send(data + at, bytes, owner, there(at), call));
-    }
+  struct Push {
+    double place;  // within its owner's part: 0 begins, 1 ends
+    int owner;
+    std::size_t at, count;
+  };
+  // All owners' parts progress alike, however long they are, so that no link is busy alone at the
+  // end; each rank begins with its neighbour.
+  std::vector<Push> pushes;
+  for (int k = 1; k < ranks; ++k) {
+    const int owner = (me + k) % ranks;
+    const std::size_t first = bounds_[std::size_t(owner)], end = bounds_[std::size_t(owner) + 1];
+    for (std::size_t at = first; at < end; at += chunk)
+      pushes.push_back(
+          {double(at - first) / double(end - first), owner, at, std::min(chunk, end - at)});
+  }
+  std::stable_sort(pushes.begin(), pushes.end(),
+                   [](const Push& a, const Push& b) { return a.place < b.place; });
+  for (const auto& [place, owner, at, count] : pushes) {
+    const std::size_t bytes = count * sizeof(float);
+    tickets.push_back(group_->receive(data + at, bytes, owner, back(at), call));
+    tickets.push_back(group_->send(data + at, bytes, owner, there(at), call));
+  }
   for (const auto& ticket : tickets) group_->wait(ticket);
 }
 

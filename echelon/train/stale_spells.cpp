@@ -79,8 +79,8 @@ void StaleSpells::run_until(std::int64_t until, const std::atomic<bool>* stop) {
     if (objection) {
       // Again when it is another, or after as long as a spell would have been.
       if (*objection != objection_ || end - told_ >= intervals_of_a_spell * every) {
-        say_(fmt::format("step {}: steps stay synchronous, {}: {}", end, *objection,
-                         known->text()));
+        say_(
+            fmt::format("step {}: steps stay synchronous, {}: {}", end, *objection, known->text()));
         objection_ = *objection;
         told_ = end;
       }
@@ -143,12 +143,13 @@ void StaleSpells::spell(std::int64_t end, const std::atomic<bool>* stop) {
   say_(fmt::format(
       "step {}: {} steps with gradients up to {} old took {:.1f} ms each where {:.1f} were "
       "predicted, {:.1f} ms {} than before; {}",
-      now, now - first, updates_in_words(options_.sync.allow_staleness), outcome.seconds * 1e3, predicted_ * 1e3,
-      std::abs(outcome.seconds - step_seconds_) * 1e3, gained ? "less" : "more",
+      now, now - first, updates_in_words(options_.sync.allow_staleness), outcome.seconds * 1e3,
+      predicted_ * 1e3, std::abs(outcome.seconds - step_seconds_) * 1e3, gained ? "less" : "more",
       outcome.in_band
           ? fmt::format("the loss {:.4f} is in its band", outcome.loss)
-          : fmt::format("the mean loss {:.4f} left its band up to {:.4f}: steps are synchronous again",
-                        outcome.loss, band_.top())));
+          : fmt::format(
+                "the mean loss {:.4f} left its band up to {:.4f}: steps are synchronous again",
+                outcome.loss, band_.top())));
   if (gained && outcome.in_band) return;
   not_before_ = now + pause_;
   pause_ *= 2;

@@ -57,14 +57,14 @@ class StaleSpells {
   Token token_;
   std::function<void(const std::string&)> say_;
   GradientProbe probe_;
-  GradientSums sums_;                           // of all ranks, older intervals counting less
-  std::vector<double> computing_, steps_;       // seconds, of this interval
-  std::vector<double> losses_;                  // of this interval
+  GradientSums sums_;                      // of all ranks, older intervals counting less
+  std::vector<double> computing_, steps_;  // seconds, of this interval
+  std::vector<double> losses_;             // of this interval
   LossBand band_;
-  std::string objection_;                       // the last that was told, and when
+  std::string objection_;  // the last that was told, and when
   std::int64_t told_ = 0;
-  double step_seconds_ = 0, predicted_ = 0;     // when things were last looked at
-  std::int64_t not_before_ = 0, pause_ = 0;     // steps
+  double step_seconds_ = 0, predicted_ = 0;  // when things were last looked at
+  std::int64_t not_before_ = 0, pause_ = 0;  // steps
   int intervals_ = 0, spells_ = 0;
   bool in_spell_ = false;
 };

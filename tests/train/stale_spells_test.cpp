@@ -71,10 +71,9 @@ Seen run(const JobOptions& options, const Line& data,
     const auto ranks = native_communicator(group.shared_from_this());
     torch::nn::Linear body(8, 1);
     Stack stack;
-    stack.add(module_layer("body", body)).add(loss_layer([](const at::Tensor& a,
-                                                            const at::Tensor& b) {
-      return at::mse_loss(a, b);
-    }));
+    stack.add(module_layer("body", body))
+        .add(loss_layer(
+            [](const at::Tensor& a, const at::Tensor& b) { return at::mse_loss(a, b); }));
     Trainer trainer(stack, data, options.train, options.optim, ranks);
     if (group.rank() == 2) trainer.slow_down(30);
     if (group.rank() == 0)
@@ -165,10 +164,9 @@ TEST(StaleSpells, AreForRanksThatReduceAmongThemselves) {
     const auto ranks = native_communicator(group.shared_from_this());
     torch::nn::Linear body(8, 1);
     Stack stack;
-    stack.add(module_layer("body", body)).add(loss_layer([](const at::Tensor& a,
-                                                            const at::Tensor& b) {
-      return at::mse_loss(a, b);
-    }));
+    stack.add(module_layer("body", body))
+        .add(loss_layer(
+            [](const at::Tensor& a, const at::Tensor& b) { return at::mse_loss(a, b); }));
     Trainer trainer(stack, data, options.train, options.optim, ranks);
     EXPECT_THROW(StaleSpells(options, trainer, stack, ranks, "127.0.0.1", Token::random(), {}),
                  InvalidArgument);

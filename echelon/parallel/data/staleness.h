@@ -43,7 +43,7 @@ class GradientProbe {
   // A part of this rank's gradient, as it goes into the sum over ranks: times `weight`.
   void share(const at::Tensor& part, double weight);
   void mean(const at::Tensor& gradient);  // of all ranks; ends the step
-  void forget() { kept_.reset(); }          // updates were applied that it did not see
+  void forget() { kept_.reset(); }        // updates were applied that it did not see
 
   // Since the last call. `shares` is this rank's part of it: add up those of all ranks.
   GradientSums take();
