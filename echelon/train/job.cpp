@@ -21,16 +21,12 @@
 #include "echelon/base/process_memory.h"
 #include "echelon/comm/job_ledger.h"
 #include "echelon/comm/texts.h"
-#include "echelon/data/text.h"
-#include "echelon/data/xz.h"
 #include "echelon/net/endpoint.h"
 #include "echelon/net/environment.h"
-#include "echelon/nn/attention.h"
-#include "echelon/nn/generate.h"
 #include "echelon/nn/gpt.h"
 #include "echelon/nn/gpt2_folder.h"
-#include "echelon/nn/product.h"
-#include "echelon/step/device.h"
+#include "echelon/train/job_data.h"
+#include "echelon/train/job_report.h"
 #include "echelon/train/progress.h"
 #include "echelon/train/run_directory.h"
 #include "echelon/train/server_job.h"
@@ -41,116 +37,7 @@
 namespace echelon {
 namespace {
 
-namespace fs = std::filesystem;
 using nlohmann::ordered_json;
-constexpr double mib = 1024.0 * 1024.0;
-
-// The job's text or random tokens as datasets.
-struct Data {
-  std::unique_ptr<const Dataset> training, validation;  // validation may be null
-  std::shared_ptr<const Text> validation_text;
-  std::string description;
-  bool bytes = false;  // tokens are bytes, so that bits per byte means something
-};
-
-Data open_data(const JobOptions& options) {
-  Data data;
-  const auto length = options.model.context;
-  if (options.data.source == "random") {
-    data.training = std::make_unique<RandomTokens>(options.model.vocab, length,
-                                                   static_cast<std::uint64_t>(options.train.seed));
-    data.description = "random tokens";
-    return data;
-  }
-  if (options.model.vocab < 256) {
-    throw InvalidArgument(fmt::format("model.vocab = {} is too small for text: its bytes need 256",
-                                      options.model.vocab));
-  }
-  const bool validate = options.train.validate_every > 0;
-  const TextSplit split =
-      open_text(options.data.source, validate ? options.data.validation : 0, length);
-  data.bytes = true;
-  data.training = std::make_unique<TextWindows>(split.training, length);
-  data.description = fmt::format("{}: {} to train on", split.description,
-                                 human_bytes(static_cast<std::uint64_t>(split.training->size())));
-  if (split.validation != nullptr) {
-    data.validation = std::make_unique<TextWindows>(split.validation, length);
-    data.validation_text = split.validation;
-    data.description += fmt::format(
-        ", {} to validate", human_bytes(static_cast<std::uint64_t>(split.validation->size())));
-  }
-  return data;
-}
-
-std::string precision_name(at::ScalarType type) {
-  return type == at::kDouble ? "fp64" : type == at::kBFloat16 ? "bf16" : "fp32";
-}
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
-// What the numbers at the end are made of.
-struct Outcome {
-  std::vector<double> step_seconds;
-  std::int64_t tokens_a_step = 0;
-  double final_loss = 0;
-  double validation_loss = 0;
-  bool validated = false;
-};
-
-ordered_json summary_of(const JobOptions& options, const Outcome& outcome, std::int64_t parameters,
-                        bool bytes, std::uint64_t start, std::uint64_t peak,
-                        const RunDirectory& run) {
-  // The first steps warm up; with few steps they are all there is.
-  const auto skip =
-      static_cast<std::ptrdiff_t>(std::min<std::size_t>(5, outcome.step_seconds.size() / 2));
-  const double step = median({outcome.step_seconds.begin() + skip, outcome.step_seconds.end()});
-  ordered_json summary = {
-      {"params", parameters},
-      {"tokens_per_s", step > 0 ? static_cast<double>(outcome.tokens_a_step) / step : 0.0},
-      {"step_ms", step * 1e3},
-      {"start_mib", static_cast<double>(start) / mib},
-      {"peak_mib", static_cast<double>(peak) / mib},
-      {"final_loss", outcome.final_loss},
-      {"val_bits_per_byte", nullptr},
-      {"device", options.train.device},
-      {"threads", at::get_num_threads()},
-      {"precision", precision_name(compute_type(options.train))},
-      {"run", run.path().string()},
-  };
-  if (outcome.validated && bytes)
-    summary["val_bits_per_byte"] = outcome.validation_loss / std::numbers::ln2;
-  if (options.train.device == "cuda") {
-    const auto memory = device_memory();
-    summary["device_peak_mib"] = static_cast<double>(memory.peak_reserved) / mib;
-    summary["device_peak_allocated_mib"] = static_cast<double>(memory.peak_allocated) / mib;
-  }
-  return summary;
-}
-
-std::string plan_of(const JobOptions& options, const Trainer& trainer, const Communicator* ranks) {
-  auto buckets = ordered_json::array();
-  for (const auto& bucket : trainer.buckets())
-    buckets.push_back({{"begin", bucket.begin}, {"end", bucket.end}, {"layer", bucket.layer}});
-  return ordered_json(
-             {{"world", ranks ? ranks->size() : 1},
-              {"schedule", ranks ? "data parallel" : "one process"},
-              {"communication", ordered_json::parse(ranks ? ranks->plan() : "{}")},
-              {"buckets", buckets},
-              {"micro_batches", options.train.micro_batches},
-              {"threads", at::get_num_threads()},
-              {"precision", precision_name(compute_type(options.train))},
-              {"attention", attention_kernel(options.train.device == "cuda" ? at::kCUDA : at::kCPU,
-                                             compute_type(options.train),
-                                             options.model.width / options.model.heads)},
-              {"products", options.train.device == "cpu" ? product_library() : "cuBLAS"},
-              {"graph", trainer.uses_graph()}})
-      .dump(2);
-}
 
 // Refuses what cannot fit before anything is taken: parameters, gradients, masters and optimiser
 // state alone.
@@ -164,48 +51,6 @@ void require_memory(const JobOptions& options, const Stack& stack) {
   throw InvalidArgument(
       fmt::format("the model's state needs {}, and this machine has {} free; give a smaller model",
                   human_bytes(static_cast<std::uint64_t>(needed)), human_bytes(available)));
-}
-
-void show_memory(const MemoryUse& peak) {
-  std::string parts;
-  for (std::size_t i = 0; i < memory_kind_names.size(); ++i) {
-    parts += fmt::format("{}{} {}", i == 0 ? "" : ", ", memory_kind_names[i],
-                         human_bytes(peak.bytes[i]));
-  }
-  fmt::print("memory      {} of tensors at the peak: {}\n", human_bytes(peak.total()), parts);
-}
-
-void show_validation(const Outcome& outcome, const Data& data, std::int64_t context) {
-  if (!outcome.validated) return;
-  const double bits = outcome.validation_loss / std::numbers::ln2;
-  // The bytes that were predicted, and the one before them.
-  std::vector<std::uint8_t> bytes(static_cast<std::size_t>(data.validation->size() * context) + 1);
-  data.validation_text->read(0, bytes);
-  const auto packed = xz_size(bytes);
-  const std::string yardstick =
-      packed ? fmt::format("xz -9 needs {:.3f}",
-                           8.0 * static_cast<double>(*packed) / static_cast<double>(bytes.size()))
-             : std::string("xz is not built in: liblzma was missing");
-  fmt::print("validation  {:.3f} bits/byte on {}; {}\n", bits, human_bytes(bytes.size()),
-             yardstick);
-}
-
-void show_sample(Stack& stack, std::int64_t context) {
-  const std::string prompt = "def ";
-  const std::string text = generate(stack, context, prompt, {.tokens = 320});
-  fmt::print("sample\n");
-  std::string line = "  │ ";
-  for (const char c : prompt + text) {
-    if (c == '\n') {
-      fmt::print("{}\n", line);
-      line = "  │ ";
-    } else {
-      line += static_cast<unsigned char>(c) < 32    ? ' '
-              : static_cast<unsigned char>(c) < 127 ? c
-                                                    : '.';
-    }
-  }
-  fmt::print("{}\n", line);
 }
 
 }  // namespace
@@ -328,7 +173,7 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   const bool resuming = !request.resume.empty();
   if (!resuming) resolve_model(options.model, request.given);
   if (request.ranks) require_same_options(options, *request.ranks);
-  const Data data = open_data(options);
+  const JobData data = open_data(options);
   const std::uint64_t start = anonymous_bytes();
   PeakMemory peak;
   Stack stack = gpt(options.model);
@@ -415,7 +260,7 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
         options.optim.warmup, options.train.steps));
   }
 
-  Outcome outcome;
+  JobOutcome outcome;
   const auto began = std::chrono::steady_clock::now();
   {
     Progress progress(trainer.step(), options.train.steps, data.bytes);

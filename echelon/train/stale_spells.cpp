@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "echelon/base/error.h"
+#include "echelon/base/median.h"
 #include "echelon/train/server_job.h"
 
 namespace echelon {
@@ -16,12 +17,6 @@ namespace {
 constexpr int intervals_of_a_spell = 20;
 constexpr int intervals_to_know = 8;  // before anything is decided
 constexpr double memory = 0.9;        // of what was measured, from one interval to the next
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + std::ssize(values) / 2;
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 double mean(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / double(values.size());

@@ -14,8 +14,8 @@ TEST(ServerExchange, SumsOnAllWorkersAndSendsWhatTheLawSays) {
   for (int workers = 2; workers <= 4; ++workers)
     for (int extra = 0; extra <= 2; ++extra)
       // None, fewer than ranks, some odd number, and more than a chunk for every owner.
-      for (const std::size_t size : {std::size_t{0}, std::size_t{3}, std::size_t{1001},
-                                     6 * ServerExchange::chunk + 17}) {
+      for (const std::size_t size :
+           {std::size_t{0}, std::size_t{3}, std::size_t{1001}, 6 * ServerExchange::chunk + 17}) {
         const int world = workers + extra;
         SCOPED_TRACE(testing::Message()
                      << workers << " workers, " << extra << " servers, " << size << " elements");
@@ -39,7 +39,8 @@ TEST(ServerExchange, SumsOnAllWorkersAndSendsWhatTheLawSays) {
               ASSERT_EQ(data[i], sum) << "element " << i << " on rank " << me;
             }
           }
-          // A worker pushes what others own; an owner gives its part back to all workers but itself.
+          // A worker pushes what others own; an owner gives its part back to all workers but
+          // itself.
           const std::size_t mine = bounds[std::size_t(me) + 1] - bounds[std::size_t(me)];
           const std::size_t pushed = works ? size - mine : 0,
                             given = mine * std::size_t(works ? workers - 1 : workers);

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "echelon/base/median.h"
+
 namespace echelon {
 namespace {
 
@@ -36,10 +38,8 @@ Algorithm SyncController::cheapest() const {
 Algorithm SyncController::after_step(std::int64_t step, double reducing_seconds) {
   times_.push_back(reducing_seconds);
   if (std::ssize(times_) < every_ || ranks_->algorithms().empty()) return algorithm_;
-  const auto middle = times_.begin() + std::ssize(times_) / 2;
-  std::nth_element(times_.begin(), middle, times_.end());
   // The slowest rank's: the others wait for it.
-  const at::Tensor slowest = at::zeros({1}, at::kDouble).fill_(*middle);
+  const at::Tensor slowest = at::zeros({1}, at::kDouble).fill_(median(times_));
   ranks_->all_reduce(slowest, ReduceOp::max, {.tag = "controller", .blocking = true}).wait();
   times_.clear();
   decide(step, slowest.item<double>());

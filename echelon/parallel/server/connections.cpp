@@ -11,8 +11,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto a_moment = 200ms;  // between looks at whether to stop
-constexpr auto a_while = 1s;      // until a question is answered with "ask again"
+constexpr auto a_while = 1s;  // until a question is answered with "ask again"
 
 }  // namespace
 

@@ -17,7 +17,10 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <fmt/format.h>
 
+#include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <map>
@@ -27,6 +30,7 @@
 #include <thread>
 #include <vector>
 
+#include "echelon/base/error.h"
 #include "echelon/collective/ledger.h"
 #include "echelon/net/acceptor.h"
 #include "echelon/net/options.h"
@@ -120,6 +124,8 @@ class ParameterServer {
     double weight = 0;
   };
   using Lock = std::unique_lock<std::mutex>;
+  // Between looks at whether to stop.
+  static constexpr auto a_moment = std::chrono::milliseconds(200);
 
   void welcome(std::unique_ptr<Stream> stream, const Frame& first);
   void serve(Peer& peer, const Frame& first);
@@ -182,5 +188,17 @@ class ParameterServer {
   std::unique_ptr<Acceptor> acceptor_;
   std::thread thread_;
 };
+
+template <class Ready>
+void ParameterServer::wait_until(Lock& lock, Deadline deadline, const char* what, Ready ready) {
+  while (!ready()) {
+    check();
+    if (deadline.expired())
+      throw Timeout(fmt::format("parameter server {} waited {} s for {}", setup_.index,
+                                setup_.timeout, what));
+    changed_.wait_for(lock, std::min<Deadline::Clock::duration>(deadline.remaining(), a_moment));
+  }
+  check();
+}
 
 }  // namespace echelon

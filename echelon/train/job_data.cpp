@@ -1,0 +1,39 @@
+#include "echelon/train/job_data.h"
+
+#include <fmt/format.h>
+
+#include "echelon/base/bytes.h"
+#include "echelon/base/error.h"
+
+namespace echelon {
+
+JobData open_data(const JobOptions& options) {
+  JobData data;
+  const auto length = options.model.context;
+  if (options.data.source == "random") {
+    data.training = std::make_unique<RandomTokens>(options.model.vocab, length,
+                                                   static_cast<std::uint64_t>(options.train.seed));
+    data.description = "random tokens";
+    return data;
+  }
+  if (options.model.vocab < 256) {
+    throw InvalidArgument(fmt::format("model.vocab = {} is too small for text: its bytes need 256",
+                                      options.model.vocab));
+  }
+  const bool validate = options.train.validate_every > 0;
+  const TextSplit split =
+      open_text(options.data.source, validate ? options.data.validation : 0, length);
+  data.bytes = true;
+  data.training = std::make_unique<TextWindows>(split.training, length);
+  data.description = fmt::format("{}: {} to train on", split.description,
+                                 human_bytes(static_cast<std::uint64_t>(split.training->size())));
+  if (split.validation != nullptr) {
+    data.validation = std::make_unique<TextWindows>(split.validation, length);
+    data.validation_text = split.validation;
+    data.description += fmt::format(
+        ", {} to validate", human_bytes(static_cast<std::uint64_t>(split.validation->size())));
+  }
+  return data;
+}
+
+}  // namespace echelon

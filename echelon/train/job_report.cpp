@@ -1,0 +1,122 @@
+#include "echelon/train/job_report.h"
+
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <numbers>
+
+#include "echelon/base/bytes.h"
+#include "echelon/base/median.h"
+#include "echelon/data/xz.h"
+#include "echelon/nn/attention.h"
+#include "echelon/nn/generate.h"
+#include "echelon/nn/product.h"
+#include "echelon/step/device.h"
+
+namespace echelon {
+namespace {
+
+using nlohmann::ordered_json;
+constexpr double mib = 1024.0 * 1024.0;
+
+}  // namespace
+
+std::string precision_name(at::ScalarType type) {
+  return type == at::kDouble ? "fp64" : type == at::kBFloat16 ? "bf16" : "fp32";
+}
+
+ordered_json summary_of(const JobOptions& options, const JobOutcome& outcome, std::int64_t parameters,
+                        bool bytes, std::uint64_t start, std::uint64_t peak,
+                        const RunDirectory& run) {
+  // The first steps warm up; with few steps they are all there is.
+  const auto skip =
+      static_cast<std::ptrdiff_t>(std::min<std::size_t>(5, outcome.step_seconds.size() / 2));
+  const double step = median({outcome.step_seconds.begin() + skip, outcome.step_seconds.end()});
+  ordered_json summary = {
+      {"params", parameters},
+      {"tokens_per_s", step > 0 ? static_cast<double>(outcome.tokens_a_step) / step : 0.0},
+      {"step_ms", step * 1e3},
+      {"start_mib", static_cast<double>(start) / mib},
+      {"peak_mib", static_cast<double>(peak) / mib},
+      {"final_loss", outcome.final_loss},
+      {"val_bits_per_byte", nullptr},
+      {"device", options.train.device},
+      {"threads", at::get_num_threads()},
+      {"precision", precision_name(compute_type(options.train))},
+      {"run", run.path().string()},
+  };
+  if (outcome.validated && bytes)
+    summary["val_bits_per_byte"] = outcome.validation_loss / std::numbers::ln2;
+  if (options.train.device == "cuda") {
+    const auto memory = device_memory();
+    summary["device_peak_mib"] = static_cast<double>(memory.peak_reserved) / mib;
+    summary["device_peak_allocated_mib"] = static_cast<double>(memory.peak_allocated) / mib;
+  }
+  return summary;
+}
+
+std::string plan_of(const JobOptions& options, const Trainer& trainer, const Communicator* ranks) {
+  auto buckets = ordered_json::array();
+  for (const auto& bucket : trainer.buckets())
+    buckets.push_back({{"begin", bucket.begin}, {"end", bucket.end}, {"layer", bucket.layer}});
+  return ordered_json(
+             {{"world", ranks ? ranks->size() : 1},
+              {"schedule", ranks ? "data parallel" : "one process"},
+              {"communication", ordered_json::parse(ranks ? ranks->plan() : "{}")},
+              {"buckets", buckets},
+              {"micro_batches", options.train.micro_batches},
+              {"threads", at::get_num_threads()},
+              {"precision", precision_name(compute_type(options.train))},
+              {"attention", attention_kernel(options.train.device == "cuda" ? at::kCUDA : at::kCPU,
+                                             compute_type(options.train),
+                                             options.model.width / options.model.heads)},
+              {"products", options.train.device == "cpu" ? product_library() : "cuBLAS"},
+              {"graph", trainer.uses_graph()}})
+      .dump(2);
+}
+
+void show_memory(const MemoryUse& peak) {
+  std::string parts;
+  for (std::size_t i = 0; i < memory_kind_names.size(); ++i) {
+    parts += fmt::format("{}{} {}", i == 0 ? "" : ", ", memory_kind_names[i],
+                         human_bytes(peak.bytes[i]));
+  }
+  fmt::print("memory      {} of tensors at the peak: {}\n", human_bytes(peak.total()), parts);
+}
+
+void show_validation(const JobOutcome& outcome, const JobData& data, std::int64_t context) {
+  if (!outcome.validated) return;
+  const double bits = outcome.validation_loss / std::numbers::ln2;
+  // The bytes that were predicted, and the one before them.
+  std::vector<std::uint8_t> bytes(static_cast<std::size_t>(data.validation->size() * context) + 1);
+  data.validation_text->read(0, bytes);
+  const auto packed = xz_size(bytes);
+  const std::string yardstick =
+      packed ? fmt::format("xz -9 needs {:.3f}",
+                           8.0 * static_cast<double>(*packed) / static_cast<double>(bytes.size()))
+             : std::string("xz is not built in: liblzma was missing");
+  fmt::print("validation  {:.3f} bits/byte on {}; {}\n", bits, human_bytes(bytes.size()),
+             yardstick);
+}
+
+void show_sample(Stack& stack, std::int64_t context) {
+  const std::string prompt = "def ";
+  const std::string text = generate(stack, context, prompt, {.tokens = 320});
+  fmt::print("sample\n");
+  std::string line = "  │ ";
+  for (const char c : prompt + text) {
+    if (c == '\n') {
+      fmt::print("{}\n", line);
+      line = "  │ ";
+    } else {
+      line += static_cast<unsigned char>(c) < 32    ? ' '
+              : static_cast<unsigned char>(c) < 127 ? c
+                                                    : '.';
+    }
+  }
+  fmt::print("{}\n", line);
+}
+
+}  // namespace echelon

@@ -1,0 +1,40 @@
+// What `echelon train` writes down and shows of a job.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "echelon/comm/communicator.h"
+#include "echelon/nn/memory.h"
+#include "echelon/nn/stack.h"
+#include "echelon/train/job_data.h"
+#include "echelon/train/options.h"
+#include "echelon/train/run_directory.h"
+#include "echelon/train/trainer.h"
+
+namespace echelon {
+
+// What the numbers at the end are made of.
+struct JobOutcome {
+  std::vector<double> step_seconds;
+  std::int64_t tokens_a_step = 0;
+  double final_loss = 0;
+  double validation_loss = 0;
+  bool validated = false;
+};
+
+std::string precision_name(at::ScalarType type);
+
+nlohmann::ordered_json summary_of(const JobOptions& options, const JobOutcome& outcome,
+                                  std::int64_t parameters, bool bytes, std::uint64_t start,
+                                  std::uint64_t peak, const RunDirectory& run);
+// How the job is laid out, as JSON.
+std::string plan_of(const JobOptions& options, const Trainer& trainer, const Communicator* ranks);
+
+void show_memory(const MemoryUse& peak);
+void show_validation(const JobOutcome& outcome, const JobData& data, std::int64_t context);
+void show_sample(Stack& stack, std::int64_t context);
+
+}  // namespace echelon
