@@ -73,11 +73,11 @@ int run(const Arguments& arguments) {
     ::setenv(results_variable, results.c_str(), 1);
     ::setenv(hosts_variable, hosts, 1);
     std::fflush(stdout);
-    broken |= launch({.program = own_command_line(),
-                      .nproc = world,
-                      .rendezvous = {},
-                      .log_dir = {},
-                      .prefix = false});
+    broken += 0 != launch({.program = own_command_line(),
+                           .nproc = world,
+                           .rendezvous = {},
+                           .log_dir = {},
+                           .prefix = false});
     if (std::filesystem::exists(results))
       for (auto& cell : parse_cells(read_file(results))) cells.push_back(std::move(cell));
   };
@@ -89,8 +89,10 @@ int run(const Arguments& arguments) {
   const auto failed =
       std::count_if(cells.begin(), cells.end(), [](const auto& c) { return !c.ok(); });
   fmt::print("{} cells, {} failed{}\n", cells.size(), failed,
-             broken ? "; a world did not come to its end" : "");
-  if (!arguments.json.empty()) write_file(arguments.json, certificate(cells));
+             broken > 0 ? fmt::format("; {} world{} did not come to {} end", broken,
+                                      broken == 1 ? "" : "s", broken == 1 ? "its" : "their")
+                        : "");
+  if (!arguments.json.empty()) write_file(arguments.json, certificate(cells, broken));
   return failed > 0 || broken ? 1 : 0;
 }
 

@@ -8,7 +8,7 @@
 
 namespace echelon {
 
-double ChaosOptions::slowness(int rank) const {
+double ChaosOptions::slowness(int rank, int ranks) const {
   double factor = 1;
   for (const auto& one : slow) {
     int who = -1;
@@ -23,6 +23,9 @@ double ChaosOptions::slowness(int rank) const {
       throw InvalidArgument(fmt::format(
           "chaos.slow has \"{}\"; give RANK:FACTOR with a factor from 1 to 1000, as in 1:3.0",
           one));
+    if (who >= ranks)
+      throw InvalidArgument(fmt::format("chaos.slow has \"{}\", but the job has {} rank{}", one,
+                                        ranks, ranks == 1 ? "" : "s"));
     if (who == rank) factor = times;
   }
   return factor;

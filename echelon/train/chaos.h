@@ -15,8 +15,9 @@ struct ChaosOptions {
     f.add("slow", slow, "ranks that compute slower, as in [\"1:3.0\"]: rank 1 three times");
   }
 
-  // How many times slower this rank is to be: 1 where nothing is said. Throws InvalidArgument.
-  double slowness(int rank) const;
+  // How many times slower this rank is to be: 1 where nothing is said. Throws InvalidArgument, also
+  // for a rank that a job of so many has not.
+  double slowness(int rank, int ranks) const;
 };
 
 }  // namespace echelon

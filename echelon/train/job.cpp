@@ -86,8 +86,9 @@ std::string ledger_of(const JobRequest& request, const ServerJob* servers) {
 JobEnd follow(const JobRequest& request, Trainer& trainer, ServerJob* servers,
               const std::function<void(std::int64_t)>& run_until, std::optional<SyncTrace>& trace) {
   if (trace)
-    trainer.on_step(
-        [&](const StepReport& report) { trace->step(report.step, trainer.executor()); });
+    trainer.on_step([&](const StepReport& report) {
+      if (report.ages.empty()) trace->step(report.step, trainer.executor());
+    });
   const auto& train = request.options.train;
   if (!request.resume.empty() && !servers)
     trainer.restore(RunDirectory::open(request.resume).state());
@@ -154,7 +155,7 @@ void require_same_options(JobOptions& options, Communicator& ranks) {
 void check_job(const JobRequest& request, int ranks) {
   const auto& options = request.options;
   check_share(options.train, ServerJob::Roles(options.server, ranks).workers());
-  for (int r = 0; r < ranks; ++r) options.chaos.slowness(r);
+  options.chaos.slowness(0, ranks);
   require_place_for(request.summary, "--json");
 }
 
@@ -194,7 +195,8 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   Trainer trainer(stack, *data.training, options.train, options.optim,
                   servers ? nullptr : request.ranks, options.parallel);
   if (servers) servers->attach(trainer, stack);
-  if (request.ranks) trainer.slow_down(options.chaos.slowness(request.ranks->rank()));
+  if (request.ranks)
+    trainer.slow_down(options.chaos.slowness(request.ranks->rank(), request.ranks->size()));
   if (!resuming && !options.model.init.empty())
     trainer.load(gpt2_values(options.model.init, stack));
 
@@ -267,7 +269,8 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
     trainer.on_step([&](const StepReport& report) {
       run.add_step(report, data.bytes);
       progress.step(report);
-      if (trace) progress.say(trace->step(report.step, trainer.executor()));
+      if (trace && report.ages.empty())  // a stale step has no exchanges to show
+        progress.say(trace->step(report.step, trainer.executor()));
       outcome.step_seconds.push_back(report.seconds);
       outcome.tokens_a_step = report.targets;
       outcome.final_loss = report.loss;

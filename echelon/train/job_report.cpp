@@ -27,9 +27,9 @@ std::string precision_name(at::ScalarType type) {
   return type == at::kDouble ? "fp64" : type == at::kBFloat16 ? "bf16" : "fp32";
 }
 
-ordered_json summary_of(const JobOptions& options, const JobOutcome& outcome, std::int64_t parameters,
-                        bool bytes, std::uint64_t start, std::uint64_t peak,
-                        const RunDirectory& run) {
+ordered_json summary_of(const JobOptions& options, const JobOutcome& outcome,
+                        std::int64_t parameters, bool bytes, std::uint64_t start,
+                        std::uint64_t peak, const RunDirectory& run) {
   // The first steps warm up; with few steps they are all there is.
   const auto skip =
       static_cast<std::ptrdiff_t>(std::min<std::size_t>(5, outcome.step_seconds.size() / 2));

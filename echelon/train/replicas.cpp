@@ -3,9 +3,12 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
 
+#include <fmt/format.h>
+
 #include <span>
 
 #include "echelon/base/checksum.h"
+#include "echelon/base/error.h"
 
 namespace echelon {
 namespace {
@@ -22,21 +25,48 @@ void each_fixed(const Stack& stack, const Fn& fn) {
     if (!parameter.trainable) fn(parameter.value);
 }
 
+// What every rank says, by rank.
+std::vector<std::int64_t> gathered(std::int64_t mine, at::Device device, Communicator& ranks) {
+  const auto there = at::TensorOptions(device).dtype(at::kLong);
+  const at::Tensor all = at::zeros({ranks.size()}, there);
+  ranks.all_gather(all, at::zeros({1}, there).fill_(mine), {.tag = "check", .blocking = true})
+      .wait();
+  const at::Tensor seen = all.cpu();
+  const auto* first = seen.const_data_ptr<std::int64_t>();
+  return {first, first + ranks.size()};
+}
+
 }  // namespace
 
 std::vector<int> ranks_that_differ(const Stack& stack, Communicator& ranks) {
   std::uint64_t sum = checksum_of(stack.values());
   each_fixed(stack, [&](const at::Tensor& value) { sum = sum * 31 + checksum_of(value); });
-  const auto there = at::TensorOptions(stack.device()).dtype(at::kLong);
-  const at::Tensor mine = at::zeros({1}, there).fill_(static_cast<std::int64_t>(sum));
-  const at::Tensor all = at::zeros({ranks.size()}, there);
-  ranks.all_gather(all, mine, {.tag = "check", .blocking = true}).wait();
-  const at::Tensor seen = all.cpu();
-  const auto* sums = seen.const_data_ptr<std::int64_t>();
+  const auto sums = gathered(static_cast<std::int64_t>(sum), stack.device(), ranks);
   std::vector<int> others;
   for (int r = 1; r < ranks.size(); ++r)
-    if (sums[r] != sums[0]) others.push_back(r);
+    if (sums[std::size_t(r)] != sums[0]) others.push_back(r);
   return others;
+}
+
+void require_same_state(const MasterUpdate& update, std::int64_t step, Communicator& ranks) {
+  const auto all = update.state();
+  const at::Device device = all.front().flat.device();
+  std::uint64_t sum = std::uint64_t(update.updates());
+  for (const auto& one : all) sum = sum * 31 + checksum_of(one.flat);
+  const auto steps = gathered(step, device, ranks);
+  const auto sums = gathered(static_cast<std::int64_t>(sum), device, ranks);
+  for (std::size_t r = 1; r < steps.size(); ++r) {
+    if (steps[r] == steps[0] && sums[r] == sums[0]) continue;
+    throw InvalidArgument(
+        steps[r] != steps[0]
+            ? fmt::format("rank {} goes on after step {} and rank 0 after step {}: they restored "
+                          "different states; give all ranks the same file",
+                          r, steps[r], steps[0])
+            : fmt::format(
+                  "rank {} restored another state than rank 0, both after step {}; give all "
+                  "ranks the same file",
+                  r, step));
+  }
 }
 
 void take_first_values(const Stack& stack, MasterUpdate& update, Communicator& ranks) {

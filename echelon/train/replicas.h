@@ -13,6 +13,10 @@ namespace echelon {
 // Those whose parameters are not rank 0's, to the bit, as far as a checksum tells.
 std::vector<int> ranks_that_differ(const Stack& stack, Communicator& ranks);
 
+// Ranks that go on from a saved state must all have the same: throws InvalidArgument that names the
+// first that has not.
+void require_same_state(const MasterUpdate& update, std::int64_t step, Communicator& ranks);
+
 // Rank 0's parameters become everybody's.
 void take_first_values(const Stack& stack, MasterUpdate& update, Communicator& ranks);
 // And its buffers: running statistics, which each rank gathers from its own samples.

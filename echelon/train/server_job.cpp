@@ -30,8 +30,17 @@ int ServerJob::Roles::server_of(int rank) const {
   return index >= 0 && index < servers ? index : -1;
 }
 
+std::string ServerJob::Roles::name_of(int server) const {
+  return fmt::format("parameter server {} (rank {})", server,
+                     separate ? workers() + server : server);
+}
+
 ServerJob::ServerJob(const JobOptions& options, Communicator& ranks, const std::string& bind,
-                     const Token& token, std::int64_t end)
+                     const Token& token)
+    : ServerJob(options, ranks, bind, token, options.train.steps, false) {}
+
+ServerJob::ServerJob(const JobOptions& options, Communicator& ranks, const std::string& bind,
+                     const Token& token, std::int64_t end, bool spell)
     : options_(options), ranks_(ranks), token_(token), roles_(options.server, ranks.size()) {
   check_share(options.train, roles_.workers());
   const int mine = roles_.server_of(ranks.rank());
@@ -44,7 +53,9 @@ ServerJob::ServerJob(const JobOptions& options, Communicator& ranks, const std::
                                .steps = options.train.steps,
                                .end = end,
                                .save_every = options.train.save_every,
-                               .timeout = options.comm.timeout},
+                               .timeout = options.comm.timeout,
+                               .name = roles_.name_of(mine),
+                               .spell = spell},
         bind, options.net, token);
   const auto texts = gather_texts(ranks, server_ ? server_->address().text() : "", "servers");
   for (const auto& text : texts)
@@ -75,6 +86,7 @@ std::string ServerJob::addresses() const {
 void ServerJob::attach(Trainer& trainer, const Stack& stack) {
   ServerWorker::Setup setup;
   setup.servers = addresses_;
+  for (int i = 0; i < roles_.servers; ++i) setup.names.push_back(roles_.name_of(i));
   setup.ranges = even_ranges(stack, addresses_.size());
   setup.name = fmt::format("rank {} (pid {})", ranks_.rank(), ::getpid());
   setup.local = server_.get();

@@ -23,12 +23,20 @@ class ServerJob {
     int workers() const { return separate ? ranks - servers : ranks; }
     bool works(int rank) const { return rank < workers(); }
     int server_of(int rank) const;  // its number among the servers; -1: none
+    std::string name_of(int server) const;
   };
 
   // Starts this rank's server, if it has one, and tells all ranks where the servers are. `bind` is
-  // the numeric address to listen on. The servers are done after step `end`; 0: the job's last.
+  // the numeric address to listen on.
   ServerJob(const JobOptions& options, Communicator& ranks, const std::string& bind,
-            const Token& token, std::int64_t end = 0);
+            const Token& token);
+
+  // A spell up to step `end`, of ranks that otherwise reduce among themselves
+  // (ParameterServer::Setup).
+  static ServerJob spell(const JobOptions& options, Communicator& ranks, const std::string& bind,
+                         const Token& token, std::int64_t end) {
+    return {options, ranks, bind, token, end, true};
+  }
 
   const Roles& roles() const { return roles_; }
   bool works() const { return roles_.works(ranks_.rank()); }
@@ -41,6 +49,9 @@ class ServerJob {
   const ParameterServer* server() const { return server_.get(); }
 
  private:
+  ServerJob(const JobOptions& options, Communicator& ranks, const std::string& bind,
+            const Token& token, std::int64_t end, bool spell);
+
   JobOptions options_;
   Communicator& ranks_;
   Token token_;

@@ -5,6 +5,7 @@
 
 #include "echelon/base/error.h"
 #include "echelon/parallel/data/shares.h"
+#include "echelon/train/replicas.h"
 #include "echelon/train/trainer.h"
 
 namespace echelon {
@@ -17,24 +18,31 @@ void Trainer::use_servers(ServerWorker::Setup setup, const NetOptions& net, cons
                                             stack_.values(), stack_.grads(), ledger);
   part_ = part;
   stop_told_ = false;
+  spoiled_.clear();
   begun_ = part != ServerPart::first;
   if (begun_ && !ranks_) update_.reset();  // the servers have it
   const int micro_batches = static_cast<int>(train_.micro_batches);
-  aside_ = std::exchange(executor_, std::make_unique<Executor>(
-                                        stack_, nullptr, for_servers(stack_.size(), micro_batches),
-                                        StepShape{stack_.size(), micro_batches, {}}));
+  auto before = std::exchange(
+      executor_,
+      std::make_unique<Executor>(stack_, nullptr, for_servers(stack_.size(), micro_batches),
+                                 StepShape{stack_.size(), micro_batches, {}}));
+  if (ranks_) aside_ = std::move(before);
   executor_->slow_down(slowness_);
   last_applied_ = std::chrono::steady_clock::now();
 }
 
 void Trainer::leave_servers() {
+  if (!servers_) return;
   if (ranks_) {
-    at::NoGradGuard no_grad;
-    update_->restart(servers_->fetch_state(update_->state(), step_));
-    update_->publish();
-    executor_ = std::move(aside_);
+    fetch_state();
+    take_first_buffers(stack_, *ranks_);
   }
+  drop_servers();
+}
+
+void Trainer::drop_servers() {
   servers_.reset();
+  if (aside_) executor_ = std::move(aside_);
 }
 
 void Trainer::stop_servers() {
@@ -66,6 +74,7 @@ void Trainer::run_with_servers(std::int64_t until, const std::atomic<bool>* stop
       tell_of(next.applied);
     else
       step_ = next.version;
+    spoiled_ = next.spoiled;
     if (next.task) compute_share(*next.task, next.version);
     if (next.finished && told_.empty()) break;
   }
@@ -93,13 +102,19 @@ void Trainer::compute_share(const Task& task, std::int64_t at_least) {
   targets_a_step_ = batch.target.numel() / mine * train_.batch;
   servers_->pull(at_least, task);
   const at::Tensor loss = executor_->run(batch.input, batch.target, weight);
-  servers_->push(task, weight);
+  try {
+    servers_->push(task, weight);
+  } catch (const Refused& refused) {
+    if (!ranks_) throw;  // the others do without this worker
+    return servers_->abandon(refused.what());
+  }
   servers_->done(task, loss.item<double>());
 }
 
 void Trainer::fetch_state() {
   if (!begun_) return;
-  update_ = std::make_unique<MasterUpdate>(stack_, optim_);
+  at::NoGradGuard no_grad;
+  if (!update_) update_ = std::make_unique<MasterUpdate>(stack_, optim_);
   update_->restart(servers_->fetch_state(update_->state(), step_));
   update_->publish();
 }

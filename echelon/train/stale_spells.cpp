@@ -1,5 +1,6 @@
 #include "echelon/train/stale_spells.h"
 
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
@@ -16,7 +17,15 @@ namespace {
 
 constexpr int intervals_of_a_spell = 20;
 constexpr int intervals_to_know = 8;  // before anything is decided
-constexpr double memory = 0.9;        // of what was measured, from one interval to the next
+
+// However a spell ends, the trainer lets go of its servers before they go.
+struct UsingServers {
+  explicit UsingServers(Trainer& of) : trainer(of) {}
+  ~UsingServers() { trainer.drop_servers(); }
+  UsingServers(const UsingServers&) = delete;
+  UsingServers& operator=(const UsingServers&) = delete;
+  Trainer& trainer;
+};
 
 double mean(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / double(values.size());
@@ -35,6 +44,7 @@ StaleSpells::StaleSpells(const JobOptions& options, Trainer& trainer, const Stac
       token_(token),
       say_(std::move(say)),
       probe_(options.sync.allow_staleness),
+      history_(ranks_ ? ranks_->size() : 1, double(options.train.batch)),
       band_(std::size_t(std::max<std::int64_t>(20, 4 * options.sync.every))),
       not_before_(intervals_to_know * options.sync.every),
       pause_(intervals_to_know * options.sync.every) {
@@ -47,6 +57,8 @@ StaleSpells::StaleSpells(const JobOptions& options, Trainer& trainer, const Stac
   options_.server.place = "colocated";
   options_.server.mode = "bounded";
   options_.server.staleness = options.sync.allow_staleness;
+  options_.server.patience =
+      options.comm.timeout;  // as long as ranks wait for each other otherwise
   options_.train.save_every = 0;
   trainer_.probe({.before_reduce = [this](const at::Tensor& part,
                                           double weight) { probe_.share(part, weight); },
@@ -84,64 +96,62 @@ void StaleSpells::run_until(std::int64_t until, const std::atomic<bool>* stop) {
     objection_.clear();
     say_(fmt::format("step {}: gradients may be {} old until step {}: {}", end,
                      updates_in_words(known->staleness), spell_end, known->text()));
-    spell(spell_end, stop);
+    spell(spell_end, known->cost(), stop);
   }
 }
 
-// All ranks put together what they measured: the same on every one.
+// All ranks put together what they measured. What should be the same on every rank is taken from
+// the first: all must decide alike, whatever rounding does.
 std::optional<StalenessCase> StaleSpells::look() {
   const auto mine = probe_.take();
   if (steps_.empty()) return {};
-  const double world = ranks_->size();
-  constexpr std::int64_t fields = 3;
-  const at::Tensor here = at::zeros({fields}, at::kDouble),
-                   all = at::zeros({fields * ranks_->size()}, at::kDouble);
-  auto* put = here.mutable_data_ptr<double>();
-  put[0] = median(computing_);
-  put[1] = median(steps_);
-  put[2] = mine.shares;
+  const at::Tensor here = at::tensor({median(computing_), median(steps_), mine.shares, mine.means,
+                                      mine.products, mine.steps, mine.pairs},
+                                     at::kDouble);
+  const auto fields = here.numel();
+  const at::Tensor all = at::zeros({fields * ranks_->size()}, at::kDouble);
   ranks_->all_gather(all, here, {.tag = "staleness", .blocking = true}).wait();
   const auto* got = all.const_data_ptr<double>();
+  GradientSums sums{0, got[3], got[4], got[5], got[6]};
   std::vector<double> computing;
   double step = 0;
-  GradientSums sums = mine;  // the mean gradient is the same on every rank
-  sums.shares = 0;
   for (int r = 0; r < ranks_->size(); ++r, got += fields) {
     computing.push_back(got[0]);
-    step += got[1] / world;
+    step += got[1] / double(ranks_->size());
     sums.shares += got[2];
   }
   computing_.clear();
   steps_.clear();
   losses_.clear();
-  sums_ = sums_.scaled(memory) += sums;
+  history_.add(sums);
   if (++intervals_ < intervals_to_know || !band_.known()) return {};
   const double slowest = *std::max_element(computing.begin(), computing.end());
-  const double batch = double(options_.train.batch);
+  const auto staleness = options_.sync.allow_staleness;
   step_seconds_ = step;
-  predicted_ = stale_seconds(computing, std::max(0.0, step - slowest));
-  return StalenessCase{options_.sync.allow_staleness,
-                       batch,
-                       GradientNoise(sums_, ranks_->size(), batch),
-                       step_seconds_,
-                       predicted_,
-                       trainer_.step() < options_.optim.warmup};
+  predicted_ = off_ * stale_seconds(computing, std::max(0.0, step - slowest), staleness);
+  return StalenessCase{staleness,        double(options_.train.batch),
+                       history_.noise(), step_seconds_,
+                       predicted_,       trainer_.step() < options_.optim.warmup};
 }
 
-void StaleSpells::spell(std::int64_t end, const std::atomic<bool>* stop) {
+void StaleSpells::spell(std::int64_t end, double cost, const std::atomic<bool>* stop) {
   ++spells_;
   const auto first = trainer_.step();
   const Outcome outcome = run_spell(end, stop);
   const auto now = trainer_.step();
   probe_.forget();
-  const bool gained = outcome.seconds < step_seconds_;
+  // What the prediction does not know of this machine.
+  off_ *= std::clamp(outcome.seconds / predicted_, 0.5, 2.0);
+  const bool gained = step_seconds_ >= StalenessCase::worth_it * cost * outcome.seconds;
   say_(fmt::format(
       "step {}: {} steps with gradients up to {} old took {:.1f} ms each where {:.1f} were "
       "predicted, {:.1f} ms {} than before; {}",
       now, now - first, updates_in_words(options_.sync.allow_staleness), outcome.seconds * 1e3,
-      predicted_ * 1e3, std::abs(outcome.seconds - step_seconds_) * 1e3, gained ? "less" : "more",
+      predicted_ * 1e3, std::abs(outcome.seconds - step_seconds_) * 1e3,
+      outcome.seconds < step_seconds_ ? "less" : "more",
       outcome.in_band
-          ? fmt::format("the loss {:.4f} is in its band", outcome.loss)
+          ? fmt::format("the loss {:.4f} is in its band{}", outcome.loss,
+                        gained ? "" : ", but age may have cost more than that")
           : fmt::format(
                 "the mean loss {:.4f} left its band up to {:.4f}: steps are synchronous again",
                 outcome.loss, band_.top())));
@@ -157,8 +167,9 @@ StaleSpells::Outcome StaleSpells::run_spell(std::int64_t end, const std::atomic<
   in_spell_ = true;
   losses_.clear();
   {
-    ServerJob job(options_, *ranks_, bind_, token_, end);
+    auto job = ServerJob::spell(options_, *ranks_, bind_, token_, end);
     job.attach(trainer_, stack_);
+    const UsingServers until_left(trainer_);
     const bool watches = ranks_->rank() == 0;  // it alone is told of every step
     while (trainer_.step() < end) {
       const auto before = trainer_.step();
@@ -179,6 +190,9 @@ StaleSpells::Outcome StaleSpells::run_spell(std::int64_t end, const std::atomic<
   }
   in_spell_ = false;
   losses_.clear();
+  if (!trainer_.spoiled().empty())
+    throw NotFinite(fmt::format("{}; the weights are those after step {}", trainer_.spoiled(),
+                                trainer_.step()));
   outcome.seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count() /
       double(std::max<std::int64_t>(1, trainer_.step() - first));

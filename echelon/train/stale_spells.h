@@ -28,6 +28,7 @@ namespace echelon {
 
 class StaleSpells {
  public:
+  // Watches the trainer as long as that runs, so must outlive it.
   // `bind` is the numeric address that servers listen on; `say` gets every decision, on rank 0.
   // Throws InvalidArgument where the options and staleness do not go together.
   StaleSpells(const JobOptions& options, Trainer& trainer, const Stack& stack,
@@ -46,7 +47,7 @@ class StaleSpells {
     bool in_band = true;
   };
   std::optional<StalenessCase> look();
-  void spell(std::int64_t end, const std::atomic<bool>* stop);
+  void spell(std::int64_t end, double cost, const std::atomic<bool>* stop);
   Outcome run_spell(std::int64_t end, const std::atomic<bool>* stop);
 
   JobOptions options_;
@@ -57,13 +58,14 @@ class StaleSpells {
   Token token_;
   std::function<void(const std::string&)> say_;
   GradientProbe probe_;
-  GradientSums sums_;                      // of all ranks, older intervals counting less
+  NoiseHistory history_;
   std::vector<double> computing_, steps_;  // seconds, of this interval
   std::vector<double> losses_;             // of this interval
   LossBand band_;
   std::string objection_;  // the last that was told, and when
   std::int64_t told_ = 0;
   double step_seconds_ = 0, predicted_ = 0;  // when things were last looked at
+  double off_ = 1;                           // what spells took over what was predicted, so far
   std::int64_t not_before_ = 0, pause_ = 0;  // steps
   int intervals_ = 0, spells_ = 0;
   bool in_spell_ = false;

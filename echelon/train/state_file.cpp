@@ -54,6 +54,8 @@ std::int64_t number(const safetensors::Reader& reader, const std::string& key) {
 }  // namespace
 
 void Trainer::save(const std::filesystem::path& path) {
+  if (servers_ && ranks_)
+    throw InvalidArgument("a state is saved between spells of staleness, not within one");
   if (servers_) fetch_state();
   std::vector<NamedTensor> tensors;
   for (const auto& [name, view] : views(stack_, *update_)) {
@@ -97,6 +99,7 @@ void Trainer::restore(const std::filesystem::path& path) {
     at::Tensor(view).copy_(tensor_of(reader, *reader.find(name)));
   update_->restart(static_cast<double>(updates));
   update_->publish();
+  alike_ = false;
   step_ = step;
 }
 

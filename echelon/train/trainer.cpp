@@ -251,7 +251,10 @@ bool Trainer::stopped(const std::atomic<bool>* stop) {
 
 void Trainer::begin_alike() {
   if (alike_ || !ranks_) return;
-  if (!ranks_that_differ(stack_, *ranks_).empty()) take_first_values(stack_, *update_, *ranks_);
+  if (step_ > 0)
+    require_same_state(*update_, step_, *ranks_);
+  else if (!ranks_that_differ(stack_, *ranks_).empty())
+    take_first_values(stack_, *update_, *ranks_);
   take_first_buffers(stack_, *ranks_);
   alike_ = true;
 }

@@ -85,7 +85,11 @@ class Trainer {
   void use_servers(ServerWorker::Setup setup, const NetOptions& net, const Token& token,
                    ServerPart part, Ledger& ledger);
   void leave_servers();  // says goodbye to them
+  void drop_servers();   // likewise, and brings nothing back: what they have is lost
   void stop_servers();   // no step is begun any more; run_until() returns after those that are
+  // Why ranks that use servers for a time had to stop: a gradient that was not finite. Nothing of
+  // its step was applied. Empty where all is well.
+  const std::string& spoiled() const { return spoiled_; }
 
   // How gradients are reduced from the next step on, and how many samples each rank takes of a
   // batch (by rank; together all): every rank says the same.
@@ -187,6 +191,7 @@ class Trainer {
   ServerPart part_ = ServerPart::first;
   std::deque<std::pair<ParameterServer::Applied, double>> told_;  // updates not yet reported
   bool begun_ = false, stop_told_ = false;
+  std::string spoiled_;
   bool graph_wanted_ = false;
   std::unique_ptr<InFlight> in_flight_;
 };

@@ -66,8 +66,8 @@ at::Tensor all_parameters(Stack& stack, Trainer& trainer) {
 std::uint64_t sent_by(Ledger& ledger) {
   std::uint64_t bytes = 0;
   for (const auto& entry : ledger.entries())
-    if (entry.tag == "gradients" || entry.tag == "push" || entry.tag == "pull")
-      bytes += entry.bytes;
+    for (const char* tag : {"gradients", "push", "pull", "begin", "state"})
+      if (entry.tag == tag) bytes += entry.bytes;
   return bytes;
 }
 
@@ -90,7 +90,7 @@ Run train(const Strategy& strategy, std::shared_ptr<Communicator> ranks, const s
     trainer.run();
     run.memory = trainer.memory().now();
     run.parameters = all_parameters(stack, trainer);
-    trainer.leave_servers();
+    if (servers) trainer.leave_servers();
   } else {
     run.works = false;
   }
@@ -126,7 +126,9 @@ std::uint64_t all_reduce_bytes(Algorithm algorithm, std::uint64_t n, std::uint64
 }
 
 // Pushes and pulls of all ranks: in every step each worker sends its gradient, and fetches the
-// parameters, of what it does not own itself; and at the end it fetches them once more.
+// parameters, of what it does not own itself; and at the end it fetches them once more. The first
+// worker begins with masters and two moments for every part that is not its own server's; at the
+// end each worker asks for them once, to compare (all_parameters).
 std::uint64_t server_bytes(const JobOptions& options, std::uint64_t n, int p) {
   const ServerJob::Roles roles(options.server, p);
   const auto element = at::elementSize(at::kDouble);
@@ -138,6 +140,7 @@ std::uint64_t server_bytes(const JobOptions& options, std::uint64_t n, int p) {
     const std::uint64_t own =
         mine < 0 ? 0 : std::uint64_t(ranges[std::size_t(mine)].numel()) * element;
     bytes += (2 * steps + 1) * (n - own);
+    bytes += (rank == 0 ? 2 : 1) * 3 * (n - own);
   }
   return bytes;
 }
@@ -167,12 +170,9 @@ void add_data_parallel(std::vector<Strategy>& all, int world, bool two_hosts) {
   all.push_back(pieces);
   Strategy uneven{"data parallel, weighted shares"};
   uneven.algorithm = usual;
-  std::int64_t left = batch;
-  for (int r = 0; r + 1 < world; ++r) {
-    uneven.shares.push_back(2 * r + 3);
-    left -= uneven.shares.back();
-  }
-  uneven.shares.push_back(left);
+  uneven.shares.assign(std::size_t(world), 1);  // one each, and the rest to two of them
+  uneven.shares[0] += (batch - world) / 3;
+  uneven.shares.back() += batch - world - (batch - world) / 3;
   all.push_back(uneven);
 }
 
@@ -265,9 +265,9 @@ std::vector<VerifyCell> verify_cells(std::shared_ptr<Communicator> ranks, const 
   return cells;
 }
 
-std::string certificate(const std::vector<VerifyCell>& cells) {
+std::string certificate(const std::vector<VerifyCell>& cells, int broken_worlds) {
   auto list = ordered_json::array();
-  int failed = 0;
+  int failed = broken_worlds;
   for (const auto& cell : cells) {
     list.push_back({{"name", cell.name},
                     {"world", cell.world},
@@ -285,6 +285,7 @@ std::string certificate(const std::vector<VerifyCell>& cells) {
                        {"torch", ECHELON_TORCH_VERSION},
                        {"machine", machine},
                        {"cells", list},
+                       {"broken_worlds", broken_worlds},
                        {"failed", failed}})
              .dump(2) +
          "\n";

@@ -29,8 +29,9 @@ std::vector<VerifyCell> verify_cells(std::shared_ptr<Communicator> ranks, const 
                                      const Token& token,
                                      const std::function<void(const VerifyCell&)>& show);
 
-// With machine, commit and versions: what --json writes.
-std::string certificate(const std::vector<VerifyCell>& cells);
+// With machine, commit and versions: what --json writes. A world that did not come to its end
+// counts as failed.
+std::string certificate(const std::vector<VerifyCell>& cells, int broken_worlds = 0);
 std::vector<VerifyCell> parse_cells(const std::string& json);
 
 }  // namespace echelon

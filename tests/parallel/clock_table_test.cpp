@@ -194,6 +194,27 @@ TEST(ClockTable, StopsAfterTheStepsThatWereBegun) {
   EXPECT_TRUE(table.finished());
 }
 
+TEST(ClockTable, AbandonsWhatIsNotComplete) {
+  ClockTable table(2, 4, 100, 3);
+  const int a = table.join("a"), b = table.join("b");
+  ASSERT_EQ(table.take(a), (Task{4, 0}));
+  ASSERT_EQ(table.take(b), (Task{4, 1}));
+  table.done(a, {4, 0});
+  ASSERT_EQ(table.take(a), (Task{5, 0}));
+  table.done(b, {4, 1});
+  ASSERT_EQ(table.take(b), (Task{5, 1}));
+  table.abandon();
+  EXPECT_FALSE(table.finished()) << "step 5 is complete and is to be applied";
+  table.done(a, {5, 0});
+  table.done(b, {5, 1});
+  EXPECT_EQ(table.take(a), std::nullopt);
+  ASSERT_EQ(table.order(4), 4);
+  EXPECT_EQ(table.order(5), std::nullopt);
+  table.applied();
+  EXPECT_TRUE(table.finished());
+  EXPECT_EQ(table.version(), 5);
+}
+
 TEST(ClockTable, RefusesWhatAWorkerDidNotHave) {
   ClockTable table(2, 0, 10, 0);
   const int a = table.join("rank 1");

@@ -145,6 +145,18 @@ TEST(DataParallelModule, CountsWhatOneRankDidNotReachAsZeroThere) {
   });
 }
 
+TEST(DataParallelModule, RefusesASecondBackwardWhileGradientsAreBeingAveraged) {
+  run_ranks_well({.world = 2}, [](Group& group) {
+    Net net = make_net(1);
+    DataParallel parallel(*net, native_communicator(group.shared_from_this()),
+                          {.bucket_mib = 1e-6});
+    const at::Tensor input = samples().input.narrow(0, 12 * group.rank(), 12);
+    net->forward(input).sum().backward();
+    EXPECT_THROW(net->forward(input).sum().backward(), InvalidArgument);
+    parallel.wait();
+  });
+}
+
 TEST(DataParallelModule, SharesBuffers) {
   run_ranks_well({.world = 3}, [](Group& group) {
     nn::BatchNorm1d norm(4);

@@ -73,6 +73,19 @@ TEST(GradientNoise, IsInfiniteWhereThereIsNothingElse) {
   EXPECT_EQ(noise.coherence, 0);
 }
 
+// Intervals that tell of nothing but noise disagree with each other.
+TEST(GradientNoise, KnowsWhenItKnowsNothing) {
+  NoiseHistory sure(2, 8), unsure(2, 8);
+  for (int i = 0; i < 20; ++i) {
+    sure.add({.shares = 10.0 + i % 2, .means = 8, .products = 5, .steps = 1, .pairs = 1});
+    unsure.add({.shares = 10.0 + 8 * (i % 2), .means = 7.3, .products = 5, .steps = 1, .pairs = 1});
+  }
+  EXPECT_NEAR(sure.noise().signal, 2 * 8 - 10.5, 0.2);
+  EXPECT_TRUE(sure.noise().certain());
+  EXPECT_GT(unsure.noise().signal, 0);
+  EXPECT_FALSE(unsure.noise().certain());
+}
+
 TEST(GradientProbe, ForgetsWhatIsTooLongAgo) {
   GradientProbe probe(1);
   const at::Tensor one = at::zeros({4}, at::kDouble).fill_(1);
@@ -97,6 +110,9 @@ StalenessCase fine() {
 
 TEST(Staleness, IsForThoseWhoMeetTheCondition) {
   EXPECT_FALSE(fine().objection());
+  StalenessCase covered = fine();
+  covered.noise.error = 0.6;
+  EXPECT_NE(covered.objection().value_or("").find("noise"), std::string::npos);
   // A tenth of the noise scale and three updates: (1 + 4/10) / (1 + 1/10).
   EXPECT_NEAR(fine().cost(), 1.4 / 1.1, 1e-12);
 
@@ -118,9 +134,11 @@ TEST(Staleness, IsForThoseWhoMeetTheCondition) {
 }
 
 TEST(Staleness, IsPredictedToTakeWhatAllWorkersTogetherTake) {
-  EXPECT_NEAR(stale_seconds({1, 1, 1, 1}, 0), 1, 1e-12);
-  EXPECT_NEAR(stale_seconds({1, 1, 1, 3}, 0), 1.2, 1e-12);
-  EXPECT_NEAR(stale_seconds({1, 1}, 0.5), 1.5, 1e-12);
+  EXPECT_NEAR(stale_seconds({1, 1, 1, 1}, 0, 3), 1, 1e-12);
+  EXPECT_NEAR(stale_seconds({1, 1, 1, 3}, 0, 3), 1.2, 1e-12);
+  EXPECT_NEAR(stale_seconds({1, 1}, 0.5, 3), 1.5, 1e-12);
+  // The bound: while the slowest is at one share, two updates pass.
+  EXPECT_NEAR(stale_seconds({1, 30}, 0, 1), 15, 1e-12);
 }
 
 TEST(LossBand, ReachesThreeDeviationsUp) {

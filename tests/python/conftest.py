@@ -66,6 +66,22 @@ class Echelon:
                                 env=ENVIRONMENT, **keywords)
 
 
+def rank_process(job, rank):
+    """The process of a rank, which is a descendant of the job's."""
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            variables = open(f"/proc/{entry}/environ").read().split("\0")
+            parent = open(f"/proc/{entry}/stat").read().rsplit(")", 1)[1].split()[1]
+            grand = open(f"/proc/{parent}/stat").read().rsplit(")", 1)[1].split()[1]
+        except OSError:
+            continue
+        if f"RANK={rank}" in variables and grand == str(job.pid):
+            return int(entry)
+    raise AssertionError(f"rank {rank} is not there")
+
+
 @pytest.fixture
 def echelon(tmp_path, text):
     (tmp_path / "text.txt").write_text(text)

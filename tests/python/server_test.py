@@ -8,7 +8,7 @@ import subprocess
 import time
 
 import pytest
-from conftest import BUILD
+from conftest import BUILD, rank_process
 
 TOKEN = "a token for the tests of servers"
 TINY = ["model.layers=1", "model.width=32", "model.heads=2", "model.context=32", "train.batch=8", "train.validate_every=0",
@@ -33,22 +33,6 @@ def wait_for_steps(job, folder, steps):
     while steps_done(folder) < steps:
         assert time.monotonic() < end and job.poll() is None, job.communicate()
         time.sleep(0.02)
-
-
-def rank_process(job, rank):
-    """The process of a rank, which is a descendant of the job's."""
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
-        try:
-            variables = open(f"/proc/{entry}/environ").read().split("\0")
-            parent = open(f"/proc/{entry}/stat").read().rsplit(")", 1)[1].split()[1]
-            grand = open(f"/proc/{parent}/stat").read().rsplit(")", 1)[1].split()[1]
-        except OSError:
-            continue
-        if f"RANK={rank}" in variables and grand == str(job.pid):
-            return int(entry)
-    raise AssertionError(f"rank {rank} is not there")
 
 
 def end(job):

@@ -5,10 +5,14 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/isfinite.h>
 #include <ATen/ops/mse_loss.h>
 #include <ATen/ops/randn.h>
 #include <torch/nn/modules/linear.h>
+
+#include <limits>
 
 #include "echelon/nn/module_layer.h"
 #include "tests/collective/ranks.h"
@@ -28,13 +32,26 @@ class Line : public Dataset {
   Batch get(std::span<const std::int64_t> indices) const override {
     const at::Tensor rows = at::tensor(at::IntArrayRef(indices.data(), indices.size()));
     const at::Tensor input = inputs_.index_select(0, rows);
-    return {input, input.sum(1, true) * factor.load() + noise_.index_select(0, rows)};
+    return {input, input.sum(1, true) * factor.load() + 0.1 * noise_.index_select(0, rows)};
   }
   std::atomic<double> factor = 1;
 
  private:
   at::Tensor inputs_, noise_;
 };
+
+Stack line_model() {
+  torch::nn::Linear body(8, 1);
+  {
+    const at::NoGradGuard no_grad;  // torch's generator is everybody's
+    body->weight.fill_(0.25);
+    body->bias.fill_(0.5);
+  }
+  Stack stack;
+  stack.add(module_layer("body", body))
+      .add(loss_layer([](const at::Tensor& a, const at::Tensor& b) { return at::mse_loss(a, b); }));
+  return stack;
+}
 
 JobOptions slowly_learning() {
   JobOptions options;
@@ -69,11 +86,7 @@ Seen run(const JobOptions& options, const Line& data,
   run_ranks_well({.world = world}, [&](Group& group) {
     at::set_num_threads(1);
     const auto ranks = native_communicator(group.shared_from_this());
-    torch::nn::Linear body(8, 1);
-    Stack stack;
-    stack.add(module_layer("body", body))
-        .add(loss_layer(
-            [](const at::Tensor& a, const at::Tensor& b) { return at::mse_loss(a, b); }));
+    Stack stack = line_model();
     Trainer trainer(stack, data, options.train, options.optim, ranks);
     if (group.rank() == 2) trainer.slow_down(30);
     if (group.rank() == 0)
@@ -106,14 +119,81 @@ TEST(StaleSpells, ComeWhereTheyPayAndLeaveEveryRankTheSame) {
   EXPECT_LE(oldest, 2);
   for (int r = 1; r < 3; ++r)
     EXPECT_TRUE(at::equal(seen.parameters[0], seen.parameters[std::size_t(r)])) << "rank " << r;
+}
 
-  // At such a rate, old gradients are nearly those of now.
-  JobOptions strict = options;
-  strict.sync.allow_staleness = 1;
-  strict.optim.warmup = 1000;  // the rate rises: never stale
-  const Seen never = run(strict, data);
-  EXPECT_EQ(never.spells, 0);
-  for (const auto& report : never.reports) EXPECT_TRUE(report.ages.empty());
+TEST(StaleSpells, DoNotComeWhileTheRateRises) {
+  auto options = slowly_learning();
+  options.optim.warmup = 1000;
+  const Line data;
+  const Seen seen = run(options, data);
+  EXPECT_EQ(seen.spells, 0);
+  for (const auto& report : seen.reports) EXPECT_TRUE(report.ages.empty());
+}
+
+// Where every worker waits for the newest parameters, a spell computes what synchronous steps do:
+// weights of shares, moments and their count all came and went.
+TEST(StaleSpells, ComputeTheSameWhereNothingGetsOld) {
+  auto options = slowly_learning();
+  options.train.micro_batches = 2;
+  options.server.fresh_wait = 100;
+  const Line data;
+  const Seen seen = run(options, data);
+  ASSERT_GE(seen.spells, 1) << (seen.said.empty() ? "nothing was said" : seen.said.back());
+  std::size_t in_spells = 0;
+  for (const auto& report : seen.reports) {
+    in_spells += !report.ages.empty();
+    for (const auto age : report.ages) EXPECT_EQ(age, 0);
+  }
+  EXPECT_GE(in_spells, 40u);
+  options.sync.allow_staleness = 1;
+  options.optim.schedule = "linear";
+  auto never = options;
+  never.sync.every = 1000;  // longer than the job: nothing is ever decided
+  const Seen strict = run(never, data);
+  EXPECT_EQ(strict.spells, 0);
+  ASSERT_EQ(seen.reports.size(), strict.reports.size());
+  for (std::size_t i = 0; i < seen.reports.size(); ++i) {
+    EXPECT_NEAR(seen.reports[i].loss, strict.reports[i].loss, 1e-12) << "step " << i + 1;
+    EXPECT_EQ(seen.reports[i].rate, strict.reports[i].rate);
+  }
+  EXPECT_LT((seen.parameters[0] - strict.parameters[0]).abs().max().item<double>(), 1e-12);
+}
+
+// Everybody ends with the weights before the step that went wrong, and can save them.
+TEST(StaleSpells, EndWithTheLastGoodWeightsWhenAGradientIsNotFinite) {
+  const auto options = slowly_learning();
+  Line data;
+  std::vector<at::Tensor> kept(3);
+  std::vector<std::int64_t> steps(3);
+  const Token token = Token::random();
+  const auto outcomes = run_outcomes({.world = 3}, [&](Group& group) {
+    const auto r = std::size_t(group.rank());
+    at::set_num_threads(1);
+    const auto ranks = native_communicator(group.shared_from_this());
+    Stack stack = line_model();
+    Trainer trainer(stack, data, options.train, options.optim, ranks);
+    if (group.rank() == 2) trainer.slow_down(30);
+    StaleSpells spells(options, trainer, stack, ranks, "127.0.0.1", token,
+                       [&](const std::string& text) {
+                         if (text.find("may be") != std::string::npos)
+                           data.factor = std::numeric_limits<double>::quiet_NaN();
+                       });
+    try {
+      spells.run_until(options.train.steps);
+    } catch (const NotFinite&) {
+      kept[r] = stack.values().clone();
+      steps[r] = trainer.step();
+      throw;
+    }
+  });
+  for (std::size_t r = 0; r < 3; ++r) {
+    EXPECT_NE(outcomes[r].message.find("not finite"), std::string::npos) << outcomes[r].message;
+    EXPECT_NE(outcomes[r].message.find("the weights are those after step"), std::string::npos);
+    ASSERT_TRUE(kept[r].defined());
+    EXPECT_TRUE(at::isfinite(kept[r]).all().item<bool>());
+    EXPECT_TRUE(at::equal(kept[r], kept[0]));
+    EXPECT_EQ(steps[r], steps[0]);
+  }
 }
 
 TEST(StaleSpells, AreUndoneWhenTheLossLeavesItsBand) {
@@ -162,11 +242,7 @@ TEST(StaleSpells, AreForRanksThatReduceAmongThemselves) {
   const Line data;
   run_ranks_well({.world = 2}, [&](Group& group) {
     const auto ranks = native_communicator(group.shared_from_this());
-    torch::nn::Linear body(8, 1);
-    Stack stack;
-    stack.add(module_layer("body", body))
-        .add(loss_layer(
-            [](const at::Tensor& a, const at::Tensor& b) { return at::mse_loss(a, b); }));
+    Stack stack = line_model();
     Trainer trainer(stack, data, options.train, options.optim, ranks);
     EXPECT_THROW(StaleSpells(options, trainer, stack, ranks, "127.0.0.1", Token::random(), {}),
                  InvalidArgument);

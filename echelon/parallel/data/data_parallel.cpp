@@ -27,7 +27,6 @@ struct DataParallel::State {
     at::Tensor memory;
     std::size_t missing = 0, slots = 0;
     Work work;
-    bool begun = false;
   };
 
   std::shared_ptr<Communicator> ranks;
@@ -54,6 +53,10 @@ struct DataParallel::State {
     const std::lock_guard lock(mutex);
     if (detached) return;
     Slot& slot = slots[index];
+    if (slot.bucket < next)
+      throw InvalidArgument(
+          "a second backward() before wait(): the gradients of the first are being averaged; call "
+          "wait() between them, or hold the exchange back with accumulate()");
     settle_grad(slot);
     if (accumulating > 0 || std::exchange(slot.ready, true)) return;
     --buckets[slot.bucket].missing;

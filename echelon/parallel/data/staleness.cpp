@@ -3,6 +3,7 @@
 #include <ATen/ops/dot.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -11,14 +12,20 @@
 namespace echelon {
 namespace {
 
-constexpr double worth_it = 1.1;         // gain over cost
 constexpr double least_coherence = 0.5;  // a gradient that old still points half the way
+constexpr double memory = 0.9;           // of what was measured, from one interval to the next
+constexpr std::int64_t block = 1 << 16;  // elements whose products are summed in single precision
 
 double product(const at::Tensor& a, const at::Tensor& b) {
   const auto wide = [](const at::Tensor& t) {
     return t.element_size() < 4 ? t.to(at::kFloat) : t;  // sums of bf16 are too coarse
   };
-  return at::dot(wide(a), wide(b)).item<double>();
+  double sum = 0;
+  for (std::int64_t at = 0; at < a.numel(); at += block) {
+    const auto size = std::min(block, a.numel() - at);
+    sum += at::dot(wide(a.narrow(0, at, size)), wide(b.narrow(0, at, size))).item<double>();
+  }
+  return sum;
 }
 
 }  // namespace
@@ -44,6 +51,26 @@ GradientNoise::GradientNoise(const GradientSums& sums, int ranks, double batch) 
   variance = (shares - means) * batch / (ranks - 1);
   signal = (ranks * means - shares) / (ranks - 1);
   if (signal > 0 && sums.pairs > 0) coherence = sums.products / sums.pairs / signal;
+}
+
+void NoiseHistory::add(const GradientSums& interval) {
+  if (interval.steps == 0) return;
+  const double signal = GradientNoise(interval, ranks_, batch_).signal;
+  sums_ = sums_.scaled(memory) += interval;
+  weight_ = memory * weight_ + 1;
+  weight_squares_ = memory * memory * weight_squares_ + 1;
+  signals_ = memory * signals_ + signal;
+  signal_squares_ = memory * signal_squares_ + signal * signal;
+}
+
+GradientNoise NoiseHistory::noise() const {
+  GradientNoise noise(sums_, ranks_, batch_);
+  const double intervals = weight_ * weight_ / std::max(1.0, weight_squares_);  // that count
+  const double mean = signals_ / std::max(1.0, weight_);
+  const double scatter = std::max(0.0, signal_squares_ / std::max(1.0, weight_) - mean * mean);
+  noise.error = intervals > 1 ? std::sqrt(scatter / (intervals - 1))
+                              : std::numeric_limits<double>::infinity();
+  return noise;
 }
 
 double GradientNoise::scale() const {
@@ -77,6 +104,7 @@ double StalenessCase::cost() const {
 
 std::optional<std::string> StalenessCase::objection() const {
   if (rate_rises) return "the rate still rises";
+  if (!noise.certain()) return "noise covers the gradient, and how fast it turns";
   if (noise.coherence < least_coherence)
     return fmt::format("gradients turn within {}", updates_in_words(staleness));
   if (gain() < worth_it * cost()) return "it would not pay";
@@ -95,10 +123,13 @@ std::string updates_in_words(std::int64_t count) {
   return fmt::format("{} update{}", count, count == 1 ? "" : "s");
 }
 
-double stale_seconds(const std::vector<double>& compute, double rest) {
-  double a_second = 0;  // shares, of all workers
-  for (const double seconds : compute) a_second += 1 / (seconds + rest);
-  return double(compute.size()) / a_second;
+double stale_seconds(const std::vector<double>& compute, double rest, std::int64_t staleness) {
+  double a_second = 0, slowest = 0;  // shares, of all workers
+  for (const double seconds : compute) {
+    a_second += 1 / (seconds + rest);
+    slowest = std::max(slowest, seconds + rest);
+  }
+  return std::max(double(compute.size()) / a_second, slowest / double(staleness + 1));
 }
 
 void LossBand::add(double loss) {

@@ -29,10 +29,28 @@ struct GradientSums {
 struct GradientNoise {
   double signal = 0;     // |G|²; may come out negative where noise covers it
   double variance = 0;   // tr(S)
-  double coherence = 0;  // G now · G `lag` updates ago, over |G|²; 0 where noise covers it
+  double coherence = 0;  // G now · G `lag` updates ago, over |G|²
+  double error = 0;      // standard error of `signal`, where it is known
 
   GradientNoise(const GradientSums& sums, int ranks, double batch);
   double scale() const;  // tr(S)/|G|², in samples; infinite where noise covers |G|
+  // Whether there is a gradient beneath the noise, by two standard errors.
+  bool certain() const { return signal > 2 * error && signal > 0; }
+};
+
+// What intervals of steps gave, older ones counting less and less.
+class NoiseHistory {
+ public:
+  NoiseHistory(int ranks, double batch) : ranks_(ranks), batch_(batch) {}
+  void add(const GradientSums& interval);
+  GradientNoise noise() const;
+
+ private:
+  int ranks_;
+  double batch_;
+  GradientSums sums_;
+  // Of the signals that single intervals gave: weights, their squares, sum, sum of squares.
+  double weight_ = 0, weight_squares_ = 0, signals_ = 0, signal_squares_ = 0;
 };
 
 // Takes the sums on one rank, step by step.
@@ -64,6 +82,8 @@ struct StalenessCase {
   double stale_seconds = 0;  // as predicted
   bool rate_rises = false;   // it still warms up
 
+  static constexpr double worth_it = 1.1;  // gain over cost
+
   double gain() const { return step_seconds / stale_seconds; }
   // How many more samples the same progress takes, if every gradient is so old: as many as with a
   // batch that is staleness + 1 times larger.
@@ -74,8 +94,9 @@ struct StalenessCase {
 };
 
 // What a step takes if shares go to whichever worker asks next: `compute` is what each takes for a
-// share, `rest` what a step takes beside.
-double stale_seconds(const std::vector<double>& compute, double rest);
+// share, `rest` what a step takes beside. While the slowest is at a share, at most staleness + 1
+// updates pass.
+double stale_seconds(const std::vector<double>& compute, double rest, std::int64_t staleness);
 
 std::string updates_in_words(std::int64_t count);  // "1 update", "3 updates"
 

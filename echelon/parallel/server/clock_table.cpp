@@ -31,7 +31,8 @@ int ClockTable::join(const std::string& name) {
 }
 
 bool ClockTable::may_run(std::int64_t clock) const {
-  return clock < std::min(end_, held_) && (bound_ == unbounded || clock <= version_ + bound_);
+  return !abandoned_ && clock < std::min(end_, held_) &&
+         (bound_ == unbounded || clock <= version_ + bound_);
 }
 
 std::optional<Task> ClockTable::take(int worker) {
@@ -71,6 +72,7 @@ void ClockTable::done(int worker, const Task& task) {
         fmt::format("{} says it is done with share {} of step {}, which it did not have", mine.name,
                     task.share, task.clock + 1));
   mine.task.reset();
+  if (abandoned_) return;
   --rounds_.at(task.clock).missing;
   release();
 }
@@ -119,6 +121,13 @@ std::optional<std::int64_t> ClockTable::order(std::int64_t update) const {
 }
 
 void ClockTable::applied() { ++version_; }
+
+void ClockTable::abandon(std::int64_t updates) {
+  abandoned_ = true;
+  rounds_.clear();
+  returned_.clear();
+  end_ = std::min({end_, updates, first_ + std::ssize(order_)});
+}
 
 void ClockTable::stop() { end_ = std::min(end_, begun_); }
 

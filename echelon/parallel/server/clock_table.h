@@ -69,6 +69,9 @@ class ClockTable {
 
   // No step is begun that has not been, up to this moment; what was begun is finished.
   void stop();
+  // Steps that are not complete are given up, and what is still being computed for them is of no
+  // use; those that are in order are applied. At most `updates` of them, counted over `first`.
+  void abandon(std::int64_t updates = unbounded);
   // No share at or after step `clock` is handed out until this is moved on.
   void hold(std::int64_t clock) { held_ = clock; }
   std::int64_t end() const { return end_; }
@@ -86,6 +89,7 @@ class ClockTable {
 
   int shares_;
   bool own_shares_;
+  bool abandoned_ = false;
   std::int64_t begun_ = 0;  // no step at or after this one has been
   std::int64_t first_, end_, bound_, version_, held_ = unbounded;
   Task next_;

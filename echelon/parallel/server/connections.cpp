@@ -19,10 +19,12 @@ void ParameterServer::welcome(std::unique_ptr<Stream> stream, const Frame& first
   const std::lock_guard lock(connections_mutex_);
   auto& one = connections_.emplace_back();
   one.peer = std::make_unique<Peer>(std::move(stream));
-  one.thread = std::thread([this, &peer = *one.peer, first] { serve(peer, first); });
+  one.here = true;
+  one.thread = std::thread([this, &one, first] { serve(one, first); });
 }
 
-void ParameterServer::serve(Peer& peer, const Frame& first) {
+void ParameterServer::serve(Connection& connection, const Frame& first) {
+  Peer& peer = *connection.peer;
   int worker = -1;
   bool counted = false;
   std::string why;
@@ -39,6 +41,10 @@ void ParameterServer::serve(Peer& peer, const Frame& first) {
       ++present_;
     }
     counted = true;
+    {
+      const std::lock_guard lock(connections_mutex_);
+      connection.worker = worker;
+    }
     peer.send(FrameWriter()
                   .number(std::uint64_t(worker))
                   .number(std::uint64_t(setup_.shares))
@@ -52,7 +58,7 @@ void ParameterServer::serve(Peer& peer, const Frame& first) {
       }
       const Frame request = peer.receive(transfer());
       try {
-        more = answer(peer, request, worker);
+        more = answer(connection, request);
       } catch (const Corrupt&) {
         throw;  // what follows in the stream cannot be told
       } catch (const std::exception& error) {
@@ -69,6 +75,10 @@ void ParameterServer::serve(Peer& peer, const Frame& first) {
   } catch (const std::exception& error) {
     why = error.what();
   }
+  {
+    const std::lock_guard lock(connections_mutex_);
+    connection.here = false;
+  }
   if (counted) lose(worker, why);
 }
 
@@ -81,8 +91,10 @@ void ParameterServer::lose(int worker, const std::string& why) {
   since_.erase(worker);
   table_->drop(worker);
   const auto message = fmt::format("{} is gone ({})", table_->name(worker), why);
-  if (setup_.server.mode == "sync")
-    return fail(std::make_exception_ptr(PeerLost(message + ", and the job is synchronous")));
+  if (needs_all_workers())
+    return fail(std::make_exception_ptr(
+        PeerLost(message + (setup_.spell ? ", and with it a part of the model"
+                                         : ", and the job is synchronous"))));
   if (worker == begun_by_)
     return fail(
         std::make_exception_ptr(PeerLost(message + "; it is the one that shows and saves")));
@@ -91,14 +103,16 @@ void ParameterServer::lose(int worker, const std::string& why) {
   log::warn(message + "; the others go on");
 }
 
-bool ParameterServer::answer(Peer& peer, const Frame& request, int worker) {
+bool ParameterServer::answer(Connection& connection, const Frame& request) {
+  Peer& peer = *connection.peer;
+  const int worker = connection.worker;
   FrameReader reader(request, peer.name());
   const auto needs_table = [&] {
     if (!table_ || worker < 0) throw InvalidArgument("the first server keeps the clock table");
   };
   switch (request.kind) {
     case Peer::begin:
-      answer_begin(peer, request, worker);
+      answer_begin(connection, request);
       return true;
     case Peer::next: {
       needs_table();
@@ -162,14 +176,19 @@ bool ParameterServer::answer(Peer& peer, const Frame& request, int worker) {
       peer.send(FrameWriter().number(bits_of(all)).frame(Peer::ok), transfer());
       return true;
     }
-    case Peer::state:
-      wire::send(peer, state(std::int64_t(reader.number())), transfer());
+    case Peer::state: {
+      const auto bytes = wire::send(peer, state(std::int64_t(reader.number())), transfer());
+      ledger_.add(Operation::send, "state", Algorithm::direct, LinkKind::tcp, bytes);
       return true;
+    }
     case Peer::saved:
       saved(std::int64_t(reader.number()));
       break;
     case Peer::stop:
-      stop();
+      if (const auto why = reader.text(); why.empty())
+        stop();
+      else
+        abandon(why);
       break;
     case Peer::bye:
       return false;
@@ -180,8 +199,13 @@ bool ParameterServer::answer(Peer& peer, const Frame& request, int worker) {
   return true;
 }
 
-void ParameterServer::answer_begin(Peer& peer, const Frame& request, int worker) {
-  begin(wire::receive_beginning(peer, request, transfer()), worker);
+void ParameterServer::answer_begin(Connection& connection, const Frame& request) {
+  Peer& peer = *connection.peer;
+  begin(wire::receive_beginning(peer, request, transfer()), connection.worker);
+  {
+    const std::lock_guard lock(connections_mutex_);
+    connection.first = true;
+  }
   peer.send(FrameWriter().frame(Peer::ok), transfer());
 }
 

@@ -29,7 +29,7 @@ class Peer {
     norm,        // my part of a gradient's norm; what is the whole?
     state,       // parameters and optimiser state
     saved,       // the state after so many updates is on disk
-    stop,        // begin no further step
+    stop,        // begin no further step; with a reason: nor finish those that were begun
     bye,         // I am through; no reply
     ok = 96,
     wait,      // ask again

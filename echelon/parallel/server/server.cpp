@@ -21,6 +21,7 @@ using namespace std::chrono_literals;
 
 constexpr auto a_while = 1s;   // until a question is answered with "ask again"
 constexpr auto farewell = 5s;  // for workers to hear what has failed
+constexpr auto a_day = 24h;
 
 }  // namespace
 
@@ -88,8 +89,7 @@ ParameterServer::~ParameterServer() {
   if (first_) first_->shut();
   acceptor_.reset();
   if (thread_.joinable()) thread_.join();
-  const std::lock_guard lock(connections_mutex_);
-  for (auto& one : connections_) one.peer->shut();
+  shut_if([](const Connection&) { return true; });
   for (auto& one : connections_) one.thread.join();
   const MemoryUncounted our_threads;  // took it
   update_.reset();
@@ -98,9 +98,24 @@ ParameterServer::~ParameterServer() {
   read_.clear();
 }
 
+void ParameterServer::shut_if(const std::function<bool(const Connection&)>& whom) {
+  const std::lock_guard lock(connections_mutex_);
+  for (auto& one : connections_)
+    if (one.here && whom(one)) one.peer->shut();
+}
+
 void ParameterServer::wait() {
   Lock lock(mutex_);
-  changed_.wait(lock, [&] { return failed_ || (ended_ && present_ == 0); });
+  const auto over = [&] { return failed_ || (ended_ && present_ == 0); };
+  changed_.wait(lock, [&] { return failed_ || ended_; });
+  // Workers leave at once; only the first, which may have much to write, is given time.
+  if (!changed_.wait_for(lock, Deadline::duration_of(setup_.timeout), over)) {
+    lock.unlock();
+    shut_if([](const Connection& one) { return !one.first; });
+    lock.lock();
+    if (!changed_.wait_for(lock, a_day, over))
+      throw Timeout(setup_.name + " waited a day for the first worker to leave");
+  }
   if (!failed_) return;
   changed_.wait_for(lock, farewell, [&] { return present_ == 0; });
   std::rethrow_exception(failed_);
@@ -113,7 +128,7 @@ void ParameterServer::fail(std::exception_ptr why) {
 
 void ParameterServer::check() const {
   if (failed_) std::rethrow_exception(failed_);
-  if (stopping_) throw Error("the parameter server is ending");
+  if (stopping_) throw PeerLost(setup_.name + " is ending: its process failed or was stopped");
 }
 
 // ---- What workers ask for
@@ -191,6 +206,7 @@ ParameterServer::Next ParameterServer::next(int worker, std::size_t seen) {
                                                   : std::min(deadline.remaining(), enough));
   }
   reply.version = version_;
+  reply.spoiled = spoiled_;
   for (std::size_t i = seen; i < applied_.size() && reply.applied.size() < wire::most_applied; ++i)
     reply.applied.push_back(applied_[i]);
   reply.finished = reply.finished && seen + reply.applied.size() >= applied_.size();
@@ -297,6 +313,13 @@ void ParameterServer::saved(std::int64_t version) {
 void ParameterServer::stop() {
   const std::lock_guard lock(mutex_);
   if (table_) table_->stop();
+  changed_.notify_all();
+}
+
+void ParameterServer::abandon(const std::string& why) {
+  const std::lock_guard lock(mutex_);
+  if (spoiled_.empty()) spoiled_ = why;
+  if (table_) table_->abandon();
   changed_.notify_all();
 }
 

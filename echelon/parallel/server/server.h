@@ -23,6 +23,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -53,6 +54,11 @@ class ParameterServer {
     std::int64_t end = 0;         // the step after which the servers are done; 0: the last
     std::int64_t save_every = 0;  // steps between states that the first worker writes
     double timeout = 60;          // of a transfer
+    std::string name = "a parameter server";
+    // For ranks that otherwise reduce among themselves: none of them can be done without, and a
+    // gradient that is not finite ends the servers' work in place of the job, with the state
+    // before.
+    bool spell = false;
   };
 
   // What a job begins with: from the first worker.
@@ -81,6 +87,7 @@ class ParameterServer {
     bool finished = false;
     std::vector<Applied> applied;  // since the caller's last question
     std::int64_t version = 0;
+    std::string spoiled;  // why the work ended before its time; empty: it did not
   };
 
   ParameterServer(Setup setup, const std::string& bind, const NetOptions& net, const Token& token);
@@ -105,7 +112,8 @@ class ParameterServer {
   // After exactly so many updates.
   Beginning state(std::int64_t version);
   void saved(std::int64_t version);
-  void stop();
+  void stop();                           // finishes the steps that were begun
+  void abandon(const std::string& why);  // does not
 
   const Ledger& ledger() const { return ledger_; }
 
@@ -117,6 +125,8 @@ class ParameterServer {
   struct Connection {
     std::unique_ptr<Peer> peer;
     std::thread thread;
+    bool here = false, first = false;  // it has not left; it is the first worker's
+    int worker = -1;
   };
   struct Arrival {
     at::Tensor grad;
@@ -128,14 +138,16 @@ class ParameterServer {
   static constexpr auto a_moment = std::chrono::milliseconds(200);
 
   void welcome(std::unique_ptr<Stream> stream, const Frame& first);
-  void serve(Peer& peer, const Frame& first);
-  bool answer(Peer& peer, const Frame& request, int worker);  // false: it said goodbye
+  void serve(Connection& connection, const Frame& first);
+  bool answer(Connection& connection, const Frame& request);  // false: it said goodbye
   void answer_push(Peer& peer, const Frame& request);
-  void answer_begin(Peer& peer, const Frame& request, int worker);
+  void answer_begin(Connection& connection, const Frame& request);
   void lose(int worker, const std::string& why);
   void fail(std::exception_ptr why);  // with mutex_
   void check() const;                 // with mutex_: throws what has failed
   void require_alive(int worker) const;
+  bool needs_all_workers() const { return setup_.server.mode == "sync" || setup_.spell; }
+  void shut_if(const std::function<bool(const Connection&)>& whom);  // not with mutex_
   template <class Ready>
   void wait_until(Lock& lock, Deadline deadline, const char* what, Ready ready);
   Deadline transfer() const { return Deadline::in_seconds(setup_.timeout); }
@@ -147,7 +159,7 @@ class ParameterServer {
   double whole_norm(std::int64_t update, double square);
   double sum_squares(std::int64_t update, int server, double square);
   at::Tensor sum(const std::vector<Arrival>& shares, std::int64_t clock);
-  void look_for_silent_workers();
+  void look_for_silent_workers(Lock& lock);
 
   Setup setup_;
   NetOptions net_;
@@ -179,6 +191,7 @@ class ParameterServer {
   std::map<std::int64_t, std::vector<double>> losses_;     // by step, then share
   std::map<std::int64_t, std::map<int, double>> squares_;  // by update, then server
   std::vector<Applied> applied_;
+  std::string spoiled_;
   int present_ = 0;     // workers, and on the first server other servers, that have not left
   bool ended_ = false;  // no update is to come
 
@@ -194,8 +207,7 @@ void ParameterServer::wait_until(Lock& lock, Deadline deadline, const char* what
   while (!ready()) {
     check();
     if (deadline.expired())
-      throw Timeout(fmt::format("parameter server {} waited {} s for {}", setup_.index,
-                                setup_.timeout, what));
+      throw Timeout(fmt::format("{} waited {} s for {}", setup_.name, setup_.timeout, what));
     changed_.wait_for(lock, std::min<Deadline::Clock::duration>(deadline.remaining(), a_moment));
   }
   check();

@@ -53,10 +53,18 @@ void ParameterServer::run() {
     shares.clear();
     const double mine = update_->norm_of(grad).item<double>();
     applied.norm = std::sqrt(whole_norm(update, mine * mine));
-    if (!std::isfinite(applied.norm))
-      throw Error(fmt::format(
+    if (!std::isfinite(applied.norm)) {
+      const auto message = fmt::format(
           "the gradient became infinite at step {}; a lower optim.rate or optim.clip may help",
-          *clock + 1));
+          *clock + 1);
+      if (!setup_.spell) throw Error(message);
+      // All servers know this norm, and none applies the update.
+      const std::lock_guard lock(mutex_);
+      spoiled_ = message;
+      if (table_) table_->abandon(version_);
+      changed_.notify_all();
+      return;
+    }
     at::Tensor fresh;
     {
       const std::lock_guard lock(update_mutex_);
@@ -86,7 +94,7 @@ std::optional<std::int64_t> ParameterServer::next_in_order(std::int64_t update) 
       check();
       if (const auto clock = table_->order(update)) return clock;
       if (table_->finished() || stopping_) return {};
-      look_for_silent_workers();
+      look_for_silent_workers(lock);
       changed_.wait_for(lock, a_moment);
     }
   }
@@ -155,7 +163,7 @@ at::Tensor ParameterServer::sum(const std::vector<Arrival>& shares, std::int64_t
   return total;
 }
 
-void ParameterServer::look_for_silent_workers() {
+void ParameterServer::look_for_silent_workers(Lock& lock) {
   const auto now = Deadline::Clock::now();
   if (setup_.server.mode == "sync" && table_->living() < setup_.shares &&
       now - began_ > Deadline::duration_of(setup_.timeout))
@@ -166,13 +174,17 @@ void ParameterServer::look_for_silent_workers() {
     const auto message = fmt::format(
         "{} has been silent for {} s with share {} of step {}", table_->name(worker),
         setup_.server.patience, table_->task_of(worker)->share, table_->task_of(worker)->clock + 1);
-    if (setup_.server.mode == "sync") throw Timeout(message);
+    if (needs_all_workers()) throw Timeout(message);
     log::warn(message + ": it is dropped, and the share goes to another");
     table_->drop(worker);
     if (table_->living() == 0) throw PeerLost(message + "; no worker is left");
     if (worker == begun_by_) throw PeerLost(message + ": it is the one that shows and saves");
+    const int gone = worker;
     since_.erase(worker);
     changed_.notify_all();
+    lock.unlock();
+    shut_if([&](const Connection& one) { return one.worker == gone; });
+    lock.lock();
     return;
   }
 }

@@ -105,6 +105,7 @@ Frame encode(const ParameterServer::Next& next) {
         .number(one.ages.size());
     for (const auto age : one.ages) writer.number(std::uint64_t(age));
   }
+  writer.text(next.spoiled);
   return writer.frame(next.task ? Peer::ok : next.finished ? Peer::finished : Peer::wait);
 }
 
@@ -123,6 +124,7 @@ ParameterServer::Next decode_next(const Frame& frame, const std::string& from) {
     one.ages.resize(reader.number_at_most(1 << 16));
     for (auto& age : one.ages) age = std::int64_t(reader.number());
   }
+  next.spoiled = reader.text();
   reader.end();
   return next;
 }
@@ -175,8 +177,8 @@ Push receive_push(Peer& peer, const Frame& request, const at::Tensor& like, Dead
   return push;
 }
 
-void send(Peer& peer, const ParameterServer::Beginning& beginning, Deadline deadline,
-          Peer::Kind kind) {
+std::uint64_t send(Peer& peer, const ParameterServer::Beginning& beginning, Deadline deadline,
+                   Peer::Kind kind) {
   FrameWriter writer;
   writer.number(number_of(beginning.type))
       .number(std::uint64_t(beginning.version))
@@ -188,7 +190,12 @@ void send(Peer& peer, const ParameterServer::Beginning& beginning, Deadline dead
         .number(range.decay);
   writer.number(beginning.state.size()).number(std::uint64_t(beginning.state.at(0).numel()));
   peer.send(writer.frame(kind), deadline);
-  for (const auto& one : beginning.state) peer.send_raw(bytes_of(one), deadline);
+  std::uint64_t bytes = 0;
+  for (const auto& one : beginning.state) {
+    peer.send_raw(bytes_of(one), deadline);
+    bytes += one.nbytes();
+  }
+  return bytes;
 }
 
 ParameterServer::Beginning receive_beginning(Peer& peer, const Frame& frame, Deadline deadline) {

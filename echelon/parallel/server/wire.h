@@ -53,9 +53,9 @@ std::uint64_t send_push(Peer& peer, const Push& push, const std::vector<Run>& ru
 // `like` has the size and type that it must have.
 Push receive_push(Peer& peer, const Frame& request, const at::Tensor& like, Deadline deadline);
 
-// As a request (kind begin) or as the reply to one for the state (kind ok).
-void send(Peer& peer, const ParameterServer::Beginning& beginning, Deadline deadline,
-          Peer::Kind kind = Peer::ok);
+// As a request (kind begin) or as the reply to one for the state (kind ok). Gives the bytes of it.
+std::uint64_t send(Peer& peer, const ParameterServer::Beginning& beginning, Deadline deadline,
+                   Peer::Kind kind = Peer::ok);
 ParameterServer::Beginning receive_beginning(Peer& peer, const Frame& frame, Deadline deadline);
 
 }  // namespace echelon::wire

@@ -29,10 +29,13 @@ ServerWorker::ServerWorker(Setup setup, const NetOptions& net, const Token& toke
       shares_ = setup_.local->shares();
     } else {
       const Deadline deadline = transfer();
-      peers_.push_back(std::make_unique<Peer>(
-          connect_proven(connect_tcp(setup_.servers[i], deadline),
-                         fmt::format("parameter server {} at {}", i, setup_.servers[i].text()),
-                         net.tls, token, deadline)));
+      peers_.push_back(std::make_unique<Peer>(connect_proven(
+          connect_tcp(setup_.servers[i], deadline),
+          fmt::format(
+              "{} at {}",
+              i < setup_.names.size() ? setup_.names[i] : fmt::format("parameter server {}", i),
+              setup_.servers[i].text()),
+          net.tls, token, deadline)));
       const Frame reply = peers_[i]->ask(
           FrameWriter().number(i == 0 ? 0 : 1).text(setup_.name).frame(Peer::hello), deadline);
       FrameReader reader(reply, peers_[i]->name());
@@ -85,7 +88,8 @@ void ServerWorker::begin(const std::vector<SliceUpdate::State>& state, std::int6
         {}};
     for (const auto& one : state) beginning.state.push_back(narrowed(one.flat, i));
     if (local(i)) return setup_.local->begin(beginning, number_);
-    wire::send(*peers_[i], beginning, transfer(), Peer::begin);
+    const auto bytes = wire::send(*peers_[i], beginning, transfer(), Peer::begin);
+    ledger_.add(Operation::send, "begin", Algorithm::direct, LinkKind::tcp, bytes);
     peers_[i]->check(peers_[i]->receive(transfer()));
   });
 }
@@ -171,7 +175,12 @@ void ServerWorker::saved(std::int64_t version) {
 
 void ServerWorker::stop() {
   if (local(0)) return setup_.local->stop();
-  peers_[0]->ask(FrameWriter().frame(Peer::stop), transfer());
+  peers_[0]->ask(FrameWriter().text("").frame(Peer::stop), transfer());
+}
+
+void ServerWorker::abandon(const std::string& why) {
+  if (local(0)) return setup_.local->abandon(why);
+  peers_[0]->ask(FrameWriter().text(why).frame(Peer::stop), transfer());
 }
 
 }  // namespace echelon

@@ -32,9 +32,10 @@ class ServerWorker {
  public:
   struct Setup {
     std::vector<Address> servers;
-    std::vector<OwnedRange> ranges;    // by server; together all of the flat buffer
-    std::string name;                  // "rank 2 on node7 (pid 4711)"
-    ParameterServer* local = nullptr;  // the one in this process, which needs no connection
+    std::vector<std::string> names = {};  // "parameter server 1 (rank 1)"; empty: by number
+    std::vector<OwnedRange> ranges;       // by server; together all of the flat buffer
+    std::string name;                     // "rank 2 on node7 (pid 4711)"
+    ParameterServer* local = nullptr;     // the one in this process, which needs no connection
     int local_index = -1;
     double timeout = 60;
   };
@@ -63,7 +64,8 @@ class ServerWorker {
   // (save_every, finished). Gives the updates that changed anything.
   double fetch_state(const std::vector<SliceUpdate::State>& state, std::int64_t version);
   void saved(std::int64_t version);
-  void stop();
+  void stop();                           // finishes the steps that were begun
+  void abandon(const std::string& why);  // does not
 
  private:
   // fn(server) for all at once.
