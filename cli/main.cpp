@@ -52,7 +52,7 @@ std::string hint(const CLI::App& app, const CLI::Error& error) {
   }
   const std::string text = error.what();
   if (const auto flag = text.find("--"); flag != std::string::npos) {
-    const std::string given = text.substr(flag, text.find_first_of(" =,", flag) - flag);
+    const std::string given = text.substr(flag, text.find_first_of(" =,:", flag) - flag);
     std::vector<std::string> names;
     for (const auto* option : command->get_options())
       for (const auto& name : option->get_lnames()) names.push_back("--" + name);

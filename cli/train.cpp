@@ -104,6 +104,7 @@ void add_train(CLI::App& app, int& exit_code) {
     const JobEnvironment environment = read_environment();
     if (environment.world == 1 && arguments->nproc > 1) {
       check_job(request, arguments->nproc);
+      if (request.resume.empty()) RunDirectory::require_new(request.runs, request.name);
       exit_code = launch({.program = own_command_line(),
                           .nproc = arguments->nproc,
                           .rendezvous = {},

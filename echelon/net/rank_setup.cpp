@@ -97,6 +97,7 @@ JobSetup job_setup(const LaunchOptions& options) {
   job.token = options.nodes > 1              ? shared_token()
               : std::getenv("ECHELON_TOKEN") ? Token::find().text()
                                              : Token::random().text();
+  job.made_token = options.nodes == 1 && !std::getenv("ECHELON_TOKEN");
   job.cores = cores();
   job.numa = numa_nodes();
   return job;
@@ -117,6 +118,9 @@ RankSetup rank_setup(const LaunchOptions& options, const JobSetup& job, int loca
   if (job.listener && setup.rank == 0)
     variables["ECHELON_RENDEZVOUS_FD"] = std::to_string(job.listener.get());
   variables["ECHELON_TOKEN"] = job.token;
+  // Nobody else can know it, so nobody else can come.
+  variables["ECHELON_TOKEN_MADE"] = std::nullopt;
+  if (job.made_token) variables["ECHELON_TOKEN_MADE"] = "1";
   // Left from a torchrun around us, they would send torch's store to that agent.
   variables["TORCHELASTIC_USE_AGENT_STORE"] = std::nullopt;
   variables["TORCHELASTIC_RUN_ID"] = std::nullopt;

@@ -29,6 +29,7 @@ struct JobSetup {
   Descriptor listener;  // of a local job: at `rendezvous`
   std::uint16_t master_port = 0;
   std::string token;
+  bool made_token = false;  // for this job alone: the user gave none
   int cores = 1;
   std::vector<CpuList> numa;
 };

@@ -6,12 +6,13 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <numbers>
 #include <optional>
-#include <sstream>
 
 #include "echelon/base/build_config.h"
 #include "echelon/base/bytes.h"
@@ -27,6 +28,7 @@
 #include "echelon/nn/gpt2_folder.h"
 #include "echelon/train/job_data.h"
 #include "echelon/train/job_report.h"
+#include "echelon/train/option_difference.h"
 #include "echelon/train/progress.h"
 #include "echelon/train/run_directory.h"
 #include "echelon/train/server_job.h"
@@ -117,45 +119,84 @@ JobEnd join_job(const JobRequest& request, const Dataset& data, Stack& stack,
   const auto& options = request.options;
   Ledger ledger;
   Trainer trainer(stack, data, options.train, options.optim);
+  fmt::print("connecting  to {}\n", request.join);
+  std::fflush(stdout);
   join_servers(request.join, options, trainer, stack, ledger);
   fmt::print("joined      {}\n", request.join);
-  trainer.run_until(options.train.steps, &stop);
-  fmt::print("left        after step {}\n", trainer.step());
+  std::fflush(stdout);
+  trainer.run_until(std::numeric_limits<std::int64_t>::max(), &stop);  // as long as the job goes on
+  fmt::print("left        after step {}, {}\n", trainer.step(),
+             stop.load() ? "since it was told to" : "the job's last");
   return JobEnd::finished;
-}
-
-// Options that may differ between ranks: where they are and what they compute on.
-bool may_differ(const std::string& key) {
-  return key.starts_with("net.") || key == "train.threads" || key == "train.device" ||
-         key == "data.source" || key == "comm.plan";
-}
-
-// "optim.rate = 0.002 where rank 0 has 0.001", or nothing.
-std::string difference(const std::string& mine, const std::string& first) {
-  std::istringstream ours(mine), theirs(first);
-  std::string section;
-  for (std::string a, b; std::getline(ours, a) && std::getline(theirs, b);) {
-    if (a.starts_with('[')) section = a.substr(1, a.find(']') - 1) + ".";
-    if (a == b || may_differ(section + a.substr(0, a.find(' ')))) continue;
-    return fmt::format("{}{} where rank 0 has {}", section, a, b.substr(b.find('=') + 2));
-  }
-  return {};
 }
 
 // Ranks that were told different things would train different models side by side.
 void require_same_options(JobOptions& options, Communicator& ranks) {
   const auto texts = gather_texts(ranks, to_toml(fields_of(options), Comments::no), "setup");
   for (std::size_t r = 1; r < texts.size(); ++r)
-    if (const auto one = difference(texts[r], texts[0]); !one.empty())
-      throw InvalidArgument(fmt::format("ranks have different options: rank {} has {}", r, one));
+    if (const auto one = difference(texts[r], texts[0], Among::ranks))
+      throw InvalidArgument(
+          fmt::format("ranks have different options: rank {} has {} = {} where rank 0 has {}", r,
+                      one->key, one->mine, one->theirs));
+}
+
+}  // namespace
+
+namespace {
+
+// Options that would do nothing, or contradict each other.
+void check_combination(const JobRequest& request, int ranks) {
+  const auto& options = request.options;
+  const auto refuse = [](bool wrong, const char* why) {
+    if (wrong) throw InvalidArgument(why);
+  };
+  const bool servers = options.server.count > 0;
+  const bool cpu = options.train.device == "cpu";
+  if (!request.join.empty()) {
+    refuse(!request.name.empty() || !request.summary.empty() || request.trace_sync,
+           "--join makes a worker of another job, which has the run: leave out --name, --json and "
+           "--trace");
+    return;
+  }
+  refuse(!servers && (options.server.mode != "sync" || options.server.place != "colocated"),
+         "server.mode and server.place are for jobs with parameter servers: set server.count too");
+  refuse(servers && ranks == 1,
+         "server.count is for jobs of several ranks: start them with --nproc");
+  refuse(options.parallel.shares == "speed" && (servers || ranks == 1),
+         "parallel.shares=speed is for several ranks that reduce among themselves; workers of "
+         "parameter servers take shares as they come");
+  refuse(
+      options.sync.adapt && (servers || ranks == 1 || !cpu),
+      "sync.adapt=true is for several ranks on CPUs that reduce among themselves: leave it out, or "
+      "give --nproc and no servers");
+  refuse(
+      options.sync.adapt && options.comm.algorithm != "auto",
+      "sync.adapt=true chooses among algorithms, and comm.algorithm names one: leave out either");
+  refuse(options.sync.allow_staleness > 0 && (servers || ranks == 1 || !cpu),
+         "sync.allow_staleness is for several ranks on CPUs that reduce among themselves; with "
+         "server.count, server.mode says how old gradients may be");
+  refuse(request.trace_sync && (servers || ranks == 1 || !cpu),
+         "--trace sync shows how ranks on CPUs reduce their gradients: start several with --nproc, "
+         "without servers");
 }
 
 }  // namespace
 
 void check_job(const JobRequest& request, int ranks) {
   const auto& options = request.options;
+  check_combination(request, ranks);
   check_share(options.train, ServerJob::Roles(options.server, ranks).workers());
   options.chaos.slowness(0, ranks);
+  ModelOptions model = options.model;
+  if (request.resume.empty()) resolve_model(model, request.given);
+  gpt(model);  // described, not allocated
+  if (!request.resume.empty()) {
+    const auto done = saved_step(RunDirectory::open(request.resume).state());
+    if (done >= options.train.steps)
+      throw InvalidArgument(fmt::format(
+          "train.steps = {}, and {} has done {} already; give more with --set train.steps=N",
+          options.train.steps, request.resume.string(), done));
+  }
   require_place_for(request.summary, "--json");
 }
 
@@ -182,8 +223,6 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   if (!request.join.empty()) return join_job(request, *data.training, stack, stop);
   std::optional<ServerJob> servers;
   if (options.server.count > 0) {
-    if (!request.ranks)
-      throw InvalidArgument("server.count is for jobs of several ranks: start them with --nproc");
     servers.emplace(options, *request.ranks,
                     Endpoint::listening_address(read_environment(), options.net), Token::find());
     if (!servers->works()) {
@@ -195,27 +234,28 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   Trainer trainer(stack, *data.training, options.train, options.optim,
                   servers ? nullptr : request.ranks, options.parallel);
   if (servers) servers->attach(trainer, stack);
-  if (request.ranks)
-    trainer.slow_down(options.chaos.slowness(request.ranks->rank(), request.ranks->size()));
+  trainer.slow_down(options.chaos.slowness(request.ranks ? request.ranks->rank() : 0,
+                                           request.ranks ? request.ranks->size() : 1));
   if (!resuming && !options.model.init.empty())
     trainer.load(gpt2_values(options.model.init, stack));
 
-  if (options.sync.adapt)
-    trainer.adapt(options.sync, [](const std::string& decision) { log::info(decision); });
+  JobOutcome outcome;
+  const auto decided = [&outcome](const std::string& decision) {
+    log::info(decision);
+    ++outcome.decisions;
+  };
+  trainer.on_decision(decided);
+  if (options.sync.adapt) trainer.adapt(options.sync);
   std::optional<StaleSpells> spells;
   if (options.sync.allow_staleness > 0)
     spells.emplace(options, trainer, stack, request.ranks,
                    Endpoint::listening_address(read_environment(), options.net), Token::find(),
-                   [](const std::string& decision) { log::info(decision); });
+                   decided);
   const auto run_until = [&](std::int64_t until) {
     spells ? spells->run_until(until, &stop) : trainer.run_until(until, &stop);
   };
   std::optional<SyncTrace> trace;
   if (request.trace_sync) {
-    if (!request.ranks || servers || options.train.device != "cpu")
-      throw InvalidArgument(
-          "--trace sync shows how ranks on CPUs reduce their gradients: start several with --nproc, "
-          "without servers");
     trainer.trace(true);
     trace.emplace(request.ranks);
   }
@@ -227,11 +267,6 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
                               : RunDirectory::create(request.runs, request.name);
   if (resuming) {
     trainer.restore(run.state());
-    if (trainer.step() >= options.train.steps) {
-      throw InvalidArgument(
-          fmt::format("{} has done its {} steps; give more with --set train.steps=N",
-                      run.path().string(), trainer.step()));
-    }
     run.rewind_metrics(trainer.step());
   }
   write_file(run.config(), to_toml(fields_of(options), Comments::no));
@@ -248,12 +283,17 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
       precision_name(compute_type(options.train)),
       (request.ranks ? fmt::format("{} ranks, each on ", request.ranks->size()) : std::string()) +
           (options.train.device == "cuda" ? std::string("a GPU")
-                                          : fmt::format("{} CPU threads", at::get_num_threads())));
+                                          : fmt::format("{} CPU thread{}", at::get_num_threads(),
+                                                        at::get_num_threads() == 1 ? "" : "s")));
   fmt::print("data        {}\n", data.description);
   fmt::print("run         {}\n", run.path().string());
+  if (served) show_servers(options.server, served->roles().workers());
   if (served && options.server.mode != "sync")
-    fmt::print("servers     another worker joins with --join {} and this job's ECHELON_TOKEN\n",
-               served->addresses());
+    fmt::print("join        {}\n",
+               std::getenv("ECHELON_TOKEN_MADE")
+                   ? std::string("start the job with ECHELON_TOKEN set to let workers come later")
+                   : fmt::format("ECHELON_TOKEN=… echelon train {} --join {}",
+                                 run.config().string(), served->addresses()));
   if (resuming) fmt::print("resumed     after step {}\n", trainer.step());
   if (options.optim.warmup >= options.train.steps) {
     log::warn(fmt::format(
@@ -262,7 +302,6 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
         options.optim.warmup, options.train.steps));
   }
 
-  JobOutcome outcome;
   const auto began = std::chrono::steady_clock::now();
   {
     Progress progress(trainer.step(), options.train.steps, data.bytes);
@@ -274,6 +313,7 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
       outcome.step_seconds.push_back(report.seconds);
       outcome.tokens_a_step = report.targets;
       outcome.final_loss = report.loss;
+      for (const auto age : report.ages) ++outcome.ages[age];
     });
     const auto next = [&](std::int64_t every) {
       return every > 0 ? (trainer.step() / every + 1) * every : options.train.steps;
@@ -344,6 +384,8 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
       std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
   fmt::print("trained     {} steps in {:.0f} s, {} tokens/s\n", outcome.step_seconds.size(),
              seconds, human_count(summary["tokens_per_s"].get<double>()));
+  show_synchronisation(outcome, run);
+  if (trace) fmt::print("trace       {}/trace.json opens in Perfetto\n", run.path().string());
   show_validation(outcome, data, options.model.context);
   show_memory(trainer.memory().at_peak());
   if (data.bytes) show_sample(stack, options.model.context);

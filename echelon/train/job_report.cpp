@@ -63,7 +63,9 @@ std::string plan_of(const JobOptions& options, const Trainer& trainer, const Com
     buckets.push_back({{"begin", bucket.begin}, {"end", bucket.end}, {"layer", bucket.layer}});
   return ordered_json(
              {{"world", ranks ? ranks->size() : 1},
-              {"schedule", ranks ? "data parallel" : "one process"},
+              {"schedule", options.server.count > 0 ? "parameter servers"
+                           : ranks                  ? "data parallel"
+                                                    : "one process"},
               {"communication", ordered_json::parse(ranks ? ranks->plan() : "{}")},
               {"buckets", buckets},
               {"micro_batches", options.train.micro_batches},
@@ -84,6 +86,31 @@ void show_memory(const MemoryUse& peak) {
                          human_bytes(peak.bytes[i]));
   }
   fmt::print("memory      {} of tensors at the peak: {}\n", human_bytes(peak.total()), parts);
+}
+
+void show_servers(const ServerOptions& servers, int workers) {
+  fmt::print("servers     {} {} {} worker{}, {}{}\n", servers.count,
+             servers.place == "separate" ? "apart from" : "among", workers, workers == 1 ? "" : "s",
+             servers.mode,
+             servers.mode == "bounded" ? fmt::format(" by {}", servers.staleness) : "");
+}
+
+void show_synchronisation(const JobOutcome& outcome, const RunDirectory& run) {
+  std::int64_t all = 0;
+  for (const auto& [age, count] : outcome.ages) all += count;
+  if (all > 0) {
+    std::string parts;
+    for (const auto& [age, count] : outcome.ages)
+      parts += fmt::format("{}{:.1f} % {}", parts.empty() ? "" : ", ",
+                           100.0 * double(count) / double(all),
+                           age == 0   ? std::string("new")
+                           : age == 1 ? std::string("1 update old")
+                                      : fmt::format("{} updates old", age));
+    fmt::print("gradients   from servers: {}\n", parts);
+  }
+  if (outcome.decisions > 0)
+    fmt::print("decisions   {} on how to synchronise, in {}\n", outcome.decisions,
+               run.log().string());
 }
 
 void show_validation(const JobOutcome& outcome, const JobData& data, std::int64_t context) {

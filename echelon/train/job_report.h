@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
@@ -23,6 +24,8 @@ struct JobOutcome {
   double final_loss = 0;
   double validation_loss = 0;
   bool validated = false;
+  std::map<std::int64_t, std::int64_t> ages = {};  // how many gradients were so many updates old
+  int decisions = 0;                               // on how ranks synchronise
 };
 
 std::string precision_name(at::ScalarType type);
@@ -34,6 +37,8 @@ nlohmann::ordered_json summary_of(const JobOptions& options, const JobOutcome& o
 std::string plan_of(const JobOptions& options, const Trainer& trainer, const Communicator* ranks);
 
 void show_memory(const MemoryUse& peak);
+void show_servers(const ServerOptions& servers, int workers);
+void show_synchronisation(const JobOutcome& outcome, const RunDirectory& run);
 void show_validation(const JobOutcome& outcome, const JobData& data, std::int64_t context);
 void show_sample(Stack& stack, std::int64_t context);
 

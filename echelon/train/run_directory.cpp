@@ -16,11 +16,19 @@ namespace echelon {
 namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
-RunDirectory RunDirectory::create(const fs::path& runs, std::string name) {
+void RunDirectory::require_new(const fs::path& runs, const std::string& name) {
   if (name == "." || name == ".." || name.find('/') != std::string::npos) {
     throw InvalidArgument(fmt::format(
         "--name is {}; it must name one folder in {}/, without a slash", name, runs.string()));
   }
+  const fs::path path = runs / name;
+  if (!name.empty() && fs::exists(path))
+    throw InvalidArgument(fmt::format("{} exists; choose another --name, or go on with --resume {}",
+                                      path.string(), path.string()));
+}
+
+RunDirectory RunDirectory::create(const fs::path& runs, std::string name) {
+  require_new(runs, name);
   if (name.empty()) {
     const std::time_t now = std::time(nullptr);
     std::tm local{};
@@ -41,12 +49,9 @@ RunDirectory RunDirectory::create(const fs::path& runs, std::string name) {
   fs::create_directories(runs, error);
   if (error)
     throw Error(fmt::format("cannot make the folder {}: {}", runs.string(), error.message()));
-  if (!fs::create_directory(path, error)) {
-    if (error)
-      throw Error(fmt::format("cannot make the folder {}: {}", path.string(), error.message()));
-    throw InvalidArgument(fmt::format("{} exists; choose another --name, or go on with --resume {}",
-                                      path.string(), path.string()));
-  }
+  if (!fs::create_directory(path, error))
+    throw Error(fmt::format("cannot make the folder {}: {}", path.string(),
+                            error ? error.message() : "somebody else just did"));
   return RunDirectory(path);
 }
 
@@ -92,7 +97,10 @@ void RunDirectory::add_step(const StepReport& report, bool bytes) {
   line["grad_norm"] = report.grad_norm;
   line["rate"] = report.rate;
   line["tokens"] = report.targets;
-  if (!report.ages.empty()) line["ages"] = report.ages;
+  if (!report.ages.empty()) {
+    line["ages"] = report.ages;
+    line["batch"] = report.batch;
+  }
   add_line(metrics_, "metrics.jsonl", line.dump());
   // Apart, so that two runs of one seed have the same metrics to the byte.
   const auto ms = [](double seconds) { return std::round(seconds * 1e6) / 1e3; };

@@ -16,6 +16,8 @@ class RunDirectory {
  public:
   // A new folder `runs`/`name`; an empty name takes the time. InvalidArgument where it exists
   // already.
+  // Throws InvalidArgument where there can be no new run of that name; empty: there always can.
+  static void require_new(const std::filesystem::path& runs, const std::string& name);
   static RunDirectory create(const std::filesystem::path& runs, std::string name);
 
   // The folder of an earlier run that left a state. InvalidArgument where there is none.

@@ -5,6 +5,7 @@
 
 #include "echelon/base/error.h"
 #include "echelon/comm/texts.h"
+#include "echelon/train/option_difference.h"
 
 namespace echelon {
 namespace {
@@ -46,16 +47,25 @@ ServerJob::ServerJob(const JobOptions& options, Communicator& ranks, const std::
   const int mine = roles_.server_of(ranks.rank());
   if (mine >= 0)
     server_ = std::make_unique<ParameterServer>(
-        ParameterServer::Setup{.server = options.server,
-                               .optim = options.optim,
-                               .index = mine,
-                               .shares = roles_.workers(),
-                               .steps = options.train.steps,
-                               .end = end,
-                               .save_every = options.train.save_every,
-                               .timeout = options.comm.timeout,
-                               .name = roles_.name_of(mine),
-                               .spell = spell},
+        ParameterServer::Setup{
+            .server = options.server,
+            .optim = options.optim,
+            .index = mine,
+            .shares = roles_.workers(),
+            .steps = options.train.steps,
+            .end = end,
+            .save_every = options.train.save_every,
+            .timeout = options.comm.timeout,
+            .name = roles_.name_of(mine),
+            .check_guest =
+                [ours = to_toml(fields_of(options_), Comments::no)](const std::string& theirs) {
+                  if (const auto one = difference(theirs, ours, Among::guests))
+                    throw InvalidArgument(
+                        fmt::format("the worker has {} = {} where the job has {}; give it the "
+                                    "job's config.toml",
+                                    one->key, one->mine, one->theirs));
+                },
+            .spell = spell},
         bind, options.net, token);
   const auto texts = gather_texts(ranks, server_ ? server_->address().text() : "", "servers");
   for (const auto& text : texts)
@@ -74,6 +84,9 @@ void join_servers(const std::string& addresses, const JobOptions& options, Train
   setup.ranges = even_ranges(stack, setup.servers.size());
   setup.name = fmt::format("a worker that joined (pid {})", ::getpid());
   setup.timeout = options.comm.timeout;
+  setup.connect_timeout = 5;  // the job runs already
+  JobOptions told = options;
+  setup.options = to_toml(fields_of(told), Comments::no);
   trainer.use_servers(std::move(setup), options.net, Token::find(), ServerPart::guest, ledger);
 }
 

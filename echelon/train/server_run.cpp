@@ -61,8 +61,8 @@ void Trainer::run_with_servers(std::int64_t until, const std::atomic<bool>* stop
       ++step_;
       const auto [applied, seconds] = std::move(told_.front());
       told_.pop_front();
-      tell({step_, applied.loss, applied.norm, applied.rate, seconds, targets_a_step_,
-            executor_->times(), applied.ages});
+      tell({step_, applied.loss, applied.norm, applied.rate, seconds, targets_a_step_, share_times_,
+            applied.ages, applied.clock + 1});
       continue;
     }
     if (stop != nullptr && stop->load() && !stop_told_) {
@@ -100,8 +100,10 @@ void Trainer::compute_share(const Task& task, std::int64_t at_least) {
   const double weight = static_cast<double>(mine) / static_cast<double>(train_.batch);
   const Batch batch = batch_of(task.clock, first, first + mine);
   targets_a_step_ = batch.target.numel() / mine * train_.batch;
+  const auto begin = std::chrono::steady_clock::now();
   servers_->pull(at_least, task);
   const at::Tensor loss = executor_->run(batch.input, batch.target, weight);
+  share_times_ = executor_->times();
   try {
     servers_->push(task, weight);
   } catch (const Refused& refused) {
@@ -109,6 +111,9 @@ void Trainer::compute_share(const Task& task, std::int64_t at_least) {
     return servers_->abandon(refused.what());
   }
   servers_->done(task, loss.item<double>());
+  share_times_.exposed =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() -
+      share_times_.compute;
 }
 
 void Trainer::fetch_state() {

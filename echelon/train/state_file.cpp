@@ -53,6 +53,10 @@ std::int64_t number(const safetensors::Reader& reader, const std::string& key) {
 
 }  // namespace
 
+std::int64_t saved_step(const std::filesystem::path& state) {
+  return number(safetensors::Reader(state), "step");
+}
+
 void Trainer::save(const std::filesystem::path& path) {
   if (servers_ && ranks_)
     throw InvalidArgument("a state is saved between spells of staleness, not within one");

@@ -116,7 +116,9 @@ std::string SyncTrace::step(std::int64_t number, const Executor& executor) {
       keep(what, Line::reducing, one.begin, one.end, fmt::format("step {}: {}", number, how));
   }
   const auto& times = executor.times();
-  return fmt::format(
+  return (steps_ == 1 ? "the times of a bucket are from the beginning of its step's backward\n"
+                      : "") +
+         fmt::format(
              "step {}  backward {:.2f} ms, {} bucket{}; of reducing {:.2f} ms hidden, {:.2f} ms waited "
              "for",
              number, ms(end - backward), buckets, buckets == 1 ? "" : "s", times.hidden * 1e3,

@@ -21,7 +21,6 @@
 
 #include "echelon/base/deadline.h"
 #include "echelon/base/error.h"
-#include "echelon/base/log.h"
 #include "echelon/comm/gpu.h"
 #include "echelon/optim/schedule.h"
 #include "echelon/parallel/data/bucket.h"
@@ -177,16 +176,16 @@ void Trainer::run_until(std::int64_t until, const std::atomic<bool>* stop) {
   if (ranks_) take_first_buffers(stack_, *ranks_);
 }
 
-void Trainer::adapt(const SyncOptions& options, std::function<void(const std::string&)> say) {
+void Trainer::adapt(const SyncOptions& options) {
   if (!ranks_ || !device_.is_cpu())
     throw InvalidArgument(
-        "sync.adapt=true is for ranks that reduce among themselves, on CPUs: NCCL chooses by itself");
+        "sync.adapt=true is for several ranks on CPUs that reduce among themselves");
   const std::size_t element = executor_->element_size();
   std::vector<std::size_t> bytes;
   for (const auto& bucket : buckets()) bytes.push_back(std::size_t(bucket.numel()) * element);
-  if (ranks_->rank() != 0) say = [](const std::string&) {};
-  controller_ =
-      std::make_unique<SyncController>(ranks_, std::move(bytes), options.every, std::move(say));
+  const bool first = ranks_->rank() == 0;
+  controller_ = std::make_unique<SyncController>(
+      ranks_, std::move(bytes), options.every, first ? say_ : [](const std::string&) {});
   executor_->reduce_by(controller_->algorithm());
 }
 
@@ -218,7 +217,7 @@ void Trainer::look_at_speeds() {
   const auto better = better_shares(shares_, seconds, train_.micro_batches);
   if (!better) return;
   if (ranks_->rank() == 0)
-    log::info(fmt::format(
+    say_(fmt::format(
         "after step {}: shares of the batch {} become {}; a sample takes [{:.1f}] ms, computing a "
         "step took {:.1f} ms and is predicted to take {:.1f}",
         step_, shares_, *better,

@@ -50,8 +50,10 @@ struct StepReport {
   double seconds = 0;        // since the step before
   std::int64_t targets = 0;  // values predicted, by all ranks: tokens of a language model
   StepTimes times = {};      // where this rank's time went
-  // Parameter servers: how many updates old the gradients of the step's shares were.
+  // Parameter servers: how many updates old the gradients of the step's shares were, and which
+  // batch they were of, 1-based; steps may be applied in another order than they were begun.
   std::vector<std::int64_t> ages = {};
+  std::int64_t batch = 0;
 };
 
 // The loss or a gradient stopped being finite.
@@ -96,8 +98,10 @@ class Trainer {
   void reduce_by(Algorithm algorithm) { executor_->reduce_by(algorithm); }
   void share_out(std::vector<std::int64_t> samples);
 
-  // Chooses how gradients are reduced again while it runs; `say` gets every decision, on rank 0.
-  void adapt(const SyncOptions& options, std::function<void(const std::string&)> say);
+  // Chooses how gradients are reduced again while it runs.
+  void adapt(const SyncOptions& options);
+  // Gets every decision on how ranks synchronise, on rank 0: before adapt().
+  void on_decision(std::function<void(const std::string&)> say) { say_ = std::move(say); }
 
   // Sees gradients on their way; several ranks only.
   void probe(Executor::Probe probe) { executor_->probe(std::move(probe)); }
@@ -174,6 +178,7 @@ class Trainer {
   std::unique_ptr<Executor> aside_;  // that for ranks, while servers are used
   std::vector<std::function<void(const StepReport&)>> observers_;
   double slowness_ = 1;
+  std::function<void(const std::string&)> say_ = [](const std::string&) {};
   std::int64_t step_ = 0;
   at::Tensor input_, target_;           // of the step being computed, on the device
   at::Tensor report_;                   // loss, gradient norm, halted, whether a rank is to stop
@@ -189,12 +194,16 @@ class Trainer {
   std::int64_t targets_a_step_ = 0;
   std::chrono::steady_clock::time_point last_applied_ = std::chrono::steady_clock::now();
   ServerPart part_ = ServerPart::first;
+  StepTimes share_times_;  // of the last share that was computed here
   std::deque<std::pair<ParameterServer::Applied, double>> told_;  // updates not yet reported
   bool begun_ = false, stop_told_ = false;
   std::string spoiled_;
   bool graph_wanted_ = false;
   std::unique_ptr<InFlight> in_flight_;
 };
+
+// The step after which a state was saved.
+std::int64_t saved_step(const std::filesystem::path& state);
 
 // Throws InvalidArgument where a batch does not divide over so many ranks and their micro-batches.
 void check_share(const TrainOptions& options, int ranks);

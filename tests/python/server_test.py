@@ -35,6 +35,13 @@ def wait_for_steps(job, folder, steps):
         time.sleep(0.02)
 
 
+def address_to_join(job):
+    where = ""
+    while "--join" not in where:
+        where = job.stdout.readline()
+    return re.search(r"--join (\S+)", where)[1]
+
+
 def end(job):
     out, err = job.communicate(timeout=120)
     return job.returncode, out, err
@@ -84,11 +91,7 @@ def test_a_worker_may_join_a_job_that_runs(tmp_path):
     settings = ["server.count=1", "server.mode=bounded", "train.steps=1500"]
     job = start(tmp_path, "--nproc", "2", "--name", "job", settings=[*settings, 'chaos.slow=["0:4.0", "1:4.0"]'])
     wait_for_steps(job, tmp_path, 10)
-    where = ""
-    while "--join" not in where:
-        where = job.stdout.readline()
-    address = re.search(r"--join (\S+)", where)[1]
-    newcomer = start(tmp_path, "--join", address, settings=settings)
+    newcomer = start(tmp_path, "--join", address_to_join(job), settings=settings)
     status, out, err = end(newcomer)
     assert status == 0 and "left        after step 1500" in out, out + err
     assert end(job)[0] == 0
@@ -107,3 +110,21 @@ def test_ctrl_c_ends_after_a_whole_step_and_the_run_goes_on(tmp_path):
     job = start(tmp_path, "--nproc", "3", "--resume", "runs/job", settings=[f"train.steps={after + 10}"])
     assert end(job)[0] == 0
     assert steps_done(tmp_path) == after + 10
+
+
+@pytest.mark.parametrize("wrong", ["train.batch=16", "train.seed=7", "model.width=64", "data.source=stdlib"])
+def test_a_worker_with_other_options_may_not_join(tmp_path, wrong):
+    settings = ["server.count=1", "server.mode=bounded", "train.steps=100000"]
+    job = start(tmp_path, "--nproc", "2", "--name", "job", settings=settings)
+    wait_for_steps(job, tmp_path, 2)
+    status, out, err = end(start(tmp_path, "--join", address_to_join(job), settings=[*settings, wrong]))
+    assert status == 2 and wrong.split("=")[0] in err and "where the job has" in err, out + err
+    job.send_signal(signal.SIGINT)
+    assert end(job)[0] == 130
+
+
+def test_nobody_to_join_is_said_soon(tmp_path):
+    began = time.monotonic()
+    status, out, err = end(start(tmp_path, "--join", "127.0.0.1:1"))
+    assert status == 1 and "127.0.0.1:1" in err and "Connection refused" in err, out + err
+    assert time.monotonic() - began < 60

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "echelon/base/median.h"
 
@@ -57,7 +58,14 @@ void SyncController::decide(std::int64_t step, double measured) {
   if (expected <= 0) return;
   const double ratio = measured / expected;
   const bool first = ratio_ == 0;
-  if (!first && ratio < moved * ratio_ && ratio > ratio_ / moved) return;
+  if (!first && ratio < moved * ratio_) {
+    // A link that got better may have been a quiet moment: twice in a row it is true.
+    if (ratio > ratio_ / moved || !std::exchange(better_, true)) {
+      if (ratio > ratio_ / moved) better_ = false;
+      return;
+    }
+  }
+  better_ = false;
   if (!first) {
     ranks_->measure_links();
     const auto link = ranks_->link();

@@ -44,6 +44,7 @@ class SyncController {
   std::vector<double> times_;  // of this interval
   double ratio_ = 0;           // measured over predicted, when things were last settled; 0: not yet
   double before_ = 0;          // what reducing took before the last switch; 0: told already
+  bool better_ = false;        // the last interval was much faster than expected
   int switches_ = 0;
 };
 

@@ -114,7 +114,7 @@ std::optional<std::string> StalenessCase::objection() const {
 std::string StalenessCase::text() const {
   return fmt::format(
       "a step takes {:.1f} ms and is predicted to take {:.1f}, {:.2f}x as fast, for up to {:.2f}x the "
-      "samples; gradients {} apart agree to {:.2f}, their noise scale is {:.0f} samples",
+      "samples; gradients {} apart agree to {:.2f}, their noise scale is {:.1f} samples",
       step_seconds * 1e3, stale_seconds * 1e3, gain(), cost(), updates_in_words(staleness),
       noise.coherence, noise.scale());
 }

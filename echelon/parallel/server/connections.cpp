@@ -33,9 +33,12 @@ void ParameterServer::serve(Connection& connection, const Frame& first) {
     if (first.kind != Peer::hello) throw Corrupt(peer.name() + " did not say who it is");
     const auto role = reader.number_at_most(2);
     peer.rename(reader.text(256));
+    const std::string options = reader.text(1 << 16);
     reader.end();
     if (role < 2) {
+      if (!options.empty() && setup_.check_guest) setup_.check_guest(options);
       worker = join(peer.name());
+      if (!options.empty() && worker >= 0) log::info(peer.name() + " takes shares from now on");
     } else {
       const std::lock_guard lock(mutex_);
       ++present_;

@@ -55,9 +55,7 @@ void ParameterServer::start(const std::vector<Address>& servers) {
     first_ = std::make_unique<Peer>(connect_proven(connect_tcp(servers[0], deadline),
                                                    "the first parameter server", net_.tls, token_,
                                                    deadline));
-    first_->ask(
-        FrameWriter().number(2).text(fmt::format("server {}", setup_.index)).frame(Peer::hello),
-        deadline);
+    first_->ask(FrameWriter().number(2).text(setup_.name).text("").frame(Peer::hello), deadline);
   }
   thread_ = std::thread([this] {
     at::init_num_threads();

@@ -55,6 +55,8 @@ class ParameterServer {
     std::int64_t save_every = 0;  // steps between states that the first worker writes
     double timeout = 60;          // of a transfer
     std::string name = "a parameter server";
+    // Throws InvalidArgument where the options of a worker that joins are not the job's.
+    std::function<void(const std::string& options)> check_guest = {};
     // For ranks that otherwise reduce among themselves: none of them can be done without, and a
     // gradient that is not finite ends the servers' work in place of the job, with the state
     // before.

@@ -28,7 +28,7 @@ ServerWorker::ServerWorker(Setup setup, const NetOptions& net, const Token& toke
       number = setup_.local->join(setup_.name);
       shares_ = setup_.local->shares();
     } else {
-      const Deadline deadline = transfer();
+      const Deadline deadline = Deadline::in_seconds(setup_.connect_timeout);
       peers_.push_back(std::make_unique<Peer>(connect_proven(
           connect_tcp(setup_.servers[i], deadline),
           fmt::format(
@@ -36,8 +36,12 @@ ServerWorker::ServerWorker(Setup setup, const NetOptions& net, const Token& toke
               i < setup_.names.size() ? setup_.names[i] : fmt::format("parameter server {}", i),
               setup_.servers[i].text()),
           net.tls, token, deadline)));
-      const Frame reply = peers_[i]->ask(
-          FrameWriter().number(i == 0 ? 0 : 1).text(setup_.name).frame(Peer::hello), deadline);
+      const Frame reply = peers_[i]->ask(FrameWriter()
+                                             .number(i == 0 ? 0 : 1)
+                                             .text(setup_.name)
+                                             .text(setup_.options)
+                                             .frame(Peer::hello),
+                                         deadline);
       FrameReader reader(reply, peers_[i]->name());
       number = int(reader.number());
       shares_ = int(reader.number_at_most(1 << 20));

@@ -38,6 +38,8 @@ class ServerWorker {
     ParameterServer* local = nullptr;     // the one in this process, which needs no connection
     int local_index = -1;
     double timeout = 60;
+    double connect_timeout = 60;
+    std::string options = {};  // of a guest, which must be the job's (ParameterServer::Setup)
   };
 
   ServerWorker(Setup setup, const NetOptions& net, const Token& token,
