@@ -194,8 +194,11 @@ void check_job(const JobRequest& request, int ranks) {
     const auto done = saved_step(RunDirectory::open(request.resume).state());
     if (done >= options.train.steps)
       throw InvalidArgument(fmt::format(
-          "train.steps = {}, and {} has done {} already; give more with --set train.steps=N",
-          options.train.steps, request.resume.string(), done));
+          "{} has done {} {} steps{}; give more with --set train.steps=N", request.resume.string(),
+          done == options.train.steps ? "its" : "already", done,
+          done == options.train.steps
+              ? ""
+              : fmt::format(", and train.steps = {}", options.train.steps)));
   }
   require_place_for(request.summary, "--json");
 }
