@@ -164,8 +164,10 @@ void Trainer::run_until(std::int64_t until, const std::atomic<bool>* stop) {
     issue(step_, stop != nullptr && stop->load());
     ++step_;
     collect(device_.is_cuda() ? steps_ahead : 0);
-    if (ranks_ && train_.check_every > 0 && step_ % train_.check_every == 0)
-      check_same_parameters();
+    if (ranks_ && train_.check_every > 0 && step_ % train_.check_every == 0) {
+      // A GPU and a CPU round differently, and would drift apart.
+      mixed_ ? take_first_values(stack_, *update_, *ranks_) : check_same_parameters();
+    }
     if (by_speed_ && step_ % shares_every_ == 0) look_at_speeds();
     if (controller_) {
       const StepTimes& times = executor_->times();
@@ -238,14 +240,17 @@ bool Trainer::stopped(const std::atomic<bool>* stop) {
   const bool here = stop != nullptr && stop->load();
   if (!ranks_) return here;
   // A rank on a GPU sees a vote some steps late: then all stop so much later.
-  const at::Tensor any = at::zeros({2}, at::TensorOptions(device_).dtype(at::kByte));
+  const at::Tensor any = at::zeros({3}, at::TensorOptions(device_).dtype(at::kByte));
   any.narrow(0, 0, 1).fill_(here);
   any.narrow(0, 1, 1).fill_(device_.is_cuda());
+  any.narrow(0, 2, 1).fill_(device_.is_cpu());
   ranks_->all_reduce(any, ReduceOp::max, {.tag = "stop", .timeout = a_validation, .blocking = true})
       .wait();
   const at::Tensor seen = any.cpu();
-  lag_ = seen.const_data_ptr<std::uint8_t>()[1] != 0 ? std::int64_t(steps_ahead) : 0;
-  return seen.const_data_ptr<std::uint8_t>()[0] != 0;
+  const auto* votes = seen.const_data_ptr<std::uint8_t>();
+  lag_ = votes[1] != 0 ? std::int64_t(steps_ahead) : 0;
+  mixed_ = votes[1] != 0 && votes[2] != 0;
+  return votes[0] != 0;
 }
 
 void Trainer::begin_alike() {

@@ -183,6 +183,7 @@ class Trainer {
   at::Tensor input_, target_;           // of the step being computed, on the device
   at::Tensor report_;                   // loss, gradient norm, halted, whether a rank is to stop
   std::int64_t stop_at_ = 0, lag_ = 0;  // the step to stop after; how much later than the vote
+  bool mixed_ = false;                  // some ranks are on GPUs and some on CPUs
   bool alike_ = false;                  // all ranks began with the same parameters
   std::vector<std::int64_t> shares_;    // samples of each rank
   bool by_speed_ = false;
