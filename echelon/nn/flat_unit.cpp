@@ -7,8 +7,8 @@
 namespace echelon {
 namespace {
 
-std::int64_t aligned(std::int64_t n) {
-  return (n + segment_alignment - 1) / segment_alignment * segment_alignment;
+std::int64_t aligned(std::int64_t n, std::int64_t to = segment_alignment) {
+  return (n + to - 1) / to * to;
 }
 
 }  // namespace
@@ -41,20 +41,64 @@ std::vector<FlatUnit> lay_out(const std::vector<const Parameter*>& parameters) {
   return units;
 }
 
-std::vector<DecayRange> decay_ranges(const std::vector<FlatUnit>& units, std::int64_t longest) {
-  std::vector<DecayRange> ranges;
+std::vector<ShardGroup> share_out(std::vector<FlatUnit>& units, int shards, std::int64_t smallest) {
+  std::vector<std::vector<FlatUnit*>> members;
+  std::int64_t filled = 0;  // of the last
+  for (auto& unit : units) {
+    if (!unit.trainable) continue;
+    if (members.empty() || filled >= smallest) {
+      members.emplace_back();
+      filled = 0;
+    }
+    members.back().push_back(&unit);
+    filled += unit.numel;
+  }
+  if (members.size() > 1 && filled < smallest) {
+    auto& before = members[members.size() - 2];
+    before.insert(before.end(), members.back().begin(), members.back().end());
+    members.pop_back();
+  }
+  std::vector<ShardGroup> groups;
+  std::int64_t end = 0;
+  for (const auto& of : members) {
+    ShardGroup group{of.front()->layer, of.back()->layer, end, 0};
+    for (FlatUnit* unit : of) {
+      unit->begin = group.begin + group.numel;
+      group.numel += unit->numel;
+    }
+    const auto padded = aligned(group.numel, shards * segment_alignment);
+    of.back()->numel += padded - group.numel;
+    group.numel = padded;
+    end += padded;
+    groups.push_back(group);
+  }
+  return groups;
+}
+
+std::vector<UpdateRange> update_ranges(const std::vector<FlatUnit>& units, Grain grain,
+                                       std::int64_t longest) {
+  std::vector<UpdateRange> ranges;
+  const auto add = [&](std::int64_t begin, std::int64_t end, bool decay, int parameter) {
+    for (std::int64_t at = begin, size; at < end; at += size) {
+      size = std::min(longest, end - at);
+      ranges.push_back({at, size, decay, parameter});
+    }
+  };
+  int parameter = 0;
   for (const auto& unit : units) {
     if (!unit.trainable) continue;
+    if (grain == Grain::parameter) {
+      for (const auto& segment : unit.segments) {
+        const auto begin = unit.begin + segment.offset;
+        add(begin, begin + segment.numel, segment.decay, parameter++);
+      }
+      continue;
+    }
     const auto without = std::find_if(unit.segments.begin(), unit.segments.end(),
                                       [](const Segment& s) { return !s.decay; });
     const std::int64_t split = without == unit.segments.end() ? unit.numel : without->offset;
-    for (const bool decay : {true, false}) {
-      const std::int64_t end = decay ? split : unit.numel;
-      for (std::int64_t at = decay ? 0 : split, size; at < end; at += size) {
-        size = std::min(longest, end - at);
-        ranges.push_back({unit.begin + at, size, decay});
-      }
-    }
+    add(unit.begin, unit.begin + split, true, -1);
+    add(unit.begin + split, unit.begin + unit.numel, false, -1);
   }
   return ranges;
 }

@@ -32,11 +32,12 @@ struct FlatUnit {
   std::vector<Segment> segments;
 };
 
-// A contiguous range of a unit in which all segments share one decay group.
-struct DecayRange {
+// A contiguous range of a unit that is updated alike: of one decay group, or of one parameter.
+struct UpdateRange {
   std::int64_t begin = 0;  // within the Stack's buffer
   std::int64_t numel = 0;
   bool decay = true;
+  int parameter = -1;  // among the trainable ones, in the order of segments; -1: of several
 };
 
 struct Parameter;
@@ -44,7 +45,22 @@ struct Parameter;
 // One unit for the trainable and one for the frozen parameters of a layer, where there are any.
 std::vector<FlatUnit> lay_out(const std::vector<const Parameter*>& parameters);
 
-// The decay ranges of trainable units, none longer than `longest` elements.
-std::vector<DecayRange> decay_ranges(const std::vector<FlatUnit>& units, std::int64_t longest);
+// Consecutive units of trainable parameters that several owners share: each has one of `shards`
+// even slices. What is gathered and reduced at a time.
+struct ShardGroup {
+  int first_layer = 0, last_layer = 0;  // whose parameters these are
+  std::int64_t begin = 0;               // within the Stack's buffer
+  std::int64_t numel = 0;               // with padding: divides by shards * segment_alignment
+};
+
+// Groups of at least `smallest` elements, as far as there are so many; pads the last unit of each
+// and moves those behind it.
+std::vector<ShardGroup> share_out(std::vector<FlatUnit>& units, int shards, std::int64_t smallest);
+
+enum class Grain { decay_group, parameter };
+
+// The ranges of trainable units, none longer than `longest` elements.
+std::vector<UpdateRange> update_ranges(const std::vector<FlatUnit>& units, Grain grain,
+                                       std::int64_t longest);
 
 }  // namespace echelon

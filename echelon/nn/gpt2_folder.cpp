@@ -115,11 +115,10 @@ void write_gpt2_folder(const fs::path& folder, const ModelOptions& options, cons
                        const std::function<at::Tensor(const Parameter&)>& value) {
   fs::create_directories(folder);
   std::vector<NamedTensor> tensors;
-  for (const auto& parameter : stack.parameters()) {
-    const at::Tensor first = value(parameter);
-    tensors.push_back({parameter.name, parameter.shape, first.scalar_type(),
-                       [&value, &parameter] { return value(parameter); }});
-  }
+  const auto type = stack.type() == at::kDouble ? at::kDouble : at::kFloat;
+  for (const auto& parameter : stack.parameters())
+    tensors.push_back(
+        {parameter.name, parameter.shape, type, [&value, &parameter] { return value(parameter); }});
   write_tensors(folder / "model.safetensors", tensors, {{"format", "pt"}});
   const json config = {
       {"architectures", {"GPT2LMHeadModel"}},

@@ -9,9 +9,9 @@
 
 namespace echelon {
 
-enum class MemoryKind { parameters, gradients, optimizer, activations, workspace };
-inline constexpr std::array<const char*, 5> memory_kind_names = {
-    "parameters", "gradients", "optimizer", "activations", "workspace"};
+enum class MemoryKind { parameters, gradients, optimizer, activations, workspace, communication };
+inline constexpr std::array<const char*, 6> memory_kind_names = {
+    "parameters", "gradients", "optimizer", "activations", "workspace", "communication"};
 
 class MemoryScope {
  public:

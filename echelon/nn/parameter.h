@@ -33,7 +33,8 @@ struct Parameter {
   int layer = 0;          // the layer that owns it
 
   at::Tensor value;
-  at::Tensor grad;  // undefined where not trainable
+  at::Tensor grad;         // undefined where not trainable
+  std::int64_t begin = 0;  // within the Stack's buffer of this trainability
 
   std::int64_t numel() const {
     std::int64_t n = 1;

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "echelon/base/error.h"
 #include "echelon/base/random.h"
@@ -113,37 +114,140 @@ std::int64_t Stack::parameter_count() const {
   return n;
 }
 
+namespace {
+
+// A tensor whose memory is elsewhere, and may change.
+at::Tensor without_memory(std::int64_t numel, const at::TensorOptions& options) {
+  const auto bytes = static_cast<std::size_t>(numel) * options.dtype().itemsize();
+  const c10::Storage storage(c10::Storage::use_byte_size_t(), bytes,
+                             c10::DataPtr(nullptr, options.device()), /*allocator=*/nullptr,
+                             /*resizable=*/false);
+  return at::empty({0}, options).set_(storage, 0, {numel}, {1});
+}
+
+void point(const at::Tensor& tensor, void* data) {
+  tensor.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(c10::DataPtr(data, tensor.device()));
+}
+
+void lend(const at::Tensor& tensor, const at::Tensor& memory, at::Tensor& kept) {
+  if (memory.numel() < tensor.numel() || memory.scalar_type() != tensor.scalar_type() ||
+      memory.device() != tensor.device() || !memory.is_contiguous())
+    throw Error("a group of parameters was lent memory of another size, type or device");
+  kept = memory;
+  point(tensor, memory.data_ptr());
+}
+
+at::Tensor take_back(const at::Tensor& tensor, at::Tensor& kept) {
+  point(tensor, nullptr);
+  return std::exchange(kept, {});
+}
+
+}  // namespace
+
 void Stack::allocate(at::Device device, at::ScalarType type, Gradients gradients,
-                     const Memory& gradient_memory) {
+                     const Placement& placement) {
   device_ = device;
   type_ = type;
   std::vector<const Parameter*> described;
   for (const auto& p : parameters_) described.push_back(&p);
   units_ = lay_out(described);
+  groups_ = share_out(units_, placement.shards, placement.smallest);
 
   std::int64_t trainable = 0, frozen = 0;
   for (const auto& unit : units_) (unit.trainable ? trainable : frozen) += unit.numel;
   const auto options = at::TensorOptions(device).dtype(type);
+  const auto place = [&](MemoryKind kind, bool lent, const Memory& memory, at::Tensor& all,
+                         std::vector<at::Tensor>& by_group) {
+    MemoryScope scope(kind);
+    all.reset();
+    by_group.clear();
+    if (!lent) all = memory ? memory(trainable, type) : at::zeros({trainable}, options);
+    for (const auto& group : groups_)
+      by_group.push_back(lent ? without_memory(group.numel, options)
+                              : all.narrow(0, group.begin, group.numel));
+  };
+  place(MemoryKind::parameters, placement.lent_values, placement.values, values_, values_of_);
+  lent_values_.assign(groups_.size(), {});
+  lent_grads_.assign(groups_.size(), {});
+  grads_of_.clear();
+  if (gradients == Gradients::yes)
+    place(MemoryKind::gradients, placement.lent_gradients, placement.gradients, grads_, grads_of_);
   {
     MemoryScope scope(MemoryKind::parameters);
-    values_ = at::zeros({trainable}, options);
     frozen_ = at::zeros({frozen}, options);
   }
-  if (gradients == Gradients::yes) {
-    MemoryScope scope(MemoryKind::gradients);
-    grads_ = gradient_memory ? gradient_memory(trainable, type) : at::zeros({trainable}, options);
-  }
   for (const auto& unit : units_) {
+    const auto group = std::find_if(groups_.begin(), groups_.end(), [&](const ShardGroup& g) {
+      return unit.begin >= g.begin && unit.begin < g.begin + g.numel;
+    });
+    const auto index = std::size_t(group - groups_.begin());
     for (const auto& segment : unit.segments) {
       Parameter& p = *find(segment.name);
-      const auto begin = unit.begin + segment.offset;
-      p.value =
-          (unit.trainable ? values_ : frozen_).narrow(0, begin, segment.numel).view(segment.shape);
-      if (unit.trainable && grads_.defined())
-        p.grad = grads_.narrow(0, begin, segment.numel).view(segment.shape);
+      p.begin = unit.begin + segment.offset;
+      const auto view = [&](const at::Tensor& of, std::int64_t first) {
+        return of.narrow(0, p.begin - first, segment.numel).view(segment.shape);
+      };
+      if (!unit.trainable) {
+        p.value = view(frozen_, 0);
+        continue;
+      }
+      p.value = view(values_of_[index], group->begin);
+      if (gradients == Gradients::yes) p.grad = view(grads_of_[index], group->begin);
     }
   }
   for (auto& layer : layers_) layer->bind(device, type);
+}
+
+std::vector<int> Stack::groups_of(int layer) const {
+  std::vector<int> all;
+  const auto add = [&](const std::string& name) {
+    for (const auto& p : parameters_) {
+      if (p.name != name || !p.trainable) continue;
+      for (std::size_t g = 0; g < groups_.size(); ++g)
+        if (p.begin >= groups_[g].begin && p.begin < groups_[g].begin + groups_[g].numel &&
+            std::find(all.begin(), all.end(), int(g)) == all.end())
+          all.push_back(int(g));
+    }
+  };
+  for (const auto& p : parameters_)
+    if (p.layer == layer) add(p.name);
+  for (const auto& tie : ties_)
+    if (tie.user == layer) add(tie.name);
+  std::sort(all.begin(), all.end());
+  return all;
+}
+
+void Stack::lend_values(int group, const at::Tensor& memory) {
+  lend(values_of_[std::size_t(group)], memory, lent_values_[std::size_t(group)]);
+}
+
+void Stack::lend_grads(int group, const at::Tensor& memory) {
+  lend(grads_of_[std::size_t(group)], memory, lent_grads_[std::size_t(group)]);
+}
+
+at::Tensor Stack::take_back_values(int group) {
+  return take_back(values_of_[std::size_t(group)], lent_values_[std::size_t(group)]);
+}
+
+at::Tensor Stack::take_back_grads(int group) {
+  return take_back(grads_of_[std::size_t(group)], lent_grads_[std::size_t(group)]);
+}
+
+void Stack::forget_grads(int group) {
+  const auto& place = groups_[std::size_t(group)];
+  const at::Tensor all = group_grads(group);
+  for (const auto& unit : units_) {
+    if (!unit.trainable || unit.begin < place.begin || unit.begin >= place.begin + place.numel)
+      continue;
+    const auto first = unit.begin - place.begin;
+    for (std::size_t i = 0; i < unit.segments.size(); ++i) {
+      const auto& segment = unit.segments[i];
+      find(segment.name)->grad_written = false;
+      const auto end = segment.offset + segment.numel;
+      const auto next = i + 1 < unit.segments.size() ? unit.segments[i + 1].offset : unit.numel;
+      if (end < next) all.narrow(0, first + end, next - end).zero_();
+    }
+  }
 }
 
 void Stack::load(const ValueSource& source) {
@@ -158,8 +262,7 @@ void Stack::begin_step() {
 void Stack::zero_unwritten_grads(std::int64_t begin, std::int64_t end) {
   for (auto& p : parameters_) {
     if (!p.trainable) continue;
-    const auto at = p.grad.storage_offset() - grads_.storage_offset();
-    if (at >= begin && at < end) p.zero_unwritten_grad();
+    if (p.begin >= begin && p.begin < end) p.zero_unwritten_grad();
   }
 }
 

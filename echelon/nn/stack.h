@@ -54,16 +54,44 @@ class Stack : private Declaration {
   const std::vector<Tie>& ties() const { return ties_; }
   std::int64_t parameter_count() const;
 
-  // `gradient_memory` gives the buffer of all gradients, zeros (a communicator's, so that they are
-  // reduced where they lie); by default it is ordinary memory.
+  // Gives memory for so many elements, zeros.
   using Memory = std::function<at::Tensor(std::int64_t numel, at::ScalarType type)>;
+
+  // How parameters lie where several ranks share them.
+  struct Placement {
+    Memory values,
+        gradients;   // a communicator's, so that it works on them in place; empty: ordinary
+    int shards = 1;  // owners: groups (below) divide by it
+    std::int64_t smallest = 1 << 16;  // group, in elements
+    // A group's values, or gradients, have no memory of their own: they are where they are lent to.
+    bool lent_values = false, lent_gradients = false;
+  };
   void allocate(at::Device device, at::ScalarType type, Gradients gradients,
-                const Memory& gradient_memory = {});
+                const Placement& placement);
+  void allocate(at::Device device, at::ScalarType type, Gradients gradients) {
+    allocate(device, type, gradients, Placement());
+  }
   void load(const ValueSource& source);
 
   // After allocate. The buffers of all trainable units, one after another; a unit is the range
-  // [begin, begin + numel).
+  // [begin, begin + numel). Undefined where groups are lent their memory.
   const std::vector<FlatUnit>& units() const { return units_; }
+  // The trainable units in groups; which of them a layer computes with, tied parameters included.
+  const std::vector<ShardGroup>& groups() const { return groups_; }
+  std::vector<int> groups_of(int layer) const;
+
+  // Of one group, as one tensor. Where they are lent, `memory` (of its size, on the device) is used
+  // from now on, without a copy, under all views that exist; take_back gives it again, and then the
+  // group must not be touched.
+  at::Tensor group_values(int group) const { return values_of_[std::size_t(group)]; }
+  at::Tensor group_grads(int group) const { return grads_of_[std::size_t(group)]; }
+  void lend_values(int group, const at::Tensor& memory);
+  void lend_grads(int group, const at::Tensor& memory);
+  at::Tensor take_back_values(int group);
+  at::Tensor take_back_grads(int group);
+  // The next backward overwrites the gradients of this group; what pads them becomes zero.
+  void forget_grads(int group);
+
   const at::Tensor& values() const { return values_; }
   const at::Tensor& grads() const { return grads_; }
   at::Device device() const { return device_; }
@@ -89,7 +117,10 @@ class Stack : private Declaration {
   std::deque<Parameter> parameters_;  // stable addresses: layers keep pointers
   std::vector<Tie> ties_;
   std::vector<FlatUnit> units_;
+  std::vector<ShardGroup> groups_;
   at::Tensor values_, grads_, frozen_;
+  std::vector<at::Tensor> values_of_, grads_of_;      // by group
+  std::vector<at::Tensor> lent_values_, lent_grads_;  // by group: whose memory it uses
   at::Device device_ = at::kCPU;
   at::ScalarType type_ = at::kFloat;
 };

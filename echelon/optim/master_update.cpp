@@ -15,8 +15,10 @@ MasterUpdate::MasterUpdate(Stack& stack, const OptimOptions& options) : stack_(s
     MemoryScope scope(MemoryKind::optimizer);
     master = at::zeros({n}, wide);
   }
-  slice_ = std::make_unique<SliceUpdate>(master, ranges_within(stack.units(), 0, n, stack.type()),
-                                         stack.type(), options);
+  auto ranges = ranges_within(stack.units(), 0, n, stack.type(), grain_of(options));
+  slice_ =
+      std::make_unique<SliceUpdate>(std::vector<SliceUpdate::Part>{{master, std::move(ranges)}},
+                                    stack.type(), options, parameters_of(stack.units()));
   norm_ = at::zeros({}, wide);
 }
 
@@ -36,8 +38,8 @@ void MasterUpdate::load(const ValueSource& source) {
 
 void MasterUpdate::apply(const at::Tensor& loss) {
   at::NoGradGuard no_grad;
-  norm_.copy_(slice_->norm_of(stack_.grads()));
-  slice_->apply(stack_.grads(), norm_, loss);
+  norm_.copy_(slice_->norm_of({stack_.grads()}));
+  slice_->apply({stack_.grads()}, norm_, loss);
   publish();
 }
 

@@ -10,35 +10,28 @@
 
 #include "echelon/nn/stack.h"
 #include "echelon/optim/slice_update.h"
+#include "echelon/optim/update.h"
 
 namespace echelon {
 
-class MasterUpdate {
+class MasterUpdate final : public Update {
  public:
   // Allocates masters (where needed) and optimiser state for the trainable units of an allocated
   // stack.
   MasterUpdate(Stack& stack, const OptimOptions& options);
 
-  // Sets the masters and the stack's parameters.
-  void load(const ValueSource& source);
-
-  // The learning rate of the next update, a scalar on the device: the caller writes it.
-  const at::Tensor& rate() const { return slice_->rate(); }
-
-  // One update; `loss` is a scalar on the device.
-  void apply(const at::Tensor& loss);
-
-  // After apply, scalars on the device: the gradient norm before clipping, and 1 once anything was
-  // not finite.
-  const at::Tensor& norm() const { return norm_; }
-  const at::Tensor& halted() const { return slice_->halted(); }
+  void load(const ValueSource& source) override;
+  const at::Tensor& rate() const override { return slice_->rate(); }
+  void apply(const at::Tensor& loss) override;
+  const at::Tensor& norm() const override { return norm_; }
+  const at::Tensor& halted() const override { return slice_->halted(); }
+  double updates() const override { return slice_->updates(); }
+  void publish() override;
+  void restart(double updates) override { slice_->restart(updates); }
 
   // Everything that a resumed run needs, as flat buffers with the segments of the stack's trainable
   // units.
   std::vector<SliceUpdate::State> state() const { return slice_->state(); }
-  double updates() const { return slice_->updates(); }
-  void publish();  // masters -> parameters, after they were changed from outside
-  void restart(double updates) { slice_->restart(updates); }
 
  private:
   Stack& stack_;

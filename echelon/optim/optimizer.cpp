@@ -1,5 +1,10 @@
 #include "echelon/optim/optimizer.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/where.h>
+
 #include "echelon/base/error.h"
 
 namespace echelon {
@@ -7,7 +12,26 @@ namespace echelon {
 std::unique_ptr<Optimizer> make_optimizer(const OptimOptions& options) {
   if (options.name == "adamw") return make_adamw(options);
   if (options.name == "sgd") return make_sgd(options);
-  throw InvalidArgument("optim.name is \"" + options.name + "\"; allowed: adamw, sgd");
+  if (options.name == "lars") return make_lars(options);
+  if (options.name == "lamb") return make_lamb(options);
+  throw InvalidArgument("optim.name is \"" + options.name + "\"; allowed: adamw, sgd, lars, lamb");
+}
+
+at::Tensor usable_gradient(const Slice& slice, const StepScalars& scalars) {
+  at::Tensor grad = slice.grad;
+  if (scalars.grad_scale) grad.div_(*scalars.grad_scale);
+  return grad.masked_fill_(scalars.skip.to(at::kBool), 0);
+}
+
+at::Tensor square_of(const at::Tensor& x) {
+  return at::linalg_vector_norm(x, 2, {}, false, at::promote_types(x.scalar_type(), at::kFloat))
+      .to(at::kDouble)
+      .square();
+}
+
+at::Tensor norm_ratio(const at::Tensor& above, const at::Tensor& below) {
+  const at::Tensor ratio = (above / below).sqrt();
+  return at::where((above > 0).logical_and(below > 0), ratio, at::ones_like(ratio));
 }
 
 SliceLists::SliceLists(const std::vector<Slice>& slices, bool decay, std::size_t states)

@@ -20,6 +20,7 @@ struct Slice {
   at::Tensor grad;                // may be overwritten by the update
   std::vector<at::Tensor> state;  // in the order of state_names()
   bool decay = true;
+  int parameter = -1;  // its number, for an optimiser that looks at whole parameters
 };
 
 // What changes from step to step, as scalars on the device, so that a recorded graph reads the
@@ -29,6 +30,7 @@ struct StepScalars {
   at::Tensor updates;                    // how many updates there were, this one included, float
   std::optional<at::Tensor> grad_scale;  // gradients are divided by this, float
   at::Tensor skip;                       // 1: leave values and state as they are, float
+  at::Tensor squares;                    // [parameters, 2], see measure()
 };
 
 class Optimizer {
@@ -36,11 +38,31 @@ class Optimizer {
   virtual ~Optimizer() = default;
   virtual std::vector<std::string> state_names() const = 0;
   virtual void update(const std::vector<Slice>& slices, const StepScalars& scalars) const = 0;
+
+  // An optimiser whose steps depend on the norms of whole parameters gets slices of one parameter
+  // each, and measures all of them before the first update: it adds to `squares`, two numbers, what
+  // this slice contributes. They are summed over the slices of a parameter, also over those of
+  // other owners, and are scalars.squares in update(). Both calls see the slice's gradient.
+  virtual bool looks_at_parameters() const { return false; }
+  virtual void measure(const Slice& /*slice*/, const StepScalars& /*scalars*/,
+                       at::Tensor /*squares*/) const {}
 };
 
 std::unique_ptr<Optimizer> make_adamw(const OptimOptions& options);
 std::unique_ptr<Optimizer> make_sgd(const OptimOptions& options);
+std::unique_ptr<Optimizer> make_lars(const OptimOptions& options);
+std::unique_ptr<Optimizer> make_lamb(const OptimOptions& options);
 std::unique_ptr<Optimizer> make_optimizer(const OptimOptions& options);  // by options.name
+
+// Its gradient, divided by grad_scale; zeros where the update is to be skipped, so that nothing
+// that is not finite gets into the state. In place.
+at::Tensor usable_gradient(const Slice& slice, const StepScalars& scalars);
+
+// |x|² as double, 0-dimensional.
+at::Tensor square_of(const at::Tensor& x);
+
+// sqrt(above / below), and 1 where either is 0: the ratio of two norms, given their squares.
+at::Tensor norm_ratio(const at::Tensor& above, const at::Tensor& below);
 
 // The slices of one decay group as the parallel lists that torch's fused kernels take.
 struct SliceLists {

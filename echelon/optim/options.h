@@ -10,6 +10,8 @@ namespace echelon {
 struct OptimOptions {
   std::string name = "adamw";
   double rate = 4e-3;
+  std::string scale = "none";
+  std::int64_t base_batch = 8;
   std::string schedule = "linear";
   std::int64_t warmup = 320;
   double final_rate = 0;
@@ -20,10 +22,18 @@ struct OptimOptions {
   double epsilon = 1e-8;
   double momentum = 0.9;
   bool nesterov = false;
+  double trust = 1e-3;
 
   void fields(Fields& f) {
-    f.add("name", name, "the optimiser", {.choices = {"adamw", "sgd"}});
+    f.add("name", name, "the optimiser", {.choices = {"adamw", "sgd", "lars", "lamb"}});
     f.add("rate", rate, "peak learning rate", {.minimum = 0});
+    f.add(
+        "scale", scale,
+        "what the rate becomes with larger batches: linear: times train.batch / optim.base_batch; "
+        "sqrt: times the root of that",
+        {.choices = {"none", "linear", "sqrt"}});
+    f.add("base_batch", base_batch, "the batch that optim.rate is for",
+          {.minimum = 1, .unit = "sequences"});
     f.add("schedule", schedule, "how the rate goes on after the warm-up",
           {.choices = {"cosine", "linear", "constant"}});
     f.add("warmup", warmup, "the rate rises linearly from zero over these first steps",
@@ -32,13 +42,17 @@ struct OptimOptions {
           {.minimum = 0, .maximum = 1});
     f.add("decay", decay, "weight decay of matrices; norms and biases have none", {.minimum = 0});
     f.add("clip", clip, "largest norm of all gradients together; 0: no limit", {.minimum = 0});
-    f.add("beta1", beta1, "adamw: decay of the mean of gradients", {.minimum = 0, .maximum = 1});
-    f.add("beta2", beta2, "adamw: decay of the mean of their squares",
+    f.add("beta1", beta1, "adamw, lamb: decay of the mean of gradients",
           {.minimum = 0, .maximum = 1});
-    f.add("epsilon", epsilon, "adamw: added to the root of the mean square", {.minimum = 0});
-    f.add("momentum", momentum, "sgd: decay of the velocity; 0: none",
+    f.add("beta2", beta2, "adamw, lamb: decay of the mean of their squares",
+          {.minimum = 0, .maximum = 1});
+    f.add("epsilon", epsilon, "adamw, lamb: added to the root of the mean square", {.minimum = 0});
+    f.add("momentum", momentum, "sgd, lars: decay of the velocity; sgd: 0 for none",
           {.minimum = 0, .maximum = 1});
     f.add("nesterov", nesterov, "sgd: look ahead along the velocity");
+    f.add("trust", trust,
+          "lars: how far a parameter moves of its own norm, at rate 1 and along the gradient",
+          {.minimum = 0});
   }
 };
 

@@ -6,6 +6,13 @@
 
 namespace echelon {
 
+double peak_rate(const OptimOptions& options, std::int64_t batch) {
+  const double times = static_cast<double>(batch) / static_cast<double>(options.base_batch);
+  if (options.scale == "linear") return options.rate * times;
+  if (options.scale == "sqrt") return options.rate * std::sqrt(times);
+  return options.rate;
+}
+
 double rate_at(const OptimOptions& options, std::int64_t step, std::int64_t steps) {
   if (step < options.warmup) {
     return options.rate * static_cast<double>(step + 1) / static_cast<double>(options.warmup);

@@ -11,4 +11,7 @@ namespace echelon {
 // final_rate * rate, or constant.
 double rate_at(const OptimOptions& options, std::int64_t step, std::int64_t steps);
 
+// The peak rate for a batch of this size: optim.scale.
+double peak_rate(const OptimOptions& options, std::int64_t batch);
+
 }  // namespace echelon

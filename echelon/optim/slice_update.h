@@ -1,6 +1,6 @@
-// The owner's part of a step: from the gradients of a range of the flat buffer to its new values,
-// entirely on the device. Whoever owns a range has one: all of it (one process, data parallel), a
-// server's slice.
+// The owner's part of a step: from the gradients of what it owns of the flat buffer to its new
+// values, entirely on the device. Whoever owns something has one: all of it (one process, data
+// parallel), a server's range, a rank's slices of every unit (ZeRO).
 //
 //   is everything finite? -> clip by the norm of all gradients -> optimiser on the master values
 //
@@ -12,6 +12,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -23,26 +24,41 @@ namespace echelon {
 
 class SliceUpdate {
  public:
-  // `master`: the values of the range, in the wide type, which updates change. `ranges` are of the
-  // range, which begins at 0. `type` is that of the gradients.
-  SliceUpdate(at::Tensor master, std::vector<DecayRange> ranges, at::ScalarType type,
-              const OptimOptions& options);
+  // A contiguous range of the flat buffer that is owned.
+  struct Part {
+    at::Tensor master;                // its values in the wide type, which updates change
+    std::vector<UpdateRange> ranges;  // counted from its beginning
+  };
+
+  // `type` is that of the gradients.
+  // Where others own the rest and the optimiser looks at whole parameters, `sum_over_owners` sums a
+  // tensor over all of them, in place; `parameters` is how many there are.
+  SliceUpdate(std::vector<Part> parts, at::ScalarType type, const OptimOptions& options,
+              int parameters = 0, std::function<void(at::Tensor)> sum_over_owners = {});
 
   // The learning rate of the next update, a scalar on the device: the caller writes it.
   const at::Tensor& rate() const { return scalars_.rate; }
 
-  // The norm of a range's gradients, a scalar of the wide type. Those of several owners are summed
-  // as squares.
-  at::Tensor norm_of(const at::Tensor& grads) const;
+  // The norm of the gradients, by part; a scalar of the wide type. Those of several owners are
+  // summed as squares.
+  at::Tensor norm_of(const std::vector<at::Tensor>& grads) const;
 
   // One update. `norm` is that of all gradients, `loss` a scalar on the device. May overwrite the
   // gradients.
-  void apply(at::Tensor grads, const at::Tensor& norm, const at::Tensor& loss);
+  void apply(const std::vector<at::Tensor>& grads, const at::Tensor& norm, const at::Tensor& loss);
 
   const at::Tensor& halted() const { return scalars_.skip; }  // 1 once anything was not finite
-  const at::Tensor& master() const { return master_; }
+  // What is kept of every element: "master", "exp_avg", ...; by part.
+  struct PartedState {
+    std::string name;
+    std::vector<at::Tensor> parts;
+  };
+  std::vector<PartedState> parted_state() const;
+
+  // The same where there is one part.
+  const at::Tensor& master() const { return parts_.front().master; }
   struct State {
-    std::string name;  // "master", "exp_avg", ...
+    std::string name;
     at::Tensor flat;
   };
   std::vector<State> state() const;
@@ -54,19 +70,28 @@ class SliceUpdate {
   OptimOptions options_;
   std::unique_ptr<Optimizer> optimizer_;
   bool narrow_, single_;  // gradients are narrower than masters; the model is not fp64
-  at::Tensor master_;
-  std::vector<at::Tensor> moments_;  // by state name
-  std::vector<DecayRange> ranges_;
-  at::Tensor wide_grad_;  // one piece, where gradients are narrower than masters
+  std::vector<Part> parts_;
+  std::vector<at::Tensor> moments_;  // by state name: those of all parts, one after another
+  at::Tensor wide_grad_;             // one piece, where gradients are narrower than masters
   StepScalars scalars_;
+  std::function<void(at::Tensor)> sum_over_owners_;
+
+  // fn(slice) for every range, with its gradient in the wide type.
+  template <class Fn>
+  void each_slice(const std::vector<at::Tensor>& grads, const Fn& fn);
 };
 
 // The type of masters for a model of this type.
 at::ScalarType master_type(at::ScalarType type);
 
-// Those of `ranges` within [begin, end), counted from `begin`, none longer than a gradient of this
-// type is widened at a time.
-std::vector<DecayRange> ranges_within(const std::vector<FlatUnit>& units, std::int64_t begin,
-                                      std::int64_t end, at::ScalarType type);
+// The grain at which an optimiser updates.
+Grain grain_of(const OptimOptions& options);
+
+// What is updated alike within [begin, end), counted from `begin`, none longer than a gradient of
+// this type is widened at a time.
+std::vector<UpdateRange> ranges_within(const std::vector<FlatUnit>& units, std::int64_t begin,
+                                       std::int64_t end, at::ScalarType type,
+                                       Grain grain = Grain::decay_group);
+int parameters_of(const std::vector<FlatUnit>& units);  // the trainable ones
 
 }  // namespace echelon

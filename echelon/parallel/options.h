@@ -13,6 +13,7 @@ struct ParallelOptions {
   bool exchange_alone = false;
   std::string shares = "even";
   std::int64_t shares_every = 20;
+  std::int64_t zero = 0;
 
   void fields(Fields& f) {
     f.add("bucket_mib", bucket_mib,
@@ -23,6 +24,11 @@ struct ParallelOptions {
     f.add("shares", shares,
           "of the global batch; even: the same for every rank; speed: as fast as each was measured",
           {.choices = {"even", "speed"}});
+    f.add(
+        "zero", zero,
+        "what the ranks share out in place of holding it all: 1 optimiser state, 2 gradients too, 3 "
+        "parameters too",
+        {.minimum = 0, .maximum = 3});
     f.add("shares_every", shares_every, "steps between looks at the ranks' speeds", {.minimum = 1});
   }
 };

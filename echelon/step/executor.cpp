@@ -24,13 +24,14 @@ double since(Clock::time_point start) {
 
 }  // namespace
 
-Executor::Executor(Stack& stack, MasterUpdate* update, Table table, StepShape shape,
-                   std::shared_ptr<Communicator> ranks)
+Executor::Executor(Stack& stack, Update* update, Table table, StepShape shape,
+                   std::shared_ptr<Communicator> ranks, Shards* shards)
     : stack_(stack),
       update_(update),
       table_(std::move(table)),
       shape_(std::move(shape)),
-      ranks_(std::move(ranks)) {
+      ranks_(std::move(ranks)),
+      shards_(shards) {
   if (stack.size() == 0)
     throw InvalidArgument("the model has no layers; add them, and a loss as the last");
   if (shape_.layers != stack.size())
@@ -64,6 +65,7 @@ at::Tensor Executor::run(const at::Tensor& input, const at::Tensor& target, doub
   loss_ = at::zeros({}, at::TensorOptions(stack_.device()).dtype(at::kDouble));
   weight_ = weight;
   stack_.begin_step();
+  if (shards_) shards_->begin_step();
   times_ = {};
   traced_.clear();
   const auto start = Clock::now();
@@ -78,6 +80,21 @@ at::Tensor Executor::run(const at::Tensor& input, const at::Tensor& target, doub
         break;
       case Action::Kind::reduce:
         reduce(shape_.buckets[std::size_t(action.bucket)]);
+        break;
+      case Action::Kind::gather:
+        shards_->gather(action.group);
+        break;
+      case Action::Kind::use:
+        shards_->use(action.group);
+        break;
+      case Action::Kind::release:
+        shards_->release(action.group);
+        break;
+      case Action::Kind::open:
+        shards_->open(action.group);
+        break;
+      case Action::Kind::scatter:
+        shards_->scatter(action.group);
         break;
       case Action::Kind::settle:
         settle();
@@ -114,6 +131,7 @@ void Executor::reduce(const Bucket& bucket) {
 
 void Executor::settle() {
   const auto start = Clock::now();
+  if (shards_) shards_->settle();
   auto works = std::exchange(reductions_, {});
   works.push_back(ranks_->all_reduce(loss_, ReduceOp::sum, {.tag = "loss", .blocking = true}));
   if (stack_.device().is_cuda()) {
@@ -138,7 +156,7 @@ void Executor::settle() {
 void Executor::update() {
   const auto start = Clock::now();
   MemoryScope scope(MemoryKind::workspace);
-  stack_.zero_unwritten_grads(0, stack_.grads().numel());
+  if (!shards_) stack_.zero_unwritten_grads(0, stack_.grads().numel());
   if (probe_.before_update) probe_.before_update(stack_.grads());
   update_->apply(loss_);
   times_.update = since(start);

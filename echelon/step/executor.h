@@ -11,7 +11,8 @@
 
 #include "echelon/comm/communicator.h"
 #include "echelon/nn/stack.h"
-#include "echelon/optim/master_update.h"
+#include "echelon/optim/update.h"
+#include "echelon/step/shards.h"
 #include "echelon/step/table.h"
 
 namespace echelon {
@@ -34,10 +35,10 @@ struct TracedAction {
 
 class Executor {
  public:
-  // Validates the table. `ranks` are those that a reduction sums over; `update` may be null where
-  // the table has none.
-  Executor(Stack& stack, MasterUpdate* update, Table table, StepShape shape,
-           std::shared_ptr<Communicator> ranks = nullptr);
+  // Validates the table. `ranks` are those that a reduction sums over, `shards` brings groups
+  // together where the table asks for it; `update` may be null where the table has none.
+  Executor(Stack& stack, Update* update, Table table, StepShape shape,
+           std::shared_ptr<Communicator> ranks = nullptr, Shards* shards = nullptr);
 
   // One step on a batch of at least as many samples as there are micro-batches; they are cut as
   // evenly as can be. `weight` is the batch's share of all samples of the step, over the ranks.
@@ -47,7 +48,7 @@ class Executor {
 
   const StepTimes& times() const { return times_; }  // of the last step
   const StepShape& shape() const { return shape_; }
-  std::size_t element_size() const { return stack_.grads().element_size(); }
+  std::size_t element_size() const { return at::elementSize(stack_.type()); }
 
   // How buckets are reduced from the next step on; all ranks the same.
   void reduce_by(Algorithm algorithm) { algorithm_ = algorithm; }
@@ -78,10 +79,11 @@ class Executor {
   void update();
 
   Stack& stack_;
-  MasterUpdate* update_;
+  Update* update_;
   Table table_;
   StepShape shape_;
   std::shared_ptr<Communicator> ranks_;
+  Shards* shards_;
   std::vector<Work> reductions_;  // under way, by bucket
   StepTimes times_;
   double slow_ = 1;

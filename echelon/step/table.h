@@ -14,6 +14,11 @@ struct Action {
     backward,   // layer, micro-batch: gradients of input and parameters; frees what forward kept
     reduce,     // bucket: begins to average its gradients over the ranks; the next actions run
                 // meanwhile
+    gather,     // group: begins to bring its parameters together
+    use,        // group: its parameters are there
+    release,    // group: they are needed no more for now
+    open,       // group: its gradients get memory
+    scatter,    // group: begins to sum its gradients over the ranks, each slice to its owner
     settle,     // all that was begun is done; the loss becomes that of all ranks
     update,     // all gradients are there: optimiser
     hand_over,  // all gradients are there: whoever runs the step takes them
@@ -22,6 +27,7 @@ struct Action {
   int layer = 0;
   int micro_batch = 0;
   int bucket = 0;
+  int group = 0;
 };
 
 using Table = std::vector<Action>;
@@ -47,13 +53,26 @@ struct StepShape {
   int layers = 0;
   int micro_batches = 1;
   std::vector<Bucket> buckets = {};
+  // Where parameters are shared out: the groups that each layer computes with, and their number.
+  std::vector<std::vector<int>> uses = {};
+  int groups = 0;
+  bool lent_values = false, lent_gradients = false;  // groups have memory only while it is lent
 };
+
+// Parameters, gradients or optimiser state shared out over ranks (ZeRO stages 1, 2, 3). Stage 1
+// gives gradients to their owners after the last micro-batch, 2 and 3 after each. Stage 3 brings a
+// group together before its layers run and lets it go after; the next ones already come, as long as
+// all that are there hold at most `prefetch` bytes (`bytes`: of each group), but at least one. What
+// two neighbouring actions need stays: the last group of forward is there for backward.
+Table zero(const StepShape& shape, int stage, const std::vector<std::int64_t>& bytes,
+           std::int64_t prefetch);
 
 // Throws InvalidArgument naming the first action that cannot run: a layer before its input exists,
 // a backward before its forward or before the backward of the layer above, anything twice, a
 // reduction before its bucket is complete, an update before the last backward or (where there are
 // buckets) before all are reduced and settled, no update at the end, a forward without its
-// backward.
+// backward; a layer whose groups are not there or whose gradients have no memory, gradients that
+// change after they went to their owners, and memory that is not given back.
 void validate(const Table& table, const StepShape& shape);
 
 // The most activations alive at once, in (layer, micro-batch) pairs.

@@ -84,9 +84,11 @@ std::string ledger_of(const JobRequest& request, const ServerJob* servers) {
   return job_ledger(request.ranks.get(), all_here ? Extent::all_ranks : Extent::this_rank);
 }
 
-// What ranks other than 0 do: the same steps, in the same pieces.
-JobEnd follow(const JobRequest& request, Trainer& trainer, ServerJob* servers,
-              const std::function<void(std::int64_t)>& run_until, std::optional<SyncTrace>& trace) {
+// What ranks other than 0 do: the same steps, in the same pieces. Where the ranks share the model
+// out, they also take part in whatever the first shows and writes.
+JobEnd follow(const JobRequest& request, Trainer& trainer, const Stack& stack, const JobData& data,
+              ServerJob* servers, const std::function<void(std::int64_t)>& run_until,
+              std::optional<SyncTrace>& trace) {
   if (trace)
     trainer.on_step([&](const StepReport& report) {
       if (report.ages.empty()) trace->step(report.step, trainer.executor());
@@ -97,20 +99,35 @@ JobEnd follow(const JobRequest& request, Trainer& trainer, ServerJob* servers,
   const auto next = [&](std::int64_t every) {
     return every > 0 ? (trainer.step() / every + 1) * every : train.steps;
   };
-  while (trainer.step() < train.steps) {
-    const auto until =
-        servers ? train.steps
-                : std::min({next(train.validate_every), next(train.save_every), train.steps});
-    run_until(until);
-    if (trainer.step() < until) break;
+  const bool saves = request.options.parallel.zero > 0,
+             evaluates = request.options.parallel.zero == 3 && data.validation != nullptr;
+  try {
+    while (trainer.step() < train.steps) {
+      const auto until =
+          servers ? train.steps
+                  : std::min({next(train.validate_every), next(train.save_every), train.steps});
+      run_until(until);
+      if (trainer.step() < until) break;
+      if (evaluates && until < train.steps && until % train.validate_every == 0)
+        trainer.evaluate(*data.validation, train.validate_samples);
+      if (saves && train.save_every > 0 && until % train.save_every == 0) trainer.save({});
+    }
+  } catch (const NotFinite&) {
+    if (saves) trainer.save({});
+    throw;
   }
+  const bool finished = trainer.step() >= train.steps;
+  if (saves && (!finished || train.save_every == 0)) trainer.save({});
+  if (saves && finished)
+    for (const auto& parameter : stack.parameters()) trainer.master(parameter);
   if (servers) {
     trainer.leave_servers();
     servers->wait();
   }
   ledger_of(request, servers);
   if (trace) trace->write({});
-  return trainer.step() < train.steps ? JobEnd::interrupted : JobEnd::finished;
+  if (evaluates && finished) trainer.evaluate(*data.validation, data.validation->size());
+  return finished ? JobEnd::finished : JobEnd::interrupted;
 }
 
 // A worker that comes to the servers of a job that runs already.
@@ -162,6 +179,19 @@ void check_combination(const JobRequest& request, int ranks) {
          "server.mode and server.place are for jobs with parameter servers: set server.count too");
   refuse(servers && ranks == 1,
          "server.count is for jobs of several ranks: start them with --nproc");
+  refuse(
+      (servers || options.sync.allow_staleness > 0) && grain_of(options.optim) == Grain::parameter,
+      "optim.name=lars and lamb look at whole parameters, which parameter servers cut; use adamw or "
+      "sgd with server.count and sync.allow_staleness");
+  const bool shared = options.parallel.zero > 0;
+  refuse(shared && ranks == 1 && !options.parallel.exchange_alone,
+         "parallel.zero shares a model's state out over ranks: start several with --nproc");
+  refuse(
+      shared && servers,
+      "parallel.zero and server.count both say who owns the optimiser's state: leave out either");
+  refuse(shared && (options.sync.adapt || options.sync.allow_staleness > 0 || request.trace_sync),
+         "sync.adapt, sync.allow_staleness and --trace sync are for data parallel: leave them out "
+         "with parallel.zero");
   refuse(options.parallel.shares == "speed" && (servers || ranks == 1),
          "parallel.shares=speed is for several ranks that reduce among themselves; workers of "
          "parameter servers take shares as they come");
@@ -235,7 +265,7 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
     }
   }
   Trainer trainer(stack, *data.training, options.train, options.optim,
-                  servers ? nullptr : request.ranks, options.parallel);
+                  servers ? nullptr : request.ranks, options.parallel, options.zero);
   if (servers) servers->attach(trainer, stack);
   trainer.slow_down(options.chaos.slowness(request.ranks ? request.ranks->rank() : 0,
                                            request.ranks ? request.ranks->size() : 1));
@@ -264,7 +294,7 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   }
   ServerJob* const served = servers ? &*servers : nullptr;
   if (request.ranks && request.ranks->rank() != 0)
-    return follow(request, trainer, served, run_until, trace);
+    return follow(request, trainer, stack, data, served, run_until, trace);
 
   RunDirectory run = resuming ? RunDirectory::open(request.resume)
                               : RunDirectory::create(request.runs, request.name);
@@ -391,7 +421,14 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   if (trace) fmt::print("trace       {}/trace.json opens in Perfetto\n", run.path().string());
   show_validation(outcome, data, options.model.context);
   show_memory(trainer.memory().at_peak());
-  if (data.bytes) show_sample(stack, options.model.context);
+  if (data.bytes && options.parallel.zero < 3) {
+    show_sample(stack, options.model.context);
+  } else if (data.bytes) {  // no rank has the model: from its weights, whole
+    Stack whole = gpt(options.model);
+    whole.allocate(at::kCPU, at::kFloat, Gradients::no);
+    whole.load(gpt2_values(run.weights(), whole));
+    show_sample(whole, options.model.context);
+  }
   fmt::print("run         {}: weights/ opens in transformers, or try: echelon generate {}\n",
              run.path().string(), run.weights().string());
   return JobEnd::finished;

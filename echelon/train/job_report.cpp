@@ -64,8 +64,10 @@ std::string plan_of(const JobOptions& options, const Trainer& trainer, const Com
   return ordered_json(
              {{"world", ranks ? ranks->size() : 1},
               {"schedule", options.server.count > 0 ? "parameter servers"
-                           : ranks                  ? "data parallel"
-                                                    : "one process"},
+                           : options.parallel.zero > 0 && ranks
+                               ? fmt::format("ZeRO stage {}", options.parallel.zero)
+                           : ranks ? "data parallel"
+                                   : "one process"},
               {"communication", ordered_json::parse(ranks ? ranks->plan() : "{}")},
               {"buckets", buckets},
               {"micro_batches", options.train.micro_batches},

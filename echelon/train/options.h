@@ -12,6 +12,7 @@
 #include "echelon/parallel/data/sync_options.h"
 #include "echelon/parallel/options.h"
 #include "echelon/parallel/server/options.h"
+#include "echelon/parallel/zero/options.h"
 #include "echelon/train/chaos.h"
 
 namespace echelon {
@@ -68,6 +69,7 @@ struct JobOptions {
   TrainOptions train;
   OptimOptions optim;
   ParallelOptions parallel;
+  ZeroOptions zero;
   ServerOptions server;
   SyncOptions sync;
   CommOptions comm;
@@ -80,6 +82,7 @@ struct JobOptions {
     f.section("train", train);
     f.section("optim", optim);
     f.section("parallel", parallel);
+    f.section("zero", zero);
     f.section("server", server);
     f.section("sync", sync);
     f.section("comm", comm);

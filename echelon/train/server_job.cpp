@@ -5,6 +5,7 @@
 
 #include "echelon/base/error.h"
 #include "echelon/comm/texts.h"
+#include "echelon/optim/schedule.h"
 #include "echelon/train/option_difference.h"
 
 namespace echelon {
@@ -45,11 +46,13 @@ ServerJob::ServerJob(const JobOptions& options, Communicator& ranks, const std::
     : options_(options), ranks_(ranks), token_(token), roles_(options.server, ranks.size()) {
   check_share(options.train, roles_.workers());
   const int mine = roles_.server_of(ranks.rank());
+  OptimOptions optim = options.optim;
+  optim.rate = peak_rate(optim, options.train.batch);
   if (mine >= 0)
     server_ = std::make_unique<ParameterServer>(
         ParameterServer::Setup{
             .server = options.server,
-            .optim = options.optim,
+            .optim = optim,
             .index = mine,
             .shares = roles_.workers(),
             .steps = options.train.steps,

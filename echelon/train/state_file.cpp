@@ -16,27 +16,6 @@
 namespace echelon {
 namespace {
 
-// Every tensor of the state with its name; views, so that they can be written and read in place.
-std::vector<std::pair<std::string, at::Tensor>> views(const Stack& stack,
-                                                      const MasterUpdate& update) {
-  std::vector<std::pair<std::string, at::Tensor>> all;
-  for (const auto& [kind, flat] : update.state()) {
-    for (const auto& unit : stack.units()) {
-      if (!unit.trainable) continue;
-      for (const auto& segment : unit.segments) {
-        all.emplace_back(
-            kind + "/" + segment.name,
-            flat.narrow(0, unit.begin + segment.offset, segment.numel).view(segment.shape));
-      }
-    }
-  }
-  for (const auto& parameter : stack.parameters()) {
-    if (!parameter.trainable) all.emplace_back("fixed/" + parameter.name, parameter.value);
-  }
-  for (const auto& [name, buffer] : stack.buffers()) all.emplace_back("fixed/" + name, buffer);
-  return all;
-}
-
 std::int64_t number(const safetensors::Reader& reader, const std::string& key) {
   const auto it = reader.header().metadata.find(key);
   std::int64_t value = -1;
@@ -53,6 +32,52 @@ std::int64_t number(const safetensors::Reader& reader, const std::string& key) {
 
 }  // namespace
 
+// One tensor of the state: how it is had, and how it is put back.
+struct Trainer::StateItem {
+  std::string name;
+  std::vector<std::int64_t> shape;
+  at::ScalarType type;
+  std::function<at::Tensor()> get;
+  std::function<void(const at::Tensor&)> put;
+};
+
+// In the order of the file. Where ranks share the state out, get() is for all of them to call.
+std::vector<Trainer::StateItem> Trainer::state_items() const {
+  std::vector<StateItem> all;
+  const auto in_place = [&](const std::string& name, const at::Tensor& view) {
+    all.push_back({name, view.sizes().vec(), view.scalar_type(), [view] { return view; },
+                   [view](const at::Tensor& value) { at::Tensor(view).copy_(value); }});
+  };
+  const auto each_trainable = [&](const auto& fn) {
+    for (const auto& unit : stack_.units())
+      if (unit.trainable)
+        for (const auto& segment : unit.segments) fn(unit, segment);
+  };
+  if (zero_) {
+    const auto kinds = zero_->state();
+    for (std::size_t kind = 0; kind < kinds.size(); ++kind)
+      each_trainable([&](const FlatUnit&, const Segment& segment) {
+        const Parameter* parameter = stack_.find(segment.name);
+        all.push_back({kinds[kind].name + "/" + segment.name, segment.shape,
+                       kinds[kind].parts.front().scalar_type(),
+                       [this, kind, parameter] { return zero_->whole(kind, *parameter); },
+                       [this, kind, parameter](const at::Tensor& value) {
+                         zero_->put(kind, *parameter, value);
+                       }});
+      });
+  } else {
+    for (const auto& [kind, flat] : update_->state())
+      each_trainable([&](const FlatUnit& unit, const Segment& segment) {
+        in_place(kind + "/" + segment.name,
+                 flat.narrow(0, unit.begin + segment.offset, segment.numel).view(segment.shape));
+      });
+  }
+  for (const auto& parameter : stack_.parameters())
+    if (!parameter.trainable) in_place("fixed/" + parameter.name, parameter.value);
+  for (const auto& [name, buffer] : stack_.buffers()) in_place("fixed/" + name, buffer);
+  return all;
+}
+
 std::int64_t saved_step(const std::filesystem::path& state) {
   return number(safetensors::Reader(state), "step");
 }
@@ -62,14 +87,17 @@ void Trainer::save(const std::filesystem::path& path) {
     throw InvalidArgument("a state is saved between spells of staleness, not within one");
   if (servers_) fetch_state();
   std::vector<NamedTensor> tensors;
-  for (const auto& [name, view] : views(stack_, *update_)) {
-    tensors.push_back(
-        {name, view.sizes().vec(), view.scalar_type(), [view = view] { return view; }});
+  for (const auto& item : state_items())
+    tensors.push_back({item.name, item.shape, item.type, item.get});
+  if (zero_ && ranks_->rank() != 0) {
+    for (const auto& tensor : tensors)
+      if (!tensor.name.starts_with("fixed/")) tensor.make();  // this rank's part
+    return;
   }
   write_tensors(path, tensors,
                 {{"format", "pt"},
                  {"step", std::to_string(step_)},
-                 {"updates", std::to_string(static_cast<std::int64_t>(update_->updates()))}});
+                 {"updates", std::to_string(static_cast<std::int64_t>(owner().updates()))}});
   if (servers_) {
     servers_->saved(step_);
     if (begun_) update_.reset();
@@ -80,29 +108,28 @@ void Trainer::restore(const std::filesystem::path& path) {
   at::NoGradGuard no_grad;
   const safetensors::Reader reader(path);
   const auto step = number(reader, "step"), updates = number(reader, "updates");
-  const auto wanted = views(stack_, *update_);
-  for (const auto& [name, view] : wanted) {
-    const auto* entry = reader.find(name);
-    if (entry == nullptr || entry->shape != view.sizes().vec() ||
-        tensor_of(reader, *entry).scalar_type() != view.scalar_type()) {
+  const auto wanted = state_items();
+  for (const auto& item : wanted) {
+    const auto* entry = reader.find(item.name);
+    if (entry == nullptr || entry->shape != item.shape ||
+        tensor_of(reader, *entry).scalar_type() != item.type) {
       throw InvalidArgument(fmt::format(
-          "{} does not fit this job: {} is {}", path.string(), name,
+          "{} does not fit this job: {} is {}", path.string(), item.name,
           entry == nullptr ? "missing"
                            : fmt::format("{} [{}]", entry->dtype, fmt::join(entry->shape, ", "))));
     }
   }
   for (const auto& entry : reader.header().entries) {
     const bool known = std::any_of(wanted.begin(), wanted.end(),
-                                   [&](const auto& item) { return item.first == entry.name; });
+                                   [&](const StateItem& item) { return item.name == entry.name; });
     if (!known)
       throw InvalidArgument(
           fmt::format("{} does not fit this job: it has {}, which this job has not", path.string(),
                       entry.name));
   }
-  for (const auto& [name, view] : wanted)
-    at::Tensor(view).copy_(tensor_of(reader, *reader.find(name)));
-  update_->restart(static_cast<double>(updates));
-  update_->publish();
+  for (const auto& item : wanted) item.put(tensor_of(reader, *reader.find(item.name)));
+  owner().restart(static_cast<double>(updates));
+  owner().publish();
   alike_ = false;
   step_ = step;
 }

@@ -94,7 +94,7 @@ struct Trainer::InFlight {
 
 Trainer::Trainer(Stack& stack, const Dataset& data, const TrainOptions& train,
                  const OptimOptions& optim, std::shared_ptr<Communicator> ranks,
-                 const ParallelOptions& parallel)
+                 const ParallelOptions& parallel, const ZeroOptions& zero)
     : stack_(stack),
       data_(data),
       train_(train),
@@ -106,6 +106,7 @@ Trainer::Trainer(Stack& stack, const Dataset& data, const TrainOptions& train,
       in_flight_(std::make_unique<InFlight>()) {
   check_options(fields_of(train_));
   check_options(fields_of(optim_));
+  optim_.rate = peak_rate(optim_, train.batch);
   if (data.size() < 1)
     throw InvalidArgument("there is no sample to train on: the dataset is empty");
   check_share(train, ranks_ ? ranks_->size() : 1);
@@ -130,23 +131,44 @@ Trainer::Trainer(Stack& stack, const Dataset& data, const TrainOptions& train,
                     ranks_->backend()));
   graph_wanted_ = device_.is_cuda() && train.graph != "off" && stack.capturable() && recordable;
   if (device_.is_cuda()) in_flight_->stream.emplace();
-  Stack::Memory registered;
-  if (ranks_ && device_.is_cpu())
-    registered = [this](std::int64_t numel, at::ScalarType type) {
+  const auto stage = ranks_ ? static_cast<int>(parallel.zero) : 0;
+  Stack::Placement placement;
+  if (stage > 0)
+    placement = ZeroShards::placement(
+        ranks_, stage, device_,
+        static_cast<std::int64_t>(zero.group * 1024 * 1024 /
+                                  static_cast<double>(at::elementSize(compute_type(train)))));
+  else if (ranks_ && device_.is_cpu())
+    placement.gradients = [this](std::int64_t numel, at::ScalarType type) {
       return ranks_->allocate({numel}, type).zero_();
     };
-  stack.allocate(device_, compute_type(train), Gradients::yes, registered);
-  update_ = std::make_unique<MasterUpdate>(stack, optim);
-  update_->load(random_values(static_cast<std::uint64_t>(train.seed)));
+  stack.allocate(device_, compute_type(train), Gradients::yes, placement);
   StepShape shape{stack.size(), static_cast<int>(train.micro_batches), {}};
-  if (ranks_) {
-    const auto element = static_cast<std::int64_t>(stack.grads().element_size());
-    shape.buckets =
-        cut_buckets(stack.units(), bucket_sizes(ranks_->link(), element, parallel.bucket_mib));
+  Table table = one_process(shape.layers, shape.micro_batches);
+  if (stage > 0) {
+    graph_wanted_ = false;  // groups move from one piece of memory to another
+    shards_ = std::make_unique<ZeroShards>(stack, ranks_, stage);
+    zero_ = std::make_unique<ZeroUpdate>(stack, *shards_, optim_);
+    for (int l = 0; l < stack.size(); ++l) shape.uses.push_back(stack.groups_of(l));
+    shape.groups = static_cast<int>(stack.groups().size());
+    shape.lent_values = placement.lent_values;
+    shape.lent_gradients = placement.lent_gradients;
+    std::vector<std::int64_t> bytes;
+    for (const auto& group : stack.groups())
+      bytes.push_back(group.numel * static_cast<std::int64_t>(at::elementSize(stack.type())));
+    table =
+        echelon::zero(shape, stage, bytes, static_cast<std::int64_t>(zero.prefetch * 1024 * 1024));
+  } else {
+    update_ = std::make_unique<MasterUpdate>(stack, optim_);
+    if (ranks_) {
+      const auto element = static_cast<std::int64_t>(stack.grads().element_size());
+      shape.buckets =
+          cut_buckets(stack.units(), bucket_sizes(ranks_->link(), element, parallel.bucket_mib));
+      table = data_parallel(shape);
+    }
   }
-  const Table table =
-      ranks_ ? data_parallel(shape) : one_process(shape.layers, shape.micro_batches);
-  executor_ = std::make_unique<Executor>(stack, update_.get(), table, shape, ranks_);
+  owner().load(random_values(static_cast<std::uint64_t>(train.seed)));
+  executor_ = std::make_unique<Executor>(stack, &owner(), table, shape, ranks_, shards_.get());
   report_ = at::zeros({4}, at::TensorOptions(device_).dtype(at::kDouble));
 }
 
@@ -166,7 +188,7 @@ void Trainer::run_until(std::int64_t until, const std::atomic<bool>* stop) {
     collect(device_.is_cuda() ? steps_ahead : 0);
     if (ranks_ && train_.check_every > 0 && step_ % train_.check_every == 0) {
       // A GPU and a CPU round differently, and would drift apart.
-      mixed_ ? take_first_values(stack_, *update_, *ranks_) : check_same_parameters();
+      mixed_ && !zero_ ? take_first_values(stack_, *update_, *ranks_) : check_same_parameters();
     }
     if (by_speed_ && step_ % shares_every_ == 0) look_at_speeds();
     if (controller_) {
@@ -175,6 +197,7 @@ void Trainer::run_until(std::int64_t until, const std::atomic<bool>* stop) {
     }
   }
   collect(0);
+  if (shards_) shards_->wait_for_values();
   if (ranks_) take_first_buffers(stack_, *ranks_);
 }
 
@@ -255,7 +278,9 @@ bool Trainer::stopped(const std::atomic<bool>* stop) {
 
 void Trainer::begin_alike() {
   if (alike_ || !ranks_) return;
-  if (step_ > 0)
+  if (zero_) {
+    // Every owner began with its own values, and there is one owner.
+  } else if (step_ > 0)
     require_same_state(*update_, step_, *ranks_);
   else if (!ranks_that_differ(stack_, *ranks_).empty())
     take_first_values(stack_, *update_, *ranks_);
@@ -264,6 +289,8 @@ void Trainer::begin_alike() {
 }
 
 void Trainer::check_same_parameters() const {
+  if (shards_ && shards_->stage() == 3) return;  // there is one of each
+  if (shards_) shards_->wait_for_values();
   const auto others = ranks_that_differ(stack_, *ranks_);
   if (!others.empty())
     throw Error(fmt::format(
@@ -279,7 +306,7 @@ void Trainer::compute() {
   const at::Tensor loss = executor_->run(
       input_, target_, static_cast<double>(mine) / static_cast<double>(train_.batch));
   report_.narrow(0, 0, 3).copy_(
-      at::stack({loss, update_->norm().to(at::kDouble), update_->halted().to(at::kDouble)}));
+      at::stack({loss, owner().norm().to(at::kDouble), owner().halted().to(at::kDouble)}));
 }
 
 // Whether any rank is to stop, into the step's report.
@@ -313,7 +340,7 @@ void Trainer::issue(std::int64_t step, bool stop) {
   if (device_.is_cpu()) {
     input_ = batch.input;
     target_ = batch.target;
-    update_->rate().fill_(rate);
+    owner().rate().fill_(rate);
     compute();
     vote(stop);
     busy_seconds_ += executor_->times().compute;
@@ -335,7 +362,7 @@ void Trainer::issue(std::int64_t step, bool stop) {
     }
     input_.copy_(slot.input, /*non_blocking=*/true);
     target_.copy_(slot.target, true);
-    at::Tensor(update_->rate()).copy_(slot.rate_value, true);
+    at::Tensor(owner().rate()).copy_(slot.rate_value, true);
     if (graph_wanted_ && !flight.graph && flight.eager_steps_done++ == eager_steps) {
       const auto before = ranks_ ? ranks_->ledger().entries() : std::vector<Ledger::Entry>();
       flight.graph.emplace();
@@ -414,7 +441,8 @@ double Trainer::evaluate(const Dataset& data, std::int64_t samples) {
     const auto there = [&](const at::Tensor& t) {
       return t.is_floating_point() ? t.to(device_, stack_.type()) : t.to(device_);
     };
-    total.add_(stack_.infer(there(batch.input), there(batch.target)),
+    const at::Tensor input = there(batch.input), target = there(batch.target);
+    total.add_(shards_ ? shards_->infer(input, target) : stack_.infer(input, target),
                static_cast<double>(indices.size()));
   }
   in_flight_->last = Clock::now();  // a validation is no part of the next step's time
@@ -422,8 +450,9 @@ double Trainer::evaluate(const Dataset& data, std::int64_t samples) {
 }
 
 at::Tensor Trainer::master(const Parameter& parameter) {
-  if (!update_) fetch_state();
   if (!parameter.trainable) return parameter.value;
+  if (zero_) return zero_->whole(0, parameter);
+  if (!update_) fetch_state();
   for (const auto& unit : stack_.units()) {
     for (const auto& segment : unit.segments) {
       if (segment.name != parameter.name) continue;

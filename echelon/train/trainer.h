@@ -37,6 +37,8 @@
 #include "echelon/parallel/data/sync_options.h"
 #include "echelon/parallel/options.h"
 #include "echelon/parallel/server/worker.h"
+#include "echelon/parallel/zero/options.h"
+#include "echelon/parallel/zero/zero_update.h"
 #include "echelon/step/executor.h"
 #include "echelon/train/options.h"
 
@@ -76,7 +78,8 @@ class Trainer {
   // differ all the same (a bad memory, a layer that draws its own random numbers), run() throws
   // Error that names the ranks, at the next step that train.check_every divides.
   Trainer(Stack& stack, const Dataset& data, const TrainOptions& train, const OptimOptions& optim,
-          std::shared_ptr<Communicator> ranks = nullptr, const ParallelOptions& parallel = {});
+          std::shared_ptr<Communicator> ranks = nullptr, const ParallelOptions& parallel = {},
+          const ZeroOptions& zero = {});
   ~Trainer();
 
   // Hands gradients to parameter servers, which own parameters and optimiser state, in place of
@@ -115,7 +118,7 @@ class Trainer {
 
   // First values: by default each parameter's own Init with the seed.
   void load(const ValueSource& source) {
-    update_->load(source);
+    owner().load(source);
     alike_ = false;
   }
 
@@ -134,22 +137,27 @@ class Trainer {
   // Runs up to and including step `until`; run() is run_until(options.steps).
   void run_until(std::int64_t until, const std::atomic<bool>* stop = nullptr);
 
-  // Mean loss over the first `samples` of a dataset.
+  // Mean loss over the first `samples` of a dataset. With parallel.zero=3 every rank calls it.
   double evaluate(const Dataset& data, std::int64_t samples);
 
   // Everything that a run needs to go on bit for bit (one safetensors file, written whole or not at
-  // all).
+  // all). Where the ranks share the state out, every rank calls it and the first writes; no rank
+  // ever holds the whole of it. A state fits any number of ranks and any stage.
   void save(const std::filesystem::path& path);
   void restore(const std::filesystem::path& path);
 
-  std::int64_t step() const { return step_; }     // done so far
-  at::Tensor master(const Parameter& parameter);  // in full precision
+  std::int64_t step() const { return step_; }  // done so far
+  at::Tensor master(
+      const Parameter& parameter);  // in full precision; shared out: every rank calls it
   bool uses_graph() const { return graph_wanted_; }
   const std::vector<Bucket>& buckets() const { return executor_->shape().buckets; }
   const MemoryAccount& memory() const { return *memory_; }
 
  private:
   struct InFlight;
+  struct StateItem;
+  std::vector<StateItem> state_items() const;
+  Update& owner() const { return zero_ ? static_cast<Update&>(*zero_) : *update_; }
   void issue(std::int64_t step, bool stop);
   Work vote(bool stop);
   void compute();
@@ -173,7 +181,9 @@ class Trainer {
   at::Device device_;
   Sampler sampler_;
   std::unique_ptr<MemoryAccount> memory_;
-  std::unique_ptr<MasterUpdate> update_;
+  std::unique_ptr<MasterUpdate> update_;  // null where the ranks share it out
+  std::unique_ptr<ZeroShards> shards_;
+  std::unique_ptr<ZeroUpdate> zero_;
   std::unique_ptr<Executor> executor_;
   std::unique_ptr<Executor> aside_;  // that for ranks, while servers are used
   std::vector<std::function<void(const StepReport&)>> observers_;

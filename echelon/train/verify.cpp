@@ -50,7 +50,8 @@ struct Strategy {
 struct Run {
   at::Tensor parameters;
   std::uint64_t sent = 0;         // for gradients and parameters
-  std::uint64_t model_bytes = 0;  // the flat buffer's
+  std::uint64_t model_bytes = 0;  // the flat buffer's, with padding
+  std::vector<std::uint64_t> groups;
   MemoryUse memory;
   bool works = true;
   std::uint64_t served = 0, server_part = 0;  // bytes that its server holds, and of what it owns
@@ -66,7 +67,7 @@ at::Tensor all_parameters(Stack& stack, Trainer& trainer) {
 std::uint64_t sent_by(Ledger& ledger) {
   std::uint64_t bytes = 0;
   for (const auto& entry : ledger.entries())
-    for (const char* tag : {"gradients", "push", "pull", "begin", "state"})
+    for (const char* tag : {"gradients", "parameters", "push", "pull", "begin", "state"})
       if (entry.tag == tag) bytes += entry.bytes;
   return bytes;
 }
@@ -82,8 +83,11 @@ Run train(const Strategy& strategy, std::shared_ptr<Communicator> ranks, const s
   if (ranks && options.server.count > 0) servers.emplace(options, *ranks, bind, token);
   if (!servers || servers->works()) {
     Trainer trainer(stack, data, options.train, options.optim, servers ? nullptr : ranks,
-                    options.parallel);
-    run.model_bytes = stack.values().nbytes();
+                    options.parallel, options.zero);
+    run.model_bytes = 0;
+    for (const auto& group : stack.groups())
+      run.groups.push_back(std::uint64_t(group.numel) * at::elementSize(stack.type()));
+    for (const auto bytes : run.groups) run.model_bytes += bytes;
     if (servers) servers->attach(trainer, stack);
     trainer.reduce_by(strategy.algorithm);
     if (ranks && !strategy.shares.empty()) trainer.share_out(strategy.shares);
@@ -145,6 +149,35 @@ std::uint64_t server_bytes(const JobOptions& options, std::uint64_t n, int p) {
   return bytes;
 }
 
+// Gradients once to their owners. Stages 1 and 2: parameters once to all, and once before the first
+// step. Stage 3: a group is gathered for forward and for backward; the last stays in between, and
+// the embedding, which the head is tied to, comes once more for the head.
+std::uint64_t zero_bytes(int stage, const std::vector<std::uint64_t>& groups, std::uint64_t p,
+                         std::uint64_t micro_batches) {
+  std::uint64_t n = 0, gathered = 0;
+  for (const auto bytes : groups) n += bytes;
+  if (stage < 3) return (p - 1) * ((stage == 2 ? micro_batches : 1) * steps * n + (steps + 1) * n);
+  for (std::size_t g = 0; g < groups.size(); ++g)
+    gathered += (g == 0 ? 3 : g + 1 == groups.size() ? 1 : 2) * groups[g];
+  // From one micro-batch to the next the first group stays.
+  return (p - 1) * steps * (micro_batches * (n + gathered) - (micro_batches - 1) * groups[0]);
+}
+
+void add_zero(std::vector<Strategy>& all) {
+  for (int stage = 1; stage <= 3; ++stage)
+    for (const char* optimizer : {"sgd", "adamw", "lars", "lamb"}) {
+      Strategy one{fmt::format("ZeRO {}, {}", stage, optimizer)};
+      one.options.parallel.zero = stage;
+      one.options.zero.group = 0;
+      one.options.optim.name = optimizer;
+      if (one.options.optim.name == "lars") one.options.optim.rate = 5;  // times optim.trust
+      all.push_back(one);
+      one.name += ", accumulation over 3 micro-batches";
+      one.options.train.micro_batches = 3;
+      all.push_back(one);
+    }
+}
+
 void add_data_parallel(std::vector<Strategy>& all, int world, bool two_hosts) {
   const auto cell = [&](const std::string& name, Algorithm algorithm, double mib) {
     Strategy one{"data parallel, " + name};
@@ -192,15 +225,20 @@ void add_servers(std::vector<Strategy>& all, int world) {
 
 // Parameters, gradients and AdamW's two moments; workers of servers keep no moments, and a server
 // has of its part the values it gives out, their masters and the moments.
-std::string memory_fault(const Strategy& strategy, const Run& run) {
+std::string memory_fault(const Strategy& strategy, const Run& run, int world) {
   if (run.served != 4 * run.server_part)
     return fmt::format("the server holds {} bytes and should hold {}", run.served,
                        4 * run.server_part);
   if (!run.works) return {};
   const std::uint64_t n = run.model_bytes;
-  const std::uint64_t state = strategy.options.server.count > 0 ? 0 : 2 * n;
-  for (const auto& [kind, expected] : {std::pair{MemoryKind::parameters, n},
-                                       {MemoryKind::gradients, n},
+  const auto zero = strategy.options.parallel.zero;
+  const std::uint64_t part = n / std::uint64_t(world);
+  const std::uint64_t moments =
+      strategy.options.optim.name == "adamw" || strategy.options.optim.name == "lamb" ? 2 : 1;
+  const std::uint64_t state =
+      strategy.options.server.count > 0 ? 0 : moments * (zero >= 1 ? part : n);
+  for (const auto& [kind, expected] : {std::pair{MemoryKind::parameters, zero >= 3 ? part : n},
+                                       {MemoryKind::gradients, zero >= 2 ? part : n},
                                        {MemoryKind::optimizer, state}})
     if (run.memory[kind] != expected)
       return fmt::format("{} are {} bytes and should be {}", memory_kind_names[std::size_t(kind)],
@@ -219,17 +257,18 @@ std::vector<VerifyCell> verify_cells(std::shared_ptr<Communicator> ranks, const 
   std::vector<Strategy> strategies;
   add_data_parallel(strategies, world, hosts > 1);
   if (hosts == 1) add_servers(strategies, world);
-  std::map<std::int64_t, at::Tensor> alone;  // by micro-batches
+  add_zero(strategies);
+  std::map<std::pair<std::int64_t, std::string>, at::Tensor> alone;  // micro-batches, optimiser
   std::vector<VerifyCell> cells;
   for (const auto& strategy : strategies) {
     const Run run = train(strategy, ranks, bind, token);
-    auto& reference = alone[strategy.options.train.micro_batches];
+    auto& reference = alone[{strategy.options.train.micro_batches, strategy.options.optim.name}];
     if (!reference.defined()) reference = train(strategy, nullptr, bind, token).parameters;
     const ordered_json mine = {
         {"sent", run.sent},
         {"difference", run.works ? (run.parameters - reference).abs().max().item<double>() : 0.0},
         {"model", run.model_bytes},
-        {"fault", memory_fault(strategy, run)}};
+        {"fault", memory_fault(strategy, run, world)}};
     VerifyCell cell{strategy.name + (hosts > 1 ? fmt::format(", {} hosts", hosts) : ""),
                     world,
                     0,
@@ -253,7 +292,10 @@ std::vector<VerifyCell> verify_cells(std::shared_ptr<Communicator> ranks, const 
       }
     }
     const std::uint64_t expected =
-        strategy.options.server.count > 0
+        strategy.options.parallel.zero > 0
+            ? zero_bytes(int(strategy.options.parallel.zero), run.groups, std::uint64_t(world),
+                         std::uint64_t(strategy.options.train.micro_batches))
+        : strategy.options.server.count > 0
             ? server_bytes(strategy.options, model, world)
             : steps * all_reduce_bytes(strategy.algorithm, model, std::uint64_t(world),
                                        std::uint64_t(hosts));

@@ -9,6 +9,8 @@
 
 #include "echelon/base/random.h"
 #include "echelon/nn/parameter.h"
+#include "echelon/nn/stack.h"
+#include "tests/nn/holder.h"
 
 namespace echelon {
 namespace {
@@ -124,7 +126,7 @@ TEST(LayOut, HoldsEveryParameterOnceAlignedAndApart) {
   }
 }
 
-TEST(DecayRanges, CoverTheTrainableBufferExactlyWhateverTheLongest) {
+TEST(UpdateRanges, CoverTheTrainableBufferExactlyWhateverTheLongest) {
   for (std::uint64_t model = 0; model < models; ++model) {
     const auto units = lay_out_all(random_model(model));
     std::int64_t total = 0;
@@ -134,7 +136,7 @@ TEST(DecayRanges, CoverTheTrainableBufferExactlyWhateverTheLongest) {
           std::numeric_limits<std::int64_t>::max() / 2, std::numeric_limits<std::int64_t>::max()}) {
       if (longest == 0) continue;
       std::vector<bool> decay;
-      for (const auto& range : decay_ranges(units, longest)) {
+      for (const auto& range : update_ranges(units, Grain::decay_group, longest)) {
         EXPECT_EQ(range.begin, static_cast<std::int64_t>(decay.size()))
             << "model " << model << ", longest " << longest;
         EXPECT_GT(range.numel, 0);
@@ -157,16 +159,34 @@ TEST(DecayRanges, CoverTheTrainableBufferExactlyWhateverTheLongest) {
   }
 }
 
-TEST(DecayRanges, AreTwoAUnitWhereNothingLimitsThem) {
+TEST(UpdateRanges, AreTwoAUnitWhereNothingLimitsThem) {
   const auto units =
       lay_out_all({parameter("w", {40}, true, true, 0), parameter("v", {40}, true, true, 0),
                    parameter("b", {40}, false, true, 0), parameter("c", {40}, false, true, 0)});
-  const auto ranges = decay_ranges(units, std::numeric_limits<std::int64_t>::max());
+  const auto ranges =
+      update_ranges(units, Grain::decay_group, std::numeric_limits<std::int64_t>::max());
   ASSERT_EQ(ranges.size(), 2U);
   EXPECT_EQ(ranges[0].numel, 128);
   EXPECT_EQ(ranges[1].begin, 128);
   EXPECT_TRUE(ranges[0].decay);
   EXPECT_FALSE(ranges[1].decay);
+}
+
+TEST(UpdateRanges, AreOneAParameterWithoutItsPadding) {
+  Stack stack = stack_of({{{"a.weight", {13, 7}, Init::zeros()},
+                           {"a.bias", {7}, Init::zeros(), /*decay=*/false},
+                           {"a.fixed", {5}, Init::zeros(), true, /*trainable=*/false}},
+                          {{"b.weight", {3, 41}, Init::zeros()}}});
+  stack.allocate(at::kCPU, at::kFloat, Gradients::no);
+  const auto ranges = update_ranges(stack.units(), Grain::parameter, 100);
+  ASSERT_EQ(ranges.size(), 4u) << "a.weight, a.bias, b.weight in two";
+  const std::int64_t numel[] = {91, 7, 100, 23};
+  const int parameter[] = {0, 1, 2, 2};
+  for (std::size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(ranges[i].numel, numel[i]);
+    EXPECT_EQ(ranges[i].parameter, parameter[i]);
+    EXPECT_EQ(ranges[i].decay, i != 1);
+  }
 }
 
 }  // namespace

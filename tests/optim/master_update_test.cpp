@@ -1,5 +1,5 @@
-// Whole updates over flat units against torch::optim and torch's clip_grad_norm_ on separate
-// tensors.
+// Whole updates over flat units against torch::optim (LARS and LAMB: the papers' formulas) and
+// torch's clip_grad_norm_ on separate tensors.
 #include "echelon/optim/master_update.h"
 
 #include <cmath>
@@ -9,11 +9,13 @@
 #include <memory>
 #include <string>
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/adamw.h>
@@ -82,6 +84,56 @@ std::unique_ptr<torch::optim::Optimizer> torch_optimizer(const OptimOptions& o,
   return std::make_unique<torch::optim::SGD>(groups, defaults);
 }
 
+// The papers' formulas, on whole tensors. State is kept by the tensor's address.
+struct Formula {
+  OptimOptions options;
+  std::vector<at::Tensor> decay, no_decay;
+  std::map<void*, std::vector<at::Tensor>> state;
+  int steps = 0;
+
+  void step(double rate) {
+    const at::NoGradGuard no_grad;
+    ++steps;
+    for (const bool decays : {true, false})
+      for (at::Tensor w : decays ? decay : no_decay) {
+        auto& mine = state[w.unsafeGetTensorImpl()];
+        while (mine.size() < 2) mine.push_back(at::zeros_like(w));
+        (options.name == "lars" ? lars(w, mine, rate, decays ? options.decay : 0)
+                                : lamb(w, mine, rate, decays ? options.decay : 0));
+      }
+  }
+  void lars(at::Tensor w, std::vector<at::Tensor>& mine, double rate, double decay_rate) const {
+    const at::Tensor g = w.grad();
+    const double a = w.norm().item<double>(), b = g.norm().item<double>();
+    const double local = a > 0 && b > 0 ? options.trust * a / (b + decay_rate * a) : 1;
+    mine[0] = options.momentum * mine[0] + rate * local * (g + decay_rate * w);
+    w.sub_(mine[0]);
+  }
+  void lamb(at::Tensor w, std::vector<at::Tensor>& mine, double rate, double decay_rate) const {
+    const at::Tensor g = w.grad();
+    mine[0] = options.beta1 * mine[0] + (1 - options.beta1) * g;
+    mine[1] = options.beta2 * mine[1] + (1 - options.beta2) * g * g;
+    const at::Tensor r =
+        mine[0] / (1 - std::pow(options.beta1, steps)) /
+        ((mine[1] / (1 - std::pow(options.beta2, steps))).sqrt() + options.epsilon);
+    const at::Tensor u = r + decay_rate * w;
+    const double a = w.norm().item<double>(), b = u.norm().item<double>();
+    w.sub_(rate * (a > 0 && b > 0 ? a / b : 1) * u);
+  }
+};
+
+std::function<void(double rate)> reference(const OptimOptions& o, std::vector<at::Tensor> decay,
+                                           std::vector<at::Tensor> no_decay) {
+  if (o.name == "lars" || o.name == "lamb")
+    return [formula = std::make_shared<Formula>(Formula{o, decay, no_decay, {}})](double rate) {
+      formula->step(rate);
+    };
+  return [optimizer = std::shared_ptr(torch_optimizer(o, decay, no_decay))](double rate) {
+    for (auto& group : optimizer->param_groups()) group.options().set_lr(rate);
+    optimizer->step();
+  };
+}
+
 std::vector<std::pair<const char*, OptimOptions>> rules() {
   OptimOptions adamw;
   adamw.decay = 0.3;
@@ -94,13 +146,19 @@ std::vector<std::pair<const char*, OptimOptions>> rules() {
   momentum.momentum = 0.8;
   OptimOptions nesterov = momentum;
   nesterov.nesterov = true;
-  return {{"adamw", adamw}, {"sgd", sgd}, {"momentum", momentum}, {"nesterov", nesterov}};
+  OptimOptions lars = momentum;
+  lars.name = "lars";
+  lars.trust = 0.02;
+  OptimOptions lamb = adamw;
+  lamb.name = "lamb";
+  return {{"adamw", adamw},       {"sgd", sgd},   {"momentum", momentum},
+          {"nesterov", nesterov}, {"lars", lars}, {"lamb", lamb}};
 }
 
 // Twenty steps of both; the gradients' norm passes the clip bound on some steps and stays below on
 // others.
-void expect_like_torch(const char* rule, OptimOptions options, double clip, at::ScalarType type,
-                       double tolerance) {
+void expect_like_reference(const char* rule, OptimOptions options, double clip, at::ScalarType type,
+                           double tolerance) {
   const auto wide = type == at::kDouble ? at::kDouble : at::kFloat;
   options.clip = clip;
   Stack stack = odd_stack(type);
@@ -129,15 +187,14 @@ void expect_like_torch(const char* rule, OptimOptions options, double clip, at::
     (p.decay ? decay : no_decay).push_back(twin);
   }
   const at::Tensor fixed = stack.find("a.fixed")->value.clone();
-  const auto optimizer = torch_optimizer(options, decay, no_decay);
+  const auto step_reference = reference(options, decay, no_decay);
 
   for (int step = 0; step < 20; ++step) {
     set_gradients(stack, step, step % 3 == 2 ? 0.01 : 0.5);
     for (auto& [name, twin] : twins) twin.mutable_grad() = stack.find(name)->grad.to(wide).clone();
     const double norm = torch::nn::utils::clip_grad_norm_(
         all, clip > 0 ? clip : std::numeric_limits<double>::infinity());
-    for (auto& group : optimizer->param_groups()) group.options().set_lr(rate_of(step));
-    optimizer->step();
+    step_reference(rate_of(step));
 
     apply(update, step);
     EXPECT_NEAR(update.norm().item<double>(), norm, tolerance * norm) << rule << ", step " << step;
@@ -154,22 +211,24 @@ void expect_like_torch(const char* rule, OptimOptions options, double clip, at::
       << "what does not train does not move";
 }
 
-TEST(MasterUpdate, IsTorchsInDoublePrecision) {
+TEST(MasterUpdate, IsTheReferenceInDoublePrecision) {
   for (const auto& [rule, options] : rules()) {
-    for (const double clip : {0.0, 1.0}) expect_like_torch(rule, options, clip, at::kDouble, 1e-12);
+    for (const double clip : {0.0, 1.0})
+      expect_like_reference(rule, options, clip, at::kDouble, 1e-12);
   }
 }
 
-TEST(MasterUpdate, IsTorchsInSinglePrecision) {
+TEST(MasterUpdate, IsTheReferenceInSinglePrecision) {
   for (const auto& [rule, options] : rules()) {
-    for (const double clip : {0.0, 1.0}) expect_like_torch(rule, options, clip, at::kFloat, 2e-6);
+    for (const double clip : {0.0, 1.0})
+      expect_like_reference(rule, options, clip, at::kFloat, 2e-6);
   }
 }
 
 TEST(MasterUpdate, KeepsSinglePrecisionMastersOfNarrowParameters) {
   for (const auto& [rule, options] : rules()) {
     for (const double clip : {0.0, 1.0})
-      expect_like_torch(rule, options, clip, at::kBFloat16, 2e-6);
+      expect_like_reference(rule, options, clip, at::kBFloat16, 2e-6);
   }
 }
 
@@ -325,7 +384,7 @@ TEST(MakeOptimizer, RefusesWhatItCannotMake) {
   OptimOptions options;
   options.name = "lion";
   EXPECT_EQ(thrown<InvalidArgument>([&] { make_optimizer(options); }),
-            "optim.name is \"lion\"; allowed: adamw, sgd");
+            "optim.name is \"lion\"; allowed: adamw, sgd, lars, lamb");
   options.name = "sgd";
   options.nesterov = true;
   options.momentum = 0;

@@ -76,5 +76,18 @@ TEST(RateAt, EndsAtZeroWhereAskedTo) {
   EXPECT_DOUBLE_EQ(rate_at(o, 100, 100), 0);
 }
 
+TEST(PeakRate, FollowsTheBatchByTheChosenRule) {
+  OptimOptions o;
+  o.rate = 0.25;
+  o.base_batch = 8;
+  EXPECT_DOUBLE_EQ(peak_rate(o, 128), 0.25);
+  o.scale = "linear";
+  EXPECT_DOUBLE_EQ(peak_rate(o, 128), 4);
+  EXPECT_DOUBLE_EQ(peak_rate(o, 8), 0.25);
+  o.scale = "sqrt";
+  EXPECT_DOUBLE_EQ(peak_rate(o, 128), 1);
+  EXPECT_DOUBLE_EQ(peak_rate(o, 2), 0.125);
+}
+
 }  // namespace
 }  // namespace echelon

@@ -25,6 +25,7 @@ def hosts():
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("network namespaces need root and the program ip")
     names = [f"echelon-test-{os.getpid()}-{i}" for i in range(2)]
+    mounted = os.path.ismount("/run/netns")
     try:
         try:
             for name in names:
@@ -40,6 +41,8 @@ def hosts():
     finally:
         for name in names:
             ip("netns", "delete", name, check=False)
+        if not mounted:  # the first 'ip netns add' mounts it
+            subprocess.run(["umount", "/run/netns"], capture_output=True)
 
 
 def start(hosts, world, tmp_path, *arguments, command=("bench", "collectives")):

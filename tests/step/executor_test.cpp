@@ -17,6 +17,7 @@
 #include "echelon/nn/gpt.h"
 #include "echelon/nn/memory.h"
 #include "echelon/nn/module_layer.h"
+#include "echelon/optim/master_update.h"
 #include "tests/base/thrown.h"
 #include "tests/nn/close.h"
 

@@ -35,8 +35,8 @@ bool runs(const Table& table, int layers, int micro_batches) {
   int finished = 0;
   for (int m = 0; m < micro_batches; ++m) store.insert({input, 0, m});
   for (std::size_t i = 0; i < table.size(); ++i) {
-    const auto [kind, layer, m, bucket] = table[i];
-    if (bucket != 0) return false;
+    const auto [kind, layer, m, bucket, group] = table[i];
+    if (bucket != 0 || group != 0) return false;
     switch (kind) {
       case Kind::forward:
         if (store.erase({input, layer, m}) == 0) return false;
@@ -54,6 +54,11 @@ bool runs(const Table& table, int layers, int micro_batches) {
         ++finished;
         break;
       case Kind::reduce:
+      case Kind::gather:
+      case Kind::use:
+      case Kind::release:
+      case Kind::open:
+      case Kind::scatter:
       case Kind::settle:
         return false;  // one process has none
       case Kind::update:
@@ -233,6 +238,93 @@ TEST(PeakActivations, AreThoseOfTheOrder) {
   EXPECT_EQ(peak_activations({forward(0, 0), forward(0, 1), backward(0, 0), forward(0, 2),
                               backward(0, 1), backward(0, 2)}),
             2);
+}
+
+// ---- Parameters that are shared out
+
+StepShape shared(int micro_batches, int stage, std::vector<std::vector<int>> uses, int groups) {
+  StepShape shape;
+  shape.layers = int(uses.size());
+  shape.micro_batches = micro_batches;
+  shape.uses = std::move(uses);
+  shape.groups = groups;
+  shape.lent_values = stage == 3;
+  shape.lent_gradients = stage >= 2;
+  return shape;
+}
+
+std::ptrdiff_t count(const Table& table, Kind kind, int group) {
+  return std::count_if(table.begin(), table.end(), [&](const Action& action) {
+    return action.kind == kind && action.group == group;
+  });
+}
+
+// The most bytes of groups that are there or coming at once.
+std::int64_t peak_bytes(const Table& table, const std::vector<std::int64_t>& bytes) {
+  std::int64_t now = 0, peak = 0;
+  for (const auto& action : table) {
+    if (action.kind == Kind::gather) peak = std::max(peak, now += bytes[std::size_t(action.group)]);
+    if (action.kind == Kind::release) now -= bytes[std::size_t(action.group)];
+  }
+  return peak;
+}
+
+TEST(ZeroTable, BringsEveryGroupTogetherAsOftenAsItMust) {
+  // Four layers of a group each, and a loss without parameters.
+  const std::vector<std::vector<int>> uses = {{0}, {1}, {2}, {3}, {}};
+  for (int micro_batches = 1; micro_batches <= 3; ++micro_batches)
+    for (int stage = 1; stage <= 3; ++stage) {
+      const auto shape = shared(micro_batches, stage, uses, 4);
+      const auto table = zero(shape, stage, {10, 10, 10, 10}, 25);
+      validate(table, shape);
+      for (int g = 0; g < 4; ++g) {
+        EXPECT_EQ(count(table, Kind::scatter, g), stage >= 2 ? micro_batches : 1);
+        // Forward and backward; the last stays in between, the first from one micro-batch to the
+        // next.
+        const int gathers = g == 3 ? micro_batches : g == 0 ? micro_batches + 1 : 2 * micro_batches;
+        EXPECT_EQ(count(table, Kind::gather, g), stage == 3 ? gathers : 0) << "group " << g;
+      }
+      EXPECT_LE(peak_bytes(table, {10, 10, 10, 10}), 25);
+    }
+}
+
+TEST(ZeroTable, KeepsATiedGroupForTheLayersThatUseIt) {
+  const auto shape = shared(1, 3, {{0}, {1}, {2}, {0, 2}}, 3);
+  const auto table = zero(shape, 3, {10, 10, 10}, 1000);
+  validate(table, shape);
+  EXPECT_EQ(count(table, Kind::gather, 0), 3) << "embedding, head, embedding's backward";
+  EXPECT_EQ(count(table, Kind::open, 0), 1) << "its gradients live from the head to the embedding";
+  EXPECT_EQ(count(table, Kind::scatter, 0), 1);
+  EXPECT_EQ(count(table, Kind::gather, 2), 1);
+}
+
+TEST(ZeroTable, IsValidForEveryModel) {
+  const Key key = derive_key(11, "zero tables");
+  std::uint64_t drawn = 0;
+  const auto draw = [&](int below) { return int(uniform_at(key, drawn++) * below); };
+  for (int round = 0; round < 2000; ++round) {
+    const int groups = 1 + draw(6), layers = groups + draw(5), micro_batches = 1 + draw(3),
+              stage = 1 + draw(3);
+    std::vector<std::vector<int>> uses;
+    for (int l = 0; l < layers; ++l) {
+      std::set<int> mine;
+      if (l < groups) mine.insert(l);  // every group is somebody's
+      for (int extra = draw(3); extra > 0; --extra) mine.insert(draw(std::min(groups, l + 1)));
+      uses.emplace_back(mine.begin(), mine.end());
+    }
+    std::vector<std::int64_t> bytes;
+    for (int g = 0; g < groups; ++g) bytes.push_back(1 + draw(100));
+    const auto shape = shared(micro_batches, stage, uses, groups);
+    const auto table = zero(shape, stage, bytes, draw(300));
+    ASSERT_NO_THROW(validate(table, shape)) << "round " << round;
+    // Without any one of its exchanges it is not.
+    const auto at = std::size_t(draw(int(table.size())));
+    if (table[at].kind < Kind::gather || table[at].kind > Kind::scatter) continue;
+    Table broken = table;
+    broken.erase(broken.begin() + std::ptrdiff_t(at));
+    EXPECT_THROW(validate(broken, shape), InvalidArgument)
+        << to_string(table[at]) << " is missing, round " << round;
+  }
 }
 
 }  // namespace

@@ -139,7 +139,7 @@ TEST(RunDirectory, WritesWhatWasMeasured) {
   ScratchFolder folder;
   const RunDirectory run = RunDirectory::create(folder.path(), "run");
   MemoryUse peak;
-  peak.bytes = {1, 2, 3, 4, 5};
+  peak.bytes = {1, 2, 3, 4, 5, 6};
   run.write_memory(peak, 100, 200);
   run.write_ledger(job_ledger(nullptr));
   const json memory = json::parse(read_file(run.path() / "memory.json"));
@@ -147,7 +147,8 @@ TEST(RunDirectory, WritesWhatWasMeasured) {
                                                    {"gradients", 2},
                                                    {"optimizer", 3},
                                                    {"activations", 4},
-                                                   {"workspace", 5}}));
+                                                   {"workspace", 5},
+                                                   {"communication", 6}}));
   EXPECT_EQ(memory["tensors_peak_bytes"], 15);
   EXPECT_EQ(memory["process_start_bytes"], 100);
   EXPECT_EQ(memory["process_peak_bytes"], 200);

@@ -143,8 +143,9 @@ void ParameterServer::begin(Beginning beginning, int worker) {
 }
 
 void ParameterServer::take_beginning(const Beginning& beginning) {
-  auto update = std::make_unique<SliceUpdate>(beginning.state.at(0).clone(), beginning.ranges,
-                                              master_type(beginning.type), setup_.optim);
+  auto update = std::make_unique<SliceUpdate>(
+      std::vector<SliceUpdate::Part>{{beginning.state.at(0).clone(), beginning.ranges}},
+      master_type(beginning.type), setup_.optim);
   const auto state = update->state();
   if (state.size() != beginning.state.size())
     throw InvalidArgument("the optimiser's state is not that of this job's optimiser");

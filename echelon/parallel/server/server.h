@@ -68,7 +68,7 @@ class ParameterServer {
     at::ScalarType type = at::kFloat;  // of parameters and gradients as they travel
     std::int64_t version = 0;          // updates that were applied before
     double updates = 0;                // those that changed anything
-    std::vector<DecayRange> ranges;    // within this server's part
+    std::vector<UpdateRange> ranges;   // within this server's part
     std::vector<at::Tensor> state;     // as SliceUpdate::state, this server's part
   };
 

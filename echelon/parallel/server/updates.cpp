@@ -51,7 +51,7 @@ void ParameterServer::run() {
     for (const auto& share : shares) applied.ages.push_back(update - share.version);
     const at::Tensor grad = sum(shares, *clock);
     shares.clear();
-    const double mine = update_->norm_of(grad).item<double>();
+    const double mine = update_->norm_of({grad}).item<double>();
     applied.norm = std::sqrt(whole_norm(update, mine * mine));
     if (!std::isfinite(applied.norm)) {
       const auto message = fmt::format(
@@ -70,7 +70,7 @@ void ParameterServer::run() {
       const std::lock_guard lock(update_mutex_);
       const auto wide = update_->master().options();
       update_->rate().fill_(applied.rate);
-      update_->apply(grad, at::zeros({}, wide).fill_(applied.norm), at::zeros({}, wide));
+      update_->apply({grad}, at::zeros({}, wide).fill_(applied.norm), at::zeros({}, wide));
       fresh = update_->master().to(type_, false, /*copy=*/true);
     }
     const std::lock_guard lock(mutex_);

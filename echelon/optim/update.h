@@ -1,0 +1,36 @@
+// The end of a step as an executor sees it: from gradients to new parameters, entirely on the
+// device. Who owns what is the implementation's: all of it (MasterUpdate), slices (ZeroUpdate).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "echelon/nn/stack.h"
+
+namespace echelon {
+
+class Update {
+ public:
+  virtual ~Update() = default;
+
+  // Sets the masters and the stack's parameters.
+  virtual void load(const ValueSource& source) = 0;
+
+  // The learning rate of the next update, a scalar on the device: the caller writes it.
+  virtual const at::Tensor& rate() const = 0;
+
+  // One update; `loss` is a scalar on the device.
+  virtual void apply(const at::Tensor& loss) = 0;
+
+  // After apply, scalars on the device: the gradient norm before clipping, and 1 once anything was
+  // not finite.
+  virtual const at::Tensor& norm() const = 0;
+  virtual const at::Tensor& halted() const = 0;
+
+  virtual double updates() const = 0;
+  // Masters -> parameters, after they were changed from outside.
+  virtual void publish() = 0;
+  // Goes on after so many updates.
+  virtual void restart(double updates) = 0;
+};
+
+}  // namespace echelon

@@ -1,0 +1,20 @@
+// What a step asks of whoever shares a model out: groups of parameters (Stack::groups) that are
+// brought together before they are used, and gradients that go to their owners.
+#pragma once
+
+namespace echelon {
+
+class Shards {
+ public:
+  virtual ~Shards() = default;
+
+  virtual void begin_step() = 0;
+  virtual void gather(int group) = 0;   // begins to bring its values together
+  virtual void use(int group) = 0;      // they are there
+  virtual void release(int group) = 0;  // they are needed no more for now
+  virtual void open(int group) = 0;     // memory for its gradients
+  virtual void scatter(int group) = 0;  // its gradients are complete: begins to give them to owners
+  virtual void settle() = 0;            // all that was begun is done
+};
+
+}  // namespace echelon

@@ -1,0 +1,208 @@
+// Ranks that share a model's state out train as one process does: ranks as threads, in fp64.
+#include <gtest/gtest.h>
+
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/mse_loss.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
+#include <fmt/format.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+
+#include "echelon/nn/gpt.h"
+#include "echelon/nn/module_layer.h"
+#include "echelon/train/trainer.h"
+#include "tests/base/scratch_folder.h"
+#include "tests/collective/ranks.h"
+
+namespace echelon {
+namespace {
+
+constexpr double bound = 1e-12;
+
+const TensorDataset& tokens() {
+  static const TensorDataset data = [] {  // once: torch's generator is everybody's
+    at::manual_seed(3);
+    const at::Tensor text = at::randint(32, {60, 9});
+    return TensorDataset(text.narrow(1, 0, 8).contiguous(), text.narrow(1, 1, 8).contiguous());
+  }();
+  return data;
+}
+
+struct Case {
+  std::string optimizer = "adamw";
+  int micro_batches = 1;
+  double clip = 1;
+  bool tied = true;
+  double group = 0, prefetch = 64;
+  int stage = 0;
+  std::int64_t steps = 5;
+};
+
+TrainOptions train_of(const Case& one) {
+  TrainOptions train;
+  train.steps = 5;
+  train.batch = 24;
+  train.micro_batches = one.micro_batches;
+  train.precision = "fp64";
+  train.check_every = 1;
+  return train;
+}
+
+OptimOptions optim_of(const Case& one) {
+  OptimOptions optim;
+  optim.name = one.optimizer;
+  optim.clip = one.clip;
+  optim.warmup = 2;
+  if (one.optimizer == "lars") optim.rate = 5;
+  return optim;
+}
+
+Stack model(const Case& one) {
+  return gpt(
+      {.layers = 2, .width = 16, .heads = 2, .vocab = 32, .context = 8, .tied = one.tied});
+}
+
+at::Tensor all_parameters(Stack& stack, Trainer& trainer) {
+  std::vector<at::Tensor> all;
+  for (const auto& parameter : stack.parameters())
+    all.push_back(trainer.master(parameter).reshape({-1}).clone());
+  return at::cat(all);
+}
+
+struct Result {
+  at::Tensor parameters;
+  std::vector<StepReport> reports;
+  double validation = 0;
+};
+
+Result trained(const Case& one, std::shared_ptr<Communicator> ranks) {
+  Stack stack = model(one);
+  Result result;
+  Trainer trainer(stack, tokens(), train_of(one), optim_of(one), std::move(ranks),
+                  {.zero = one.stage}, {.prefetch = one.prefetch, .group = one.group});
+  trainer.on_step([&](const StepReport& report) { result.reports.push_back(report); });
+  trainer.run();
+  result.parameters = all_parameters(stack, trainer);
+  result.validation = trainer.evaluate(tokens(), 20);
+  return result;
+}
+
+void expect_one_process(Case one) {
+  at::set_num_threads(1);
+  const Result expected = trained(one, nullptr);
+  for (one.stage = 1; one.stage <= 3; ++one.stage)
+    for (int world = 2; world <= 4; ++world) {
+      SCOPED_TRACE(fmt::format("stage {}, {}, {} micro-batches, world {}", one.stage, one.optimizer,
+                               one.micro_batches, world));
+      run_ranks_well({.world = world}, [&](Group& group) {
+        const Result seen = trained(one, native_communicator(group.shared_from_this()));
+        EXPECT_LT((seen.parameters - expected.parameters).abs().max().item<double>(), bound);
+        ASSERT_EQ(seen.reports.size(), expected.reports.size());
+        for (std::size_t i = 0; i < seen.reports.size(); ++i) {
+          EXPECT_NEAR(seen.reports[i].loss, expected.reports[i].loss, bound);
+          EXPECT_NEAR(seen.reports[i].grad_norm, expected.reports[i].grad_norm, bound);
+        }
+        EXPECT_NEAR(seen.validation, expected.validation, bound);
+      });
+    }
+}
+
+TEST(Zero, EqualsOneProcess) { expect_one_process({}); }
+TEST(Zero, EqualsOneProcessWithAccumulation) { expect_one_process({.micro_batches = 3}); }
+TEST(Zero, EqualsOneProcessWithoutPrefetchAndClipping) {
+  expect_one_process({.clip = 0, .prefetch = 0});
+}
+TEST(Zero, EqualsOneProcessWithAHeadOfItsOwn) { expect_one_process({.tied = false}); }
+TEST(Zero, EqualsOneProcessWithOneGroup) { expect_one_process({.group = 100}); }
+TEST(Zero, EqualsOneProcessForOptimisersOfWholeParameters) {
+  expect_one_process({.optimizer = "lars"});
+  expect_one_process({.optimizer = "lamb", .micro_batches = 2});
+}
+
+// Over messages as over shared memory.
+TEST(Zero, EqualsOneProcessAcrossHosts) {
+  at::set_num_threads(1);
+  Case one;
+  const Result expected = trained(one, nullptr);
+  for (one.stage = 1; one.stage <= 3; ++one.stage)
+    run_ranks_well({.world = 4, .hosts = 2}, [&](Group& group) {
+      const Result seen = trained(one, native_communicator(group.shared_from_this()));
+      EXPECT_LT((seen.parameters - expected.parameters).abs().max().item<double>(), bound);
+    });
+}
+
+// A user's module, through autograd; a part of it is frozen.
+TEST(Zero, TrainsAModule) {
+  at::set_num_threads(1);
+  at::manual_seed(4);
+  const TensorDataset data(at::randn({40, 6}, at::kDouble), at::randn({40, 1}, at::kDouble));
+  const auto train = [&](int stage, std::shared_ptr<Communicator> ranks) {
+    torch::nn::Sequential first(torch::nn::Linear(6, 20), torch::nn::Tanh()),
+        second(torch::nn::Linear(20, 20), torch::nn::Tanh()), third(torch::nn::Linear(20, 1));
+    double fill = 0.1;
+    for (auto& net : {first, second, third})
+      for (auto& parameter : net->parameters()) {
+        const at::NoGradGuard no_grad;
+        parameter.copy_(at::linspace(-fill, fill, parameter.numel()).view_as(parameter));
+        fill *= 1.3;
+      }
+    second->parameters()[1].set_requires_grad(false);
+    Stack stack;
+    stack.add(module_layer("first", first))
+        .add(module_layer("second", second))
+        .add(module_layer("third", third))
+        .add(loss_layer(
+            [](const at::Tensor& a, const at::Tensor& b) { return at::mse_loss(a, b); }));
+    Trainer trainer(stack, data, train_of({}), optim_of({}), std::move(ranks), {.zero = stage},
+                    {.group = 0});
+    trainer.run();
+    return all_parameters(stack, trainer);
+  };
+  const at::Tensor expected = train(0, nullptr);
+  for (int stage = 1; stage <= 3; ++stage)
+    for (int world = 2; world <= 3; ++world)
+      run_ranks_well({.world = world}, [&](Group& group) {
+        const at::Tensor seen = train(stage, native_communicator(group.shared_from_this()));
+        EXPECT_LT((seen - expected).abs().max().item<double>(), bound)
+            << "stage " << stage << ", world " << world;
+      });
+}
+
+// A state fits any stage and any number of ranks.
+TEST(Zero, GoesOnFromAnyStatesOfAnyStage) {
+  at::set_num_threads(1);
+  const ScratchFolder folder;
+  const at::Tensor expected = trained({}, nullptr).parameters;
+  const auto part = [&](const Case& one, std::shared_ptr<Communicator> ranks,
+                        const std::filesystem::path& from, const std::filesystem::path& to,
+                        std::int64_t until) {
+    Stack stack = model(one);
+    Trainer trainer(stack, tokens(), train_of(one), optim_of(one), std::move(ranks),
+                    {.zero = one.stage}, {.group = one.group});
+    if (!from.empty()) trainer.restore(from);
+    trainer.run_until(until);
+    if (!to.empty()) trainer.save(to);
+    return all_parameters(stack, trainer);
+  };
+  for (int stage = 1; stage <= 3; ++stage) {
+    const auto first = folder / fmt::format("{}-first", stage),
+               second = folder / fmt::format("{}-second", stage);
+    run_ranks_well({.world = 3}, [&](Group& group) {
+      part({.stage = stage}, native_communicator(group.shared_from_this()), {}, first, 2);
+    });
+    part({}, nullptr, first, second, 3);
+    run_ranks_well({.world = 2}, [&](Group& group) {
+      const at::Tensor seen = part({.group = 100, .stage = stage % 3 + 1},
+                                   native_communicator(group.shared_from_this()), second, {}, 5);
+      EXPECT_LT((seen - expected).abs().max().item<double>(), bound) << "stage " << stage;
+    });
+  }
+}
+
+}  // namespace
+}  // namespace echelon
