@@ -2,6 +2,7 @@
 
     ./dev bench step                     the CPU: L=6 d=384 h=6 V=512 in fp32, long and short sequences
     ./dev bench step --world 2           the same on two ranks: data parallel beside PyTorch's DDP over Gloo
+    ./dev bench step --world 2 --zero    and with state shared out: ZeRO beside FSDP2 and ZeroRedundancyOptimizer
     ./dev bench step --device cuda       a GPU: GPT-2 124M in bf16, large and small batch
     ./dev bench step --save              also write docs/benchmarks/DATE-step-DEVICE.md
 
@@ -46,13 +47,17 @@ JOBS = {
     "cuda": [Job(12, 768, 12, 50304, 1024, 32, steps=45), Job(12, 768, 12, 50304, 1024, 4, steps=105)],
 }
 
+JOBS["zero"] = JOBS["cpu"]
+
 # Name -> settings of Echelon, or of the peer below.
 ECHELON = {
     "cpu": {"Echelon": {}},
     "cuda": {"Echelon, graph": {"train.graph": "on"}, "Echelon, no graph": {"train.graph": "off"}},
+    "zero": {"Echelon": {}, "ZeRO-1": {"parallel.zero": 1}, "ZeRO-2": {"parallel.zero": 2}, "ZeRO-3": {"parallel.zero": 3}},
 }
 PEERS = {
     "cpu": {"PyTorch eager": {}, "PyTorch eager, fused AdamW": {"fused": True}},
+    "zero": {"PyTorch FSDP2": {"shard": "fsdp2"}, "PyTorch ZeroRedundancyOptimizer": {"shard": "optimizer"}},
     "cuda": {
         # As Echelon: products in bf16, parameters and their update in fp32. Unlike it, autocast keeps
         # norms, the residual stream and the softmax in fp32.
@@ -76,7 +81,7 @@ def status_mib(name):
     return 0
 
 
-def peer(job, device, threads, world=1, fused=False, compile=False, autocast=False):
+def peer(job, device, threads, world=1, fused=False, compile=False, autocast=False, shard=None):
     """Trains in PyTorch, this process being one rank of `world`; gives the seconds of a step and the memory."""
     import torch
     from torch import nn
@@ -126,11 +131,26 @@ def peer(job, device, threads, world=1, fused=False, compile=False, autocast=Fal
     model = GPT().to(device)
     if on_gpu and not autocast:
         model = model.to(torch.bfloat16)
+    if shard == "fsdp2":
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh("cpu", (world,))
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
     groups = [{"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": 0.1},
               {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=1e-4, betas=(0.9, 0.95), **({"fused": True} if fused else {}))
+    rule = {"lr": 1e-4, "betas": (0.9, 0.95), **({"fused": True} if fused else {})}
+    if shard == "optimizer":
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        optimizer = ZeroRedundancyOptimizer(groups[0]["params"], optimizer_class=torch.optim.AdamW, weight_decay=0.1, **rule)
+        optimizer.add_param_group(groups[1])
+    else:
+        optimizer = torch.optim.AdamW(groups, **rule)
     run = torch.compile(model) if compile else model
-    if world > 1:
+    if world > 1 and shard != "fsdp2":
         run = nn.parallel.DistributedDataParallel(model)
     batches = [torch.randint(0, job.vocab, (job.batch // world, job.context + 1)) for _ in range(8)]
     if on_gpu:
@@ -216,11 +236,11 @@ def measure_echelon(job, device, threads, world, settings):
     return result
 
 
-def measure(job, device, threads, world, rounds, wanted, tell):
+def measure(job, kind, device, threads, world, rounds, wanted, tell):
     """The results of every variant that is wanted, by name, one a round."""
-    peers = PEERS[device] if world == 1 else {name.replace("eager", "DDP"): s for name, s in PEERS[device].items()}
+    peers = PEERS[kind] if world == 1 else {name.replace("eager", "DDP"): s for name, s in PEERS[kind].items()}
     variants = {name: (measure_peer, settings) for name, settings in peers.items()}
-    variants |= {name: (measure_echelon, settings) for name, settings in ECHELON[device].items()}
+    variants |= {name: (measure_echelon, settings) for name, settings in ECHELON[kind].items()}
     variants = {name: variant for name, variant in variants.items() if wanted(name)}
     results = {name: [] for name in variants}
     for number in range(rounds):
@@ -236,9 +256,9 @@ def measure(job, device, threads, world, rounds, wanted, tell):
 # ---- Showing -------------------------------------------------------------------------------------------
 
 
-def rows_of(job, device, results):
+def rows_of(job, kind, device, results):
     """A table's lines: header, then a row for each variant."""
-    ours = [name for name in ECHELON[device] if name in results]
+    ours = [name for name in ECHELON[kind] if name in results]
     header = ["", "ms a step", "tokens/s", *(f"{name} is" for name in ours)]
     header += ["MiB in tensors", "MiB reserved"] if device == "cuda" else ["MiB of a rank"]
     rows = [header]
@@ -282,6 +302,7 @@ def main():
     parser.add_argument("--steps", type=int, help="steps of one process, in place of each job's own number")
     parser.add_argument("--threads", type=int, help="CPU threads of a rank, on both sides (default: cores over ranks)")
     parser.add_argument("--world", type=int, default=1, help="ranks that share a batch, on a CPU")
+    parser.add_argument("--zero", action="store_true", help="with --world: state that is shared out over the ranks")
     parser.add_argument("--only", action="append", metavar="WORD", help="only variants whose name has this word")
     parser.add_argument("--all", action="store_true", help="on a GPU, also PyTorch without fp32 parameters")
     parser.add_argument("--job", type=int, choices=[0, 1], help="only the first or the second job")
@@ -297,7 +318,10 @@ def main():
     threads = arguments.threads or max(1, len(os.sched_getaffinity(0)) // world)
 
     rounds = arguments.rounds or (2 if device == "cuda" else 5)
-    jobs = JOBS[device] if arguments.job is None else [JOBS[device][arguments.job]]
+    kind = "zero" if arguments.zero else device
+    if arguments.zero and (world == 1 or device != "cpu"):
+        parser.error("--zero is for several ranks on a CPU: give --world")
+    jobs = JOBS[kind] if arguments.job is None else [JOBS[kind][arguments.job]]
     if arguments.steps:
         jobs = [Job(**(vars(job) | {"steps": arguments.steps})) for job in jobs]
 
@@ -310,16 +334,16 @@ def main():
     print("\n".join(f"{name:12} {value}" for name, value in facts), flush=True)
     tables = []
     for job in jobs:
-        results = measure(job, device, threads, world, rounds, wanted,
+        results = measure(job, kind, device, threads, world, rounds, wanted,
                           lambda line: print(line, file=sys.stderr, flush=True))
         counts = {r["params"] for rs in results.values() for r in rs if "failed" not in r}
         if len(counts) > 1:
             sys.exit(f"the models differ: {sorted(counts)} parameters")
-        tables.append((job, rounds, rows_of(job, device, results)))
+        tables.append((job, rounds, rows_of(job, kind, device, results)))
         print(f"\n{job}\n{plain(tables[-1][2])}", flush=True)
     if arguments.save:
-        kind = device if world == 1 else f"{world}-ranks"
-        path = ROOT / "docs" / "benchmarks" / f"{datetime.date.today().isoformat()}-step-{kind}.md"
+        name = device if world == 1 else f"{world}-ranks" + ("-zero" if arguments.zero else "")
+        path = ROOT / "docs" / "benchmarks" / f"{datetime.date.today().isoformat()}-step-{name}.md"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(page(device, world, facts, tables))
         print(f"\nwritten: {path.relative_to(ROOT)}")

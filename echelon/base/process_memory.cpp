@@ -1,5 +1,7 @@
 #include "echelon/base/process_memory.h"
 
+#include <algorithm>
+
 #include <fcntl.h>
 #include <malloc.h>
 #include <unistd.h>
@@ -54,6 +56,24 @@ std::uint64_t proc_bytes(const char* path, std::string_view label) {
 
 // Allocates nothing: it must not disturb what it measures.
 std::uint64_t anonymous_bytes() { return proc_bytes("/proc/self/status", "\nRssAnon:"); }
+
+namespace {
+
+std::atomic<std::int64_t> shared_memory{0};
+
+}  // namespace
+
+void count_shared_memory(std::int64_t change) {
+  shared_memory.fetch_add(change, std::memory_order_relaxed);
+}
+
+std::uint64_t shared_bytes() {
+  return static_cast<std::uint64_t>(
+      std::max<std::int64_t>(0, shared_memory.load(std::memory_order_relaxed)));
+}
+
+std::uint64_t own_bytes() { return anonymous_bytes() + shared_bytes(); }
+
 std::uint64_t available_bytes() { return proc_bytes("/proc/meminfo", "\nMemAvailable:"); }
 
 void keep_freed_memory() {
@@ -64,13 +84,13 @@ void keep_freed_memory() {
 #endif
 }
 
-PeakMemory::PeakMemory() : peak_(anonymous_bytes()) {
+PeakMemory::PeakMemory() : peak_(own_bytes()) {
   sampler_ = std::jthread([this](std::stop_token stop) {
     std::mutex mutex;
     std::condition_variable_any stopped;
     std::unique_lock lock(mutex);
     while (!stop.stop_requested()) {
-      raise_to(peak_, anonymous_bytes());
+      raise_to(peak_, own_bytes());
       stopped.wait_for(lock, stop, sample_period, [] { return false; });
     }
   });
@@ -79,7 +99,7 @@ PeakMemory::PeakMemory() : peak_(anonymous_bytes()) {
 PeakMemory::~PeakMemory() = default;  // the jthread asks its thread to stop, wakes it and joins it
 
 std::uint64_t PeakMemory::bytes() const {
-  raise_to(peak_, anonymous_bytes());
+  raise_to(peak_, own_bytes());
   return peak_.load(std::memory_order_relaxed);
 }
 

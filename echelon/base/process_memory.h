@@ -11,6 +11,14 @@ namespace echelon {
 // Resident anonymous bytes now (RssAnon of /proc/self/status); 0 where the system does not say.
 std::uint64_t anonymous_bytes();
 
+// Shared memory that this process allocated, as whoever allocates it tells; pages of peers that are
+// mapped here are theirs.
+void count_shared_memory(std::int64_t change);
+std::uint64_t shared_bytes();
+
+// The two together: what a rank's memory is.
+std::uint64_t own_bytes();
+
 // What new allocations can take before the system swaps or kills; 0 where the system does not say.
 std::uint64_t available_bytes();
 
@@ -20,7 +28,7 @@ std::uint64_t available_bytes();
 // process.
 void keep_freed_memory();
 
-// Samples anonymous_bytes in a thread of its own until it is destroyed, and keeps the largest.
+// Samples own_bytes in a thread of its own until it is destroyed, and keeps the largest.
 class PeakMemory {
  public:
   PeakMemory();

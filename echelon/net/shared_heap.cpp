@@ -13,6 +13,7 @@
 
 #include "echelon/base/bytes.h"
 #include "echelon/base/error.h"
+#include "echelon/base/process_memory.h"
 
 namespace echelon {
 namespace {
@@ -115,6 +116,7 @@ std::byte* SharedHeap::allocate(std::size_t bytes) {
     if (const std::size_t end = begin + length; end < start + size) free_[end] = start + size - end;
     used_[begin] = length;
     allocated_ += length;
+    count_shared_memory(static_cast<std::int64_t>(length));
     return mapping_->base() + begin;
   }
   throw Error(
@@ -131,6 +133,7 @@ void SharedHeap::free(void* pointer) {
   const std::size_t start = used->first, end = start + used->second;
   used_.erase(used);
   allocated_ -= end - start;
+  count_shared_memory(-static_cast<std::int64_t>(end - start));
   std::size_t from = start, until = end;  // of the free block that this becomes part of
   auto next = free_.upper_bound(start);
   if (next != free_.end() && next->first == end) {

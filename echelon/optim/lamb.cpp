@@ -1,5 +1,5 @@
-// LAMB (You et al., "Large batch optimization for deep learning: training BERT in 76 minutes", 2020),
-// for each parameter:
+// LAMB (You et al., "Large batch optimization for deep learning: training BERT in 76 minutes",
+// 2020), for each parameter:
 //   m = beta1 m + (1 - beta1) g,  v = beta2 v + (1 - beta2) g²
 //   u = m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon) + decay w
 //   w -= rate * |w| / |u| * u, the ratio being 1 where |w| or |u| is 0

@@ -249,7 +249,7 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   if (!resuming) resolve_model(options.model, request.given);
   if (request.ranks) require_same_options(options, *request.ranks);
   const JobData data = open_data(options);
-  const std::uint64_t start = anonymous_bytes();
+  const std::uint64_t start = own_bytes();
   PeakMemory peak;
   Stack stack = gpt(options.model);
   require_memory(options, stack);

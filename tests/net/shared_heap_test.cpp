@@ -1,9 +1,11 @@
 #include "echelon/net/shared_heap.h"
 
 #include <gtest/gtest.h>
+
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include "echelon/base/process_memory.h"
 
 #include <cstdint>
 #include <cstring>
@@ -119,6 +121,15 @@ TEST(HeapMapping, IsOneForAllWhoMapTheSameHeap) {
   SharedHeap heap(mebibyte);
   const auto again = HeapMapping::map(Descriptor(dup(heap.mapping()->file())));
   EXPECT_EQ(again, heap.mapping());
+}
+
+TEST(SharedHeap, CountsAsThisProcesssMemory) {
+  SharedHeap heap(64 << 20);
+  const auto before = shared_bytes();
+  std::byte* block = heap.allocate(8 << 20);
+  EXPECT_EQ(shared_bytes(), before + (8 << 20)) << "touched or not";
+  heap.free(block);
+  EXPECT_EQ(shared_bytes(), before);
 }
 
 }  // namespace

@@ -63,8 +63,7 @@ OptimOptions optim_of(const Case& one) {
 }
 
 Stack model(const Case& one) {
-  return gpt(
-      {.layers = 2, .width = 16, .heads = 2, .vocab = 32, .context = 8, .tied = one.tied});
+  return gpt({.layers = 2, .width = 16, .heads = 2, .vocab = 32, .context = 8, .tied = one.tied});
 }
 
 at::Tensor all_parameters(Stack& stack, Trainer& trainer) {

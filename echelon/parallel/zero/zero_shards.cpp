@@ -166,9 +166,8 @@ void ZeroShards::scatter(int group) {
   stack_.zero_unwritten_grads(place.begin, place.begin + place.numel);
   const at::Tensor all = stack_.group_grads(group);
   const auto numel = slice_numel(group);
-  scattering_.push_back({group, ranks_->reduce_scatter(
-                                    all.narrow(0, ranks_->rank() * numel, numel), all,
-                                    ReduceOp::sum, {.tag = "gradients"})});
+  scattering_.push_back({group, ranks_->reduce_scatter(all.narrow(0, ranks_->rank() * numel, numel),
+                                                       all, ReduceOp::sum, {.tag = "gradients"})});
 }
 
 void ZeroShards::finish(Scattering& one) {

@@ -70,12 +70,12 @@ class ZeroShards final : public Shards {
   Stack& stack_;
   std::shared_ptr<Communicator> ranks_;
   int stage_;
-  std::vector<std::int64_t> first_;    // by group: where its own slice begins in the flat ones below
+  std::vector<std::int64_t> first_;  // by group: where its own slice begins in the flat ones below
   at::Tensor own_values_, own_grads_;  // stage 3; stages 2 and 3
   std::vector<Work> gathering_;        // by group
   std::vector<Scattering> scattering_;
-  std::vector<bool> kept_;             // by group: own_grads_ has gradients of this step
-  std::vector<at::Tensor> free_;       // memory that nobody is lent
+  std::vector<bool> kept_;        // by group: own_grads_ has gradients of this step
+  std::vector<at::Tensor> free_;  // memory that nobody is lent
   double exchanging_ = 0, waited_ = 0;
 };
 

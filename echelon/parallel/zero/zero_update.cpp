@@ -25,14 +25,15 @@ ZeroUpdate::ZeroUpdate(Stack& stack, ZeroShards& shards, const OptimOptions& opt
   std::int64_t first = 0;
   for (int g = 0; g < groups; ++g) {
     const auto begin = shards.slice_begin(g), numel = shards.slice_numel(g);
-    parts.push_back(
-        {masters_.defined() ? masters_.narrow(0, first, numel) : shards.values(g),
-         ranges_within(stack.units(), begin, begin + numel, type, grain_of(options))});
+    parts.push_back({masters_.defined() ? masters_.narrow(0, first, numel) : shards.values(g),
+                     ranges_within(stack.units(), begin, begin + numel, type, grain_of(options))});
     first += numel;
   }
   slices_ = std::make_unique<SliceUpdate>(
       std::move(parts), type, options, parameters_of(stack.units()), [this](at::Tensor sums) {
-        shards_.ranks().all_reduce(sums, ReduceOp::sum, {.tag = "norms", .blocking = true}).follow();
+        shards_.ranks()
+            .all_reduce(sums, ReduceOp::sum, {.tag = "norms", .blocking = true})
+            .follow();
       });
   norm_ = at::zeros({}, wide);
 }
@@ -79,7 +80,9 @@ at::Tensor ZeroUpdate::whole(std::size_t kind, const Parameter& parameter) const
   each_part(kind, parameter, [&](const at::Tensor& part, std::int64_t at) {
     all.narrow(0, at, part.numel()).copy_(part);
   });
-  shards_.ranks().all_reduce(all, ReduceOp::sum, {.tag = "whole parameters", .blocking = true}).wait();
+  shards_.ranks()
+      .all_reduce(all, ReduceOp::sum, {.tag = "whole parameters", .blocking = true})
+      .wait();
   return all.view(parameter.shape);
 }
 
@@ -105,8 +108,7 @@ void ZeroUpdate::publish() {
   const at::NoGradGuard no_grad;
   if (masters_.defined()) {
     const auto masters = slices_->parted_state().front().parts;
-    for (int g = 0; g < int(masters.size()); ++g)
-      shards_.values(g).copy_(masters[std::size_t(g)]);
+    for (int g = 0; g < int(masters.size()); ++g) shards_.values(g).copy_(masters[std::size_t(g)]);
   }
   if (shards_.stage() < 3) shards_.publish();
 }

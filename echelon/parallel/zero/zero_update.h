@@ -1,5 +1,5 @@
-// The update of ranks that share a model out: each applies it to the slices it owns (zero_shards.h).
-// Masters, moments and what else the optimiser keeps exist once in the whole job.
+// The update of ranks that share a model out: each applies it to the slices it owns
+// (zero_shards.h). Masters, moments and what else the optimiser keeps exist once in the whole job.
 #pragma once
 
 #include <memory>
