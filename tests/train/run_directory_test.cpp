@@ -149,7 +149,7 @@ TEST(RunDirectory, WritesWhatWasMeasured) {
                                                    {"activations", 4},
                                                    {"workspace", 5},
                                                    {"communication", 6}}));
-  EXPECT_EQ(memory["tensors_peak_bytes"], 15);
+  EXPECT_EQ(memory["tensors_peak_bytes"], 21);
   EXPECT_EQ(memory["process_start_bytes"], 100);
   EXPECT_EQ(memory["process_peak_bytes"], 200);
   EXPECT_EQ(json::parse(read_file(run.path() / "ledger.json"))["sent_bytes"], 0);
