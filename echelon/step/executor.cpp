@@ -110,6 +110,10 @@ at::Tensor Executor::run(const at::Tensor& input, const at::Tensor& target, doub
       std::this_thread::sleep_for((slow_ - 1) * (Clock::now() - begin));
     if (tracing_) traced_.push_back({action, begin, Clock::now()});
   }
+  if (shards_) {
+    times_.exposed += shards_->waited();
+    times_.hidden += std::max(0.0, shards_->exchanging() - shards_->waited());
+  }
   if (stack_.device().is_cpu())
     times_.compute = since(start) - times_.exposed - times_.update;
   else
@@ -130,8 +134,8 @@ void Executor::reduce(const Bucket& bucket) {
 }
 
 void Executor::settle() {
-  const auto start = Clock::now();
   if (shards_) shards_->settle();
+  const auto start = Clock::now();
   auto works = std::exchange(reductions_, {});
   works.push_back(ranks_->all_reduce(loss_, ReduceOp::sum, {.tag = "loss", .blocking = true}));
   if (stack_.device().is_cuda()) {

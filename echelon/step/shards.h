@@ -15,6 +15,10 @@ class Shards {
   virtual void open(int group) = 0;     // memory for its gradients
   virtual void scatter(int group) = 0;  // its gradients are complete: begins to give them to owners
   virtual void settle() = 0;            // all that was begun is done
+
+  // Seconds of the step so far that exchanges ran, and that it waited for them.
+  virtual double exchanging() const = 0;
+  virtual double waited() const = 0;
 };
 
 }  // namespace echelon

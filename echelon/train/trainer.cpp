@@ -132,6 +132,10 @@ Trainer::Trainer(Stack& stack, const Dataset& data, const TrainOptions& train,
   graph_wanted_ = device_.is_cuda() && train.graph != "off" && stack.capturable() && recordable;
   if (device_.is_cuda()) in_flight_->stream.emplace();
   const auto stage = ranks_ ? static_cast<int>(parallel.zero) : 0;
+  if (stage > 0 && train.graph == "on")
+    throw InvalidArgument(
+        "train.graph=on, but with parallel.zero groups move in memory, which is not recorded; use auto "
+        "or off");
   Stack::Placement placement;
   if (stage > 0)
     placement = ZeroShards::placement(

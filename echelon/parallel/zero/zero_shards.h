@@ -54,9 +54,8 @@ class ZeroShards final : public Shards {
   void settle() override;
   void begin_step() override;
 
-  // Seconds that exchanges ran in the last step, and that it waited for them.
-  double exchanging() const { return exchanging_; }
-  double waited() const { return waited_; }
+  double exchanging() const override { return exchanging_; }
+  double waited() const override { return waited_; }
 
  private:
   struct Scattering {
