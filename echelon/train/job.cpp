@@ -308,6 +308,8 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   log::info(fmt::format("echelon {} ({}), torch {}, {} parameters, step {} of {}", ECHELON_VERSION,
                         ECHELON_COMMIT, ECHELON_TORCH_VERSION, stack.parameter_count(),
                         trainer.step(), options.train.steps));
+  if (options.sync.adapt)
+    log::info(fmt::format("reducing begins by {}", name(trainer.executor().reduces_by())));
 
   fmt::print(
       "model       GPT of {} parameters: {} layers, width {}, {} heads, context {}; {} on {}\n",
