@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "cli/commands.h"
+#include "echelon/base/block_engine.h"
 #include "echelon/base/build_config.h"
 #include "echelon/base/bytes.h"
 #include "echelon/base/error.h"
@@ -29,6 +30,7 @@ void show_build() {
   }
   fmt::print("xz         {}\n",
              ECHELON_HAS_LZMA ? "built in" : "not built in: liblzma was missing");
+  fmt::print("io_uring   {}\n", uring_built() ? "built in" : "not built in: liburing was missing");
   fmt::print("text       {} (data.source=stdlib)\n", ECHELON_STDLIB_DIR);
 }
 

@@ -64,6 +64,13 @@ if(TORCH_HAS_CUDA)
   endif()
 endif()
 
+# io_uring, for slices that are kept on disk; without it threads read and write them.
+find_path(ECHELON_URING_INCLUDE liburing.h NO_CACHE)
+find_library(ECHELON_URING_LIBRARY uring NO_CACHE)
+if(ECHELON_URING_INCLUDE AND ECHELON_URING_LIBRARY)
+  list(APPEND ECHELON_PARTS uring)
+endif()
+
 # xz, for the size that a run's result is compared with. ECHELON_LZMA is the library to link, or empty.
 set(ECHELON_LZMA "")
 find_package(LibLZMA QUIET)

@@ -5,8 +5,8 @@
 # makes echelon_NAME (alias echelon::NAME), which sees the repository root and the rooms it depends on.
 # Third-party headers are private to the sources: what a user includes needs torch and nothing else.
 # Parts that a build may lack are ECHELON_PARTS: cuda.cpp and *_cuda.cpp are compiled only with that part,
-# cuda_none.cpp and *_cuda_none.cpp (the stubs that say it is missing) only without; likewise for mpi and
-# nccl. A room with no source yet is an interface library.
+# cuda_none.cpp and *_cuda_none.cpp (the stubs that say it is missing) only without; likewise for mpi, nccl
+# and uring. A room with no source yet is an interface library.
 
 include(GNUInstallDirs)
 
@@ -33,7 +33,7 @@ endfunction()
 function(echelon_room name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS" ${ARGN})
   set(target echelon_${name})
-  foreach(part cuda mpi nccl)
+  foreach(part cuda mpi nccl uring)
     if(part IN_LIST ECHELON_PARTS)
       list(FILTER ARG_SOURCES EXCLUDE REGEX "[/_]${part}_none\\.cpp$")
     else()

@@ -1,0 +1,94 @@
+#include <liburing.h>
+
+#include <cerrno>
+#include <chrono>
+
+#include "echelon/base/block_engine.h"
+#include "echelon/base/error.h"
+
+namespace echelon {
+namespace {
+
+constexpr unsigned entries = 64;
+
+class UringEngine final : public BlockEngine {
+ public:
+  ~UringEngine() override {
+    if (ready_) io_uring_queue_exit(&ring_);
+  }
+  bool start() { return ready_ = io_uring_queue_init(entries, &ring_, 0) == 0; }
+
+  const char* name() const override { return "io_uring"; }
+
+  void begin(BlockRequest& request) override {
+    io_uring_sqe* entry = io_uring_get_sqe(&ring_);
+    const auto deadline = Deadline::in(std::chrono::minutes(1));
+    while (entry == nullptr) {  // all are taken: one has to come back first
+      if (!reap(deadline)) throw Timeout("the disk has answered no request for a minute");
+      entry = io_uring_get_sqe(&ring_);
+    }
+    auto* const at = static_cast<char*>(request.memory) + request.moved;
+    const auto left = static_cast<unsigned>(request.bytes - request.moved);
+    const auto offset = request.offset + request.moved;
+    if (request.write)
+      io_uring_prep_write(entry, request.descriptor, at, left, offset);
+    else
+      io_uring_prep_read(entry, request.descriptor, at, left, offset);
+    io_uring_sqe_set_data(entry, &request);
+    const int status = io_uring_submit(&ring_);
+    if (status < 0) {
+      request.error = -status;
+      request.done = true;
+    }
+  }
+
+  bool wait(BlockRequest& request, Deadline deadline) override {
+    io_uring_cqe* completion = nullptr;
+    while (!request.done && io_uring_peek_cqe(&ring_, &completion) == 0) finish(completion);
+    while (!request.done)
+      if (!reap(deadline)) return false;
+    return true;
+  }
+
+ private:
+  bool reap(Deadline deadline) {
+    const auto left =
+        std::chrono::duration_cast<std::chrono::nanoseconds>(deadline.remaining()).count();
+    if (left <= 0) return false;
+    __kernel_timespec time{left / 1'000'000'000, left % 1'000'000'000};
+    io_uring_cqe* completion = nullptr;
+    const int status = io_uring_wait_cqe_timeout(&ring_, &completion, &time);
+    if (status == 0) finish(completion);
+    return status == 0 || status == -EINTR || status == -EAGAIN;
+  }
+
+  void finish(io_uring_cqe* completion) {
+    auto* const request = static_cast<BlockRequest*>(io_uring_cqe_get_data(completion));
+    const int moved = completion->res;
+    io_uring_cqe_seen(&ring_, completion);
+    if (moved == -EAGAIN || moved == -EINTR) return begin(*request);
+    if (moved <= 0) {
+      request->error = moved == 0 ? ENODATA : -moved;
+      request->done = true;
+      return;
+    }
+    request->moved += static_cast<std::size_t>(moved);
+    if (request->moved < request->bytes) return begin(*request);
+    request->done = true;
+  }
+
+  io_uring ring_ = {};
+  bool ready_ = false;
+};
+
+}  // namespace
+
+bool uring_built() { return true; }
+
+std::unique_ptr<BlockEngine> uring_engine() {
+  auto engine = std::make_unique<UringEngine>();
+  if (!engine->start()) return nullptr;
+  return engine;
+}
+
+}  // namespace echelon

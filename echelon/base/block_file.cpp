@@ -1,0 +1,120 @@
+#include "echelon/base/block_file.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "echelon/base/bytes.h"
+#include "echelon/base/error.h"
+
+namespace echelon {
+namespace {
+
+std::uint64_t free_bytes(const std::filesystem::path& folder) {
+  struct statvfs space = {};
+  if (::statvfs(folder.c_str(), &space) != 0) return 0;
+  return std::uint64_t(space.f_bavail) * space.f_frsize;
+}
+
+}  // namespace
+
+BlockFile::BlockFile(std::filesystem::path path, std::uint64_t bytes,
+                     std::unique_ptr<BlockEngine> engine)
+    : path_(std::move(path)), bytes_(aligned(bytes)), engine_(std::move(engine)) {
+  const auto refuse = [&](const std::string& why) {
+    if (descriptor_ >= 0) ::close(descriptor_);
+    throw InvalidArgument(fmt::format("{}: {}", path_.string(), why));
+  };
+  const int flags = O_RDWR | O_CREAT | O_CLOEXEC;
+  descriptor_ = ::open(path_.c_str(), flags | O_DIRECT, 0600);
+  if (descriptor_ < 0 && errno == EINVAL) descriptor_ = ::open(path_.c_str(), flags, 0600);
+  if (descriptor_ < 0)
+    refuse(fmt::format("cannot be written: {}; give a folder that can", std::strerror(errno)));
+  if (::flock(descriptor_, LOCK_EX | LOCK_NB) != 0)
+    refuse("another process is using it; give each job a folder of its own");
+  struct stat now = {};
+  if (::fstat(descriptor_, &now) != 0) refuse(std::strerror(errno));
+  const std::uint64_t has = std::uint64_t(now.st_blocks) * 512;
+  if (const auto free = free_bytes(path_.parent_path()); has < bytes_ && free < bytes_ - has)
+    refuse(fmt::format("needs {} on disk and {} are free there; give a folder with more room",
+                       human_bytes(bytes_), human_bytes(free + has)));
+  if (::ftruncate(descriptor_, static_cast<off_t>(bytes_)) != 0) refuse(std::strerror(errno));
+  if (const int error = ::posix_fallocate(descriptor_, 0, static_cast<off_t>(bytes_)); error != 0)
+    refuse(fmt::format("needs {} on disk: {}; give a folder with more room", human_bytes(bytes_),
+                       std::strerror(error)));
+  if (!engine_) engine_ = uring_engine();
+  if (!engine_) engine_ = thread_engine();
+}
+
+BlockFile::~BlockFile() {
+  // Memory that the kernel still writes to must not go away before it is done.
+  for (auto& [ticket, request] : under_way_)
+    engine_->wait(*request, Deadline::in(std::chrono::minutes(1)));
+  engine_.reset();
+  ::close(descriptor_);
+}
+
+BlockFile::Ticket BlockFile::begin(std::uint64_t offset, void* memory, std::size_t bytes,
+                                   bool write) {
+  if (offset % alignment != 0 || bytes % alignment != 0 ||
+      reinterpret_cast<std::uintptr_t>(memory) % alignment != 0 || offset + bytes > bytes_)
+    throw InvalidArgument(fmt::format(
+        "{}: {} bytes at {} are no whole blocks of the file's {}", path_.string(), bytes, offset,
+        bytes_));
+  auto request = std::make_unique<BlockRequest>(
+      BlockRequest{.descriptor = descriptor_, .write = write, .offset = offset, .memory = memory,
+                   .bytes = bytes});
+  BlockRequest& here = *request;
+  under_way_.emplace(next_, std::move(request));
+  engine_->begin(here);
+  return next_++;
+}
+
+BlockFile::Ticket BlockFile::read(std::uint64_t offset, std::span<std::byte> into) {
+  return begin(offset, into.data(), into.size(), false);
+}
+
+BlockFile::Ticket BlockFile::write(std::uint64_t offset, std::span<const std::byte> from) {
+  return begin(offset, const_cast<std::byte*>(from.data()), from.size(), true);
+}
+
+void BlockFile::check(const BlockRequest& request) const {
+  if (request.error != 0)
+    throw Error(fmt::format("{}: {} {} bytes at {} failed: {}", path_.string(),
+                            request.write ? "writing" : "reading", request.bytes, request.offset,
+                            std::strerror(request.error)));
+}
+
+bool BlockFile::done(Ticket ticket) {
+  const auto it = under_way_.find(ticket);
+  return it == under_way_.end() || engine_->wait(*it->second, Deadline::in({}));
+}
+
+void BlockFile::wait(Ticket ticket) {
+  const auto it = under_way_.find(ticket);
+  if (it == under_way_.end()) return;
+  if (!engine_->wait(*it->second, Deadline::in(std::chrono::minutes(1))))
+    throw Timeout(fmt::format("{}: {} {} bytes at {} has taken a minute", path_.string(),
+                              it->second->write ? "writing" : "reading", it->second->bytes,
+                              it->second->offset));
+  const auto request = std::move(it->second);
+  under_way_.erase(it);
+  check(*request);
+}
+
+void BlockFile::sync() {
+  if (::fdatasync(descriptor_) != 0)
+    throw Error(fmt::format("{}: writing failed: {}", path_.string(), std::strerror(errno)));
+}
+
+void BlockFile::remove() { ::unlink(path_.c_str()); }
+
+}  // namespace echelon
