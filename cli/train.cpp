@@ -114,7 +114,8 @@ void add_train(CLI::App& app, int& exit_code) {
       return;
     }
     keep_freed_memory();
-    if (environment.world > 1 || request.options.parallel.exchange_alone) {
+    if (environment.world > 1 || request.options.parallel.exchange_alone ||
+        request.options.zero.offload != "none") {
       log::set_rank(environment.rank);
       if (request.options.train.device == "cuda") use_own_gpu();
       request.ranks = Communicator::world(request.options.comm, request.options.net);

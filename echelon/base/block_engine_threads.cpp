@@ -40,7 +40,8 @@ class ThreadEngine final : public BlockEngine {
 
   bool wait(BlockRequest& request, Deadline deadline) override {
     std::unique_lock lock(mutex_);
-    const auto left = std::min<Deadline::Clock::duration>(deadline.remaining(), std::chrono::hours(1));
+    const auto left =
+        std::min<Deadline::Clock::duration>(deadline.remaining(), std::chrono::hours(1));
     return done_.wait_for(lock, left, [&] { return request.done; });
   }
 

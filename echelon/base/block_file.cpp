@@ -47,11 +47,26 @@ BlockFile::BlockFile(std::filesystem::path path, std::uint64_t bytes,
     refuse(fmt::format("needs {} on disk and {} are free there; give a folder with more room",
                        human_bytes(bytes_), human_bytes(free + has)));
   if (::ftruncate(descriptor_, static_cast<off_t>(bytes_)) != 0) refuse(std::strerror(errno));
-  if (const int error = ::posix_fallocate(descriptor_, 0, static_cast<off_t>(bytes_)); error != 0)
-    refuse(fmt::format("needs {} on disk: {}; give a folder with more room", human_bytes(bytes_),
-                       std::strerror(error)));
+  try {
+    reserve();
+  } catch (...) {
+    ::close(descriptor_);
+    throw;
+  }
   if (!engine_) engine_ = uring_engine();
   if (!engine_) engine_ = thread_engine();
+}
+
+void BlockFile::reserve() {
+  if (const int error = ::posix_fallocate(descriptor_, 0, static_cast<off_t>(bytes_)); error != 0)
+    throw InvalidArgument(fmt::format("{}: needs {} on disk: {}; give a folder with more room",
+                                      path_.string(), human_bytes(bytes_), std::strerror(error)));
+}
+
+void BlockFile::clear() {
+  if (::ftruncate(descriptor_, 0) != 0)
+    throw Error(fmt::format("{}: clearing it failed: {}", path_.string(), std::strerror(errno)));
+  reserve();
 }
 
 BlockFile::~BlockFile() {
@@ -66,12 +81,13 @@ BlockFile::Ticket BlockFile::begin(std::uint64_t offset, void* memory, std::size
                                    bool write) {
   if (offset % alignment != 0 || bytes % alignment != 0 ||
       reinterpret_cast<std::uintptr_t>(memory) % alignment != 0 || offset + bytes > bytes_)
-    throw InvalidArgument(fmt::format(
-        "{}: {} bytes at {} are no whole blocks of the file's {}", path_.string(), bytes, offset,
-        bytes_));
-  auto request = std::make_unique<BlockRequest>(
-      BlockRequest{.descriptor = descriptor_, .write = write, .offset = offset, .memory = memory,
-                   .bytes = bytes});
+    throw InvalidArgument(fmt::format("{}: {} bytes at {} are no whole blocks of the file's {}",
+                                      path_.string(), bytes, offset, bytes_));
+  auto request = std::make_unique<BlockRequest>(BlockRequest{.descriptor = descriptor_,
+                                                             .write = write,
+                                                             .offset = offset,
+                                                             .memory = memory,
+                                                             .bytes = bytes});
   BlockRequest& here = *request;
   under_way_.emplace(next_, std::move(request));
   engine_->begin(here);

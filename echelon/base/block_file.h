@@ -46,7 +46,8 @@ class BlockFile {
   bool done(Ticket ticket);
   // Throws Error with the path and the system's reason, or Timeout after a minute.
   void wait(Ticket ticket);
-  void sync();  // what was written, and waited for, survives a loss of power
+  void clear();  // all of it becomes zeros; nothing may be under way
+  void sync();   // what was written, and waited for, survives a loss of power
 
   const std::filesystem::path& path() const { return path_; }
   const char* engine() const { return engine_->name(); }
@@ -55,6 +56,7 @@ class BlockFile {
  private:
   Ticket begin(std::uint64_t offset, void* memory, std::size_t bytes, bool write);
   void check(const BlockRequest& request) const;
+  void reserve();
 
   std::filesystem::path path_;
   int descriptor_ = -1;

@@ -2,9 +2,14 @@
 //   w -= rate * decay * w
 //   m = beta1 m + (1 - beta1) g,  v = beta2 v + (1 - beta2) g^2
 //   w -= rate / (1 - beta1^t) * m / (sqrt(v / (1 - beta2^t)) + epsilon)
-// One call of torch's fused kernel for each decay group.
+// On a GPU one call of torch's fused kernel for each decay group. On a CPU our own, one pass over
+// memory by all threads: an element's new values do not depend on how a range is cut, so state that
+// is streamed through memory in pieces ends with the bits of state that stays there.
 #include <ATen/ops/_fused_adamw.h>
 
+#include <cmath>
+
+#include "echelon/optim/adamw_cpu.h"
 #include "echelon/optim/optimizer.h"
 
 namespace echelon {
@@ -17,6 +22,7 @@ class AdamW : public Optimizer {
   std::vector<std::string> state_names() const override { return {"exp_avg", "exp_avg_sq"}; }
 
   void update(const std::vector<Slice>& slices, const StepScalars& scalars) const override {
+    if (!slices.empty() && slices.front().value.is_cpu()) return update_on_cpu(slices, scalars);
     for (const bool decay : {true, false}) {
       SliceLists lists(slices, decay, 2);
       if (lists.values.empty()) continue;
@@ -29,6 +35,20 @@ class AdamW : public Optimizer {
   }
 
  private:
+  void update_on_cpu(const std::vector<Slice>& slices, const StepScalars& scalars) const {
+    if (scalars.skip.item<float>() != 0) return;
+    const double rate = scalars.rate.item<double>(), t = scalars.updates.item<double>();
+    for (const auto& slice : slices)
+      adamw_cpu(slice.value, slice.grad, slice.state[0], slice.state[1],
+                {.keep = 1 - rate * (slice.decay ? options_.decay : 0),
+                 .beta1 = options_.beta1,
+                 .beta2 = options_.beta2,
+                 .step = rate / (1 - std::pow(options_.beta1, t)),
+                 .root = std::sqrt(1 - std::pow(options_.beta2, t)),
+                 .epsilon = options_.epsilon,
+                 .scale = scalars.grad_scale ? scalars.grad_scale->item<double>() : 1});
+  }
+
   OptimOptions options_;
 };
 

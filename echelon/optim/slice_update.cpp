@@ -68,7 +68,26 @@ SliceUpdate::SliceUpdate(std::vector<Part> parts, at::ScalarType type, const Opt
     for (std::size_t i = 0; i < optimizer_->state_names().size(); ++i)
       moments_.push_back(at::zeros({all}, wide));
   }
-  if (narrow_) {
+  prepare(longest, parameters, wide);
+}
+
+SliceUpdate::SliceUpdate(std::vector<std::vector<UpdateRange>> ranges, std::int64_t longest_run,
+                         Walk walk, at::ScalarType type, const OptimOptions& options,
+                         int parameters, std::function<void(at::Tensor)> sum_over_owners)
+    : options_(options),
+      optimizer_(make_optimizer(options)),
+      narrow_(is_narrow(type)),
+      single_(type != at::kDouble),
+      ranges_(std::move(ranges)),
+      walk_(std::move(walk)),
+      sum_over_owners_(std::move(sum_over_owners)) {
+  prepare(longest_run, parameters, at::TensorOptions(at::kCPU).dtype(master_type(type)));
+}
+
+void SliceUpdate::prepare(std::int64_t longest, int parameters, at::TensorOptions wide) {
+  // A walk may show the same gradient twice, and it must be the same then.
+  copies_ = narrow_ || (walk_ && (optimizer_->looks_at_parameters() || !single_));
+  if (copies_) {
     MemoryScope scope(MemoryKind::workspace);
     wide_grad_ = at::empty({longest}, wide);
   }
@@ -82,12 +101,18 @@ SliceUpdate::SliceUpdate(std::vector<Part> parts, at::ScalarType type, const Opt
     scalars_.squares = at::zeros({parameters, 2}, wide.dtype(at::kDouble));
 }
 
+at::Tensor SliceUpdate::norm_of_part(const at::Tensor& grad) const {
+  return at::linalg_vector_norm(grad, 2, {}, false, single_ ? at::kFloat : at::kDouble);
+}
+
+at::Tensor SliceUpdate::norm_of_norms(const std::vector<at::Tensor>& norms) {
+  return norms.size() == 1 ? norms[0] : at::linalg_vector_norm(at::stack(norms));
+}
+
 at::Tensor SliceUpdate::norm_of(const std::vector<at::Tensor>& grads) const {
-  const auto type = parts_.front().master.scalar_type();
   std::vector<at::Tensor> norms;
-  for (const auto& grad : grads) norms.push_back(at::linalg_vector_norm(grad, 2, {}, false, type));
-  return norms.size() == 1 ? norms[0]
-                           : at::linalg_vector_norm(at::stack(norms), 2, {}, false, type);
+  for (const auto& grad : grads) norms.push_back(norm_of_part(grad));
+  return norm_of_norms(norms);
 }
 
 void SliceUpdate::apply(const std::vector<at::Tensor>& grads, const at::Tensor& norm,
@@ -102,6 +127,8 @@ void SliceUpdate::apply(const std::vector<at::Tensor>& grads, const at::Tensor& 
     const at::Tensor scale = ((norm + 1e-6) / options_.clip).clamp_min(1);
     if (single_) {
       scalars_.grad_scale = scale;
+    } else if (walk_) {
+      scale_ = scale;
     } else {
       for (at::Tensor grad : grads)
         grad.div_(scale);  // the fused kernels' scale has only single precision
@@ -110,33 +137,49 @@ void SliceUpdate::apply(const std::vector<at::Tensor>& grads, const at::Tensor& 
 
   if (optimizer_->looks_at_parameters()) {
     scalars_.squares.zero_();
-    each_slice(grads, [&](const Slice& slice) {
+    each_slice(grads, /*values_change=*/false, [&](const Slice& slice) {
       optimizer_->measure(slice, scalars_, scalars_.squares[slice.parameter]);
     });
     if (sum_over_owners_) sum_over_owners_(scalars_.squares);
   }
   std::vector<Slice> slices;
-  each_slice(grads, [&](const Slice& slice) {
-    narrow_ ? optimizer_->update({slice}, scalars_) : slices.push_back(slice);
+  each_slice(grads, /*values_change=*/true, [&](const Slice& slice) {
+    narrow_ || walk_ ? optimizer_->update({slice}, scalars_) : slices.push_back(slice);
   });
   if (!slices.empty()) optimizer_->update(slices, scalars_);
 }
 
 template <class Fn>
-void SliceUpdate::each_slice(const std::vector<at::Tensor>& grads, const Fn& fn) {
+void SliceUpdate::each_slice(const std::vector<at::Tensor>& grads, bool values_change,
+                             const Fn& fn) {
+  if (walk_)
+    return walk_(values_change, [&](const Run& run) { each_slice_of(run, ranges_[run.part], fn); });
   std::int64_t first = 0;  // of the part, in the moments
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     const auto& [master, ranges] = parts_[i];
-    for (const auto& range : ranges) {
-      at::Tensor grad = grads[i].narrow(0, range.begin, range.numel);
-      if (narrow_) grad = wide_grad_.narrow(0, 0, range.numel).copy_(grad);
-      Slice slice{
-          master.narrow(0, range.begin, range.numel), grad, {}, range.decay, range.parameter};
-      for (const auto& moment : moments_)
-        slice.state.push_back(moment.narrow(0, first + range.begin, range.numel));
-      fn(slice);
-    }
+    Run run{i, 0, master, grads[i], {}};
+    for (const auto& moment : moments_)
+      run.state.push_back(moment.narrow(0, first, master.numel()));
+    each_slice_of(run, ranges, fn);
     first += master.numel();
+  }
+}
+
+template <class Fn>
+void SliceUpdate::each_slice_of(const Run& run, const std::vector<UpdateRange>& ranges,
+                                const Fn& fn) {
+  const auto end = run.begin + run.master.numel();
+  for (const auto& range : ranges) {
+    const auto from = std::max(range.begin, run.begin),
+               to = std::min(range.begin + range.numel, end);
+    if (from >= to) continue;
+    const auto at = from - run.begin, numel = to - from;
+    at::Tensor grad = run.grad.narrow(0, at, numel);
+    if (copies_) grad = wide_grad_.narrow(0, 0, numel).copy_(grad);
+    if (scale_) grad.div_(*scale_);
+    Slice slice{run.master.narrow(0, at, numel), grad, {}, range.decay, range.parameter};
+    for (const auto& state : run.state) slice.state.push_back(state.narrow(0, at, numel));
+    fn(slice);
   }
 }
 

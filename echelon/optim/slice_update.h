@@ -14,6 +14,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,15 +37,34 @@ class SliceUpdate {
   SliceUpdate(std::vector<Part> parts, at::ScalarType type, const OptimOptions& options,
               int parameters = 0, std::function<void(at::Tensor)> sum_over_owners = {});
 
+  // The same where masters and state are not in memory: `walk` shows them run by run, all of them
+  // in the order of parts, each with its gradient. `device` is where they then are; `wide` the type
+  // of masters, `ranges` those of each part.
+  struct Run {
+    std::size_t part = 0;
+    std::int64_t begin = 0;  // within the part
+    at::Tensor master, grad;
+    std::vector<at::Tensor> state;  // in the order of Optimizer::state_names
+  };
+  // `values_change`: this time the masters are changed, not the state alone.
+  using Walk =
+      std::function<void(bool values_change, const std::function<void(const Run&)>& visit)>;
+  SliceUpdate(std::vector<std::vector<UpdateRange>> ranges, std::int64_t longest_run, Walk walk,
+              at::ScalarType type, const OptimOptions& options, int parameters,
+              std::function<void(at::Tensor)> sum_over_owners);
+
   // The learning rate of the next update, a scalar on the device: the caller writes it.
   const at::Tensor& rate() const { return scalars_.rate; }
 
   // The norm of the gradients, by part; a scalar of the wide type. Those of several owners are
   // summed as squares.
   at::Tensor norm_of(const std::vector<at::Tensor>& grads) const;
+  // The same in two steps: of one part, and of all.
+  at::Tensor norm_of_part(const at::Tensor& grad) const;
+  static at::Tensor norm_of_norms(const std::vector<at::Tensor>& norms);
 
   // One update. `norm` is that of all gradients, `loss` a scalar on the device. May overwrite the
-  // gradients.
+  // gradients, which are empty where a walk shows them.
   void apply(const std::vector<at::Tensor>& grads, const at::Tensor& norm, const at::Tensor& loss);
 
   const at::Tensor& halted() const { return scalars_.skip; }  // 1 once anything was not finite
@@ -67,18 +87,26 @@ class SliceUpdate {
   void restart(double updates);
 
  private:
+  void prepare(std::int64_t longest, int parameters, at::TensorOptions wide);
+
   OptimOptions options_;
   std::unique_ptr<Optimizer> optimizer_;
   bool narrow_, single_;  // gradients are narrower than masters; the model is not fp64
   std::vector<Part> parts_;
   std::vector<at::Tensor> moments_;  // by state name: those of all parts, one after another
-  at::Tensor wide_grad_;             // one piece, where gradients are narrower than masters
+  std::vector<std::vector<UpdateRange>> ranges_;  // by part, where a walk shows them
+  Walk walk_;
+  bool copies_ = false;              // a gradient is copied before it is used
+  std::optional<at::Tensor> scale_;  // by which copies are divided: in double precision
+  at::Tensor wide_grad_;  // one piece, where gradients are narrower than masters or must stay
   StepScalars scalars_;
   std::function<void(at::Tensor)> sum_over_owners_;
 
   // fn(slice) for every range, with its gradient in the wide type.
   template <class Fn>
-  void each_slice(const std::vector<at::Tensor>& grads, const Fn& fn);
+  void each_slice(const std::vector<at::Tensor>& grads, bool values_change, const Fn& fn);
+  template <class Fn>
+  void each_slice_of(const Run& run, const std::vector<UpdateRange>& ranges, const Fn& fn);
 };
 
 // The type of masters for a model of this type.

@@ -81,6 +81,9 @@ at::Tensor Executor::run(const at::Tensor& input, const at::Tensor& target, doub
       case Action::Kind::reduce:
         reduce(shape_.buckets[std::size_t(action.bucket)]);
         break;
+      case Action::Kind::fetch:
+        shards_->fetch(action.group);
+        break;
       case Action::Kind::gather:
         shards_->gather(action.group);
         break;

@@ -9,6 +9,7 @@ class Shards {
   virtual ~Shards() = default;
 
   virtual void begin_step() = 0;
+  virtual void fetch(int group) = 0;    // begins to bring what this rank owns of it to memory
   virtual void gather(int group) = 0;   // begins to bring its values together
   virtual void use(int group) = 0;      // they are there
   virtual void release(int group) = 0;  // they are needed no more for now

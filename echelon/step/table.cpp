@@ -18,6 +18,8 @@ std::string to_string(const Action& action) {
       return fmt::format("backward(layer {}, micro-batch {})", action.layer, action.micro_batch);
     case Action::Kind::reduce:
       return fmt::format("reduce(bucket {})", action.bucket);
+    case Action::Kind::fetch:
+      return fmt::format("fetch(group {})", action.group);
     case Action::Kind::gather:
       return fmt::format("gather(group {})", action.group);
     case Action::Kind::use:
@@ -99,6 +101,21 @@ void look_ahead(std::vector<Stretch>& all, const std::vector<std::int64_t>& byte
   }
 }
 
+// Each fetch with the gather before it, the first with its own.
+Table with_fetches(const Table& table) {
+  Table all;
+  int before = -1;  // where the last gather is
+  for (const auto& action : table) {
+    if (action.kind == Action::Kind::gather) {
+      const Action fetch{.kind = Action::Kind::fetch, .group = action.group};
+      all.insert(before < 0 ? all.end() : all.begin() + before + 1, fetch);
+      before = int(all.size());
+    }
+    all.push_back(action);
+  }
+  return all;
+}
+
 }  // namespace
 
 Table zero(const StepShape& shape, int stage, const std::vector<std::int64_t>& bytes,
@@ -148,7 +165,7 @@ Table zero(const StepShape& shape, int stage, const std::vector<std::int64_t>& b
   }
   table.push_back({Action::Kind::settle});
   table.push_back({Action::Kind::update});
-  return table;
+  return shape.kept_away ? with_fetches(table) : table;
 }
 
 namespace {
@@ -176,6 +193,7 @@ class Validator {
         return move(action);
       case Action::Kind::reduce:
         return reduce(action.bucket);
+      case Action::Kind::fetch:
       case Action::Kind::gather:
       case Action::Kind::use:
       case Action::Kind::release:
@@ -249,7 +267,7 @@ class Validator {
 
   struct Group {
     enum class Values { none, coming, there } values = Values::none;
-    bool open = false, written = false, scattered = false;
+    bool fetched = false, open = false, written = false, scattered = false;
   };
 
   // Whether all that a layer computes with is there.
@@ -273,8 +291,13 @@ class Validator {
     Group& group = groups_[std::size_t(a.group)];
     using Values = Group::Values;
     switch (a.kind) {
+      case Action::Kind::fetch:
+        if (!shape_.kept_away) return "its values are not kept away";
+        if (std::exchange(group.fetched, true)) return "it was fetched before";
+        return {};
       case Action::Kind::gather:
         if (!shape_.lent_values) return "its values are everywhere";
+        if (shape_.kept_away && !std::exchange(group.fetched, false)) return "it was not fetched";
         if (std::exchange(group.values, Values::coming) != Values::none)
           return "it is here already";
         return {};

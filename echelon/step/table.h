@@ -14,6 +14,7 @@ struct Action {
     backward,   // layer, micro-batch: gradients of input and parameters; frees what forward kept
     reduce,     // bucket: begins to average its gradients over the ranks; the next actions run
                 // meanwhile
+    fetch,      // group: begins to come from where its owner keeps it
     gather,     // group: begins to bring its parameters together
     use,        // group: its parameters are there
     release,    // group: they are needed no more for now
@@ -57,13 +58,15 @@ struct StepShape {
   std::vector<std::vector<int>> uses = {};
   int groups = 0;
   bool lent_values = false, lent_gradients = false;  // groups have memory only while it is lent
+  bool kept_away = false;  // owners fetch their values, from disk say, before they are gathered
 };
 
 // Parameters, gradients or optimiser state shared out over ranks (ZeRO stages 1, 2, 3). Stage 1
 // gives gradients to their owners after the last micro-batch, 2 and 3 after each. Stage 3 brings a
 // group together before its layers run and lets it go after; the next ones already come, as long as
 // all that are there hold at most `prefetch` bytes (`bytes`: of each group), but at least one. What
-// two neighbouring actions need stays: the last group of forward is there for backward.
+// two neighbouring actions need stays: the last group of forward is there for backward. What is
+// kept away is fetched while the group before it is gathered.
 Table zero(const StepShape& shape, int stage, const std::vector<std::int64_t>& bytes,
            std::int64_t prefetch);
 

@@ -184,7 +184,15 @@ void check_combination(const JobRequest& request, int ranks) {
       "optim.name=lars and lamb look at whole parameters, which parameter servers cut; use adamw or "
       "sgd with server.count and sync.allow_staleness");
   const bool shared = options.parallel.zero > 0;
-  refuse(shared && ranks == 1 && !options.parallel.exchange_alone,
+  const bool offloads = options.zero.offload != "none";
+  refuse(offloads && !shared,
+         "zero.offload keeps what parallel.zero shares out: set parallel.zero too, to 1, 2 or 3");
+  refuse(options.zero.offload == "disk" && options.zero.offload_path.empty(),
+         "zero.offload=disk needs a folder on a disk with room: set zero.offload_path");
+  refuse(options.zero.offload != "disk" && !options.zero.offload_path.empty(),
+         "zero.offload_path is for zero.offload=disk: set that too, or leave it out");
+  refuse(options.zero.shard == "host" && !shared, "zero.shard is for parallel.zero: set that too");
+  refuse(shared && ranks == 1 && !options.parallel.exchange_alone && !offloads,
          "parallel.zero shares a model's state out over ranks: start several with --nproc");
   refuse(
       shared && servers,

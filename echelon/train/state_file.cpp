@@ -54,12 +54,11 @@ std::vector<Trainer::StateItem> Trainer::state_items() const {
         for (const auto& segment : unit.segments) fn(unit, segment);
   };
   if (zero_) {
-    const auto kinds = zero_->state();
+    const auto& kinds = zero_->kinds();
     for (std::size_t kind = 0; kind < kinds.size(); ++kind)
       each_trainable([&](const FlatUnit&, const Segment& segment) {
         const Parameter* parameter = stack_.find(segment.name);
-        all.push_back({kinds[kind].name + "/" + segment.name, segment.shape,
-                       kinds[kind].parts.front().scalar_type(),
+        all.push_back({kinds[kind] + "/" + segment.name, segment.shape, master_type(stack_.type()),
                        [this, kind, parameter] { return zero_->whole(kind, *parameter); },
                        [this, kind, parameter](const at::Tensor& value) {
                          zero_->put(kind, *parameter, value);

@@ -99,7 +99,9 @@ Trainer::Trainer(Stack& stack, const Dataset& data, const TrainOptions& train,
       data_(data),
       train_(train),
       optim_(optim),
-      ranks_(ranks && (ranks->size() > 1 || parallel.exchange_alone) ? std::move(ranks) : nullptr),
+      ranks_(ranks && (ranks->size() > 1 || parallel.exchange_alone || zero.offload != "none")
+                 ? std::move(ranks)
+                 : nullptr),
       device_(device_of(train)),
       sampler_(static_cast<std::uint64_t>(train.seed), data.size(), train.batch),
       memory_(std::make_unique<MemoryAccount>()),
@@ -137,12 +139,14 @@ Trainer::Trainer(Stack& stack, const Dataset& data, const TrainOptions& train,
         "train.graph=on, but with parallel.zero groups move in memory, which is not recorded; use auto "
         "or off");
   Stack::Placement placement;
-  if (stage > 0)
+  Owners owners;
+  if (stage > 0) {
+    owners = owners_of(ranks_, zero.shard == "host");
     placement = ZeroShards::placement(
-        ranks_, stage, device_,
+        owners.shards, stage, device_,
         static_cast<std::int64_t>(zero.group * 1024 * 1024 /
                                   static_cast<double>(at::elementSize(compute_type(train)))));
-  else if (ranks_ && device_.is_cpu())
+  } else if (ranks_ && device_.is_cpu())
     placement.gradients = [this](std::int64_t numel, at::ScalarType type) {
       return ranks_->allocate({numel}, type).zero_();
     };
@@ -151,12 +155,15 @@ Trainer::Trainer(Stack& stack, const Dataset& data, const TrainOptions& train,
   Table table = one_process(shape.layers, shape.micro_batches);
   if (stage > 0) {
     graph_wanted_ = false;  // groups move from one piece of memory to another
-    shards_ = std::make_unique<ZeroShards>(stack, ranks_, stage);
-    zero_ = std::make_unique<ZeroUpdate>(stack, *shards_, optim_);
+    tier_ = make_tier(zero, stage, owners);
+    shards_ = std::make_unique<ZeroShards>(stack, owners, stage, tier_.get());
+    zero_ = std::make_unique<ZeroUpdate>(stack, *shards_, optim_, tier_.get(),
+                                         static_cast<std::int64_t>(zero.piece * 1024 * 1024 / 4));
     for (int l = 0; l < stack.size(); ++l) shape.uses.push_back(stack.groups_of(l));
     shape.groups = static_cast<int>(stack.groups().size());
     shape.lent_values = placement.lent_values;
     shape.lent_gradients = placement.lent_gradients;
+    shape.kept_away = stage == 3 && tier_;
     std::vector<std::int64_t> bytes;
     for (const auto& group : stack.groups())
       bytes.push_back(group.numel * static_cast<std::int64_t>(at::elementSize(stack.type())));
@@ -177,6 +184,24 @@ Trainer::Trainer(Stack& stack, const Dataset& data, const TrainOptions& train,
 }
 
 Trainer::~Trainer() = default;
+
+std::unique_ptr<Tier> Trainer::make_tier(const ZeroOptions& zero, int stage,
+                                         const Owners& owners) const {
+  if (zero.offload == "none") return nullptr;
+  auto arrays = ZeroUpdate::arrays(optim_, stack_.type(), stage, device_);
+  std::vector<std::int64_t> numels;
+  for (const auto& group : stack_.groups()) numels.push_back(group.numel / owners.shards->size());
+  const ByteMemory memory = [shards = owners.shards, gpu = device_.is_cuda()](std::int64_t bytes,
+                                                                              bool travels) {
+    if (travels && !gpu) return shards->allocate({bytes}, at::kByte).zero_();
+    return at::zeros({bytes}, at::TensorOptions(at::kByte).pinned_memory(travels));
+  };
+  if (zero.offload == "host") return host_tier(std::move(arrays), std::move(numels), memory);
+  if (zero.offload_path.empty())
+    throw InvalidArgument("zero.offload=disk needs a folder: set zero.offload_path");
+  return disk_tier(zero.offload_path, ranks_->rank(), ranks_->size(), std::move(arrays),
+                   std::move(numels), memory);
+}
 
 void Trainer::run(const std::atomic<bool>* stop) { run_until(train_.steps, stop); }
 
@@ -309,8 +334,8 @@ void Trainer::compute() {
   const auto mine = shares_[ranks_ ? std::size_t(ranks_->rank()) : 0];
   const at::Tensor loss = executor_->run(
       input_, target_, static_cast<double>(mine) / static_cast<double>(train_.batch));
-  report_.narrow(0, 0, 3).copy_(
-      at::stack({loss, owner().norm().to(at::kDouble), owner().halted().to(at::kDouble)}));
+  report_.narrow(0, 0, 3).copy_(at::stack(
+      {loss, owner().norm().to(device_, at::kDouble), owner().halted().to(device_, at::kDouble)}));
 }
 
 // Whether any rank is to stop, into the step's report.

@@ -152,11 +152,13 @@ class Trainer {
   bool uses_graph() const { return graph_wanted_; }
   const std::vector<Bucket>& buckets() const { return executor_->shape().buckets; }
   const MemoryAccount& memory() const { return *memory_; }
+  const Tier* tier() const { return tier_.get(); }  // where state is kept; null: with the model
 
  private:
   struct InFlight;
   struct StateItem;
   std::vector<StateItem> state_items() const;
+  std::unique_ptr<Tier> make_tier(const ZeroOptions& zero, int stage, const Owners& owners) const;
   Update& owner() const { return zero_ ? static_cast<Update&>(*zero_) : *update_; }
   void issue(std::int64_t step, bool stop);
   Work vote(bool stop);
@@ -182,6 +184,7 @@ class Trainer {
   Sampler sampler_;
   std::unique_ptr<MemoryAccount> memory_;
   std::unique_ptr<MasterUpdate> update_;  // null where the ranks share it out
+  std::unique_ptr<Tier> tier_;            // null where nothing is kept elsewhere
   std::unique_ptr<ZeroShards> shards_;
   std::unique_ptr<ZeroUpdate> zero_;
   std::unique_ptr<Executor> executor_;

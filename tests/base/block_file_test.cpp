@@ -74,8 +74,7 @@ TEST_P(BlockFiles, GiveBackWhatWasWritten) {
     tickets.push_back(file.read(i * 3 * block, in.back()->bytes()));
   }
   for (std::size_t i = tickets.size(); i-- > 0;) file.wait(tickets[i]);
-  for (std::size_t i = 0; i < pieces; ++i)
-    EXPECT_EQ(*in[pieces - 1 - i], *out[i]) << "piece " << i;
+  for (std::size_t i = 0; i < pieces; ++i) EXPECT_EQ(*in[pieces - 1 - i], *out[i]) << "piece " << i;
 }
 
 TEST_P(BlockFiles, KeepWhatIsThereAndAreOneProcesss) {
@@ -84,11 +83,16 @@ TEST_P(BlockFiles, KeepWhatIsThereAndAreOneProcesss) {
   {
     BlockFile file(folder / "blocks", block, engine());
     file.wait(file.write(0, out.bytes()));
-    EXPECT_TRUE(says<InvalidArgument>([&] { BlockFile again(folder / "blocks", block, engine()); }, "another process is using it"));
+    EXPECT_TRUE(says<InvalidArgument>([&] { BlockFile again(folder / "blocks", block, engine()); },
+                                      "another process is using it"));
   }
   BlockFile file(folder / "blocks", 2 * block, engine());
   file.wait(file.read(0, in.bytes()));
   EXPECT_EQ(in, out);
+  file.clear();
+  file.wait(file.read(0, in.bytes()));
+  EXPECT_TRUE(
+      std::all_of(in.memory, in.memory + block, [](std::byte b) { return b == std::byte(0); }));
 }
 
 TEST_P(BlockFiles, RefuseWhatIsNoBlock) {
@@ -113,8 +117,11 @@ INSTANTIATE_TEST_SUITE_P(Engines, BlockFiles, testing::Values("io_uring", "threa
 
 TEST(BlockFile, IsRefusedWhereItCannotBe) {
   ScratchFolder folder;
-  EXPECT_TRUE(says<InvalidArgument>([&] { BlockFile file(folder / "no/such/folder/blocks", block); }, "cannot be written"));
-  EXPECT_TRUE(says<InvalidArgument>([&] { BlockFile file(folder / "blocks", std::uint64_t{1} << 60); }, "give a folder with more room"));
+  EXPECT_TRUE(says<InvalidArgument>(
+      [&] { BlockFile file(folder / "no/such/folder/blocks", block); }, "cannot be written"));
+  EXPECT_TRUE(
+      says<InvalidArgument>([&] { BlockFile file(folder / "blocks", std::uint64_t{1} << 60); },
+                            "give a folder with more room"));
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <cstdint>
+#include <string>
 
 #include "echelon/base/options.h"
 
@@ -10,6 +10,10 @@ namespace echelon {
 struct ZeroOptions {
   double prefetch = 64;
   double group = 0.25;
+  std::string shard = "all";
+  std::string offload = "none";
+  std::string offload_path;
+  double piece = 4;
 
   void fields(Fields& f) {
     f.add("prefetch", prefetch,
@@ -20,6 +24,16 @@ struct ZeroOptions {
           "layers that are smaller are shared out, gathered and reduced together with their "
           "neighbours",
           {.minimum = 0, .maximum = 1e6, .unit = "MiB"});
+    f.add("shard", shard,
+          "over whom: all ranks, or those of a host, while every host has a copy of everything",
+          {.choices = {"all", "host"}});
+    f.add("offload", offload,
+          "where the optimiser's state, the masters and in stage 3 the slices of parameters and "
+          "gradients are kept",
+          {.choices = {"none", "host", "disk"}});
+    f.add("offload_path", offload_path, "folder for offload=disk: on a fast disk, with room");
+    f.add("piece", piece, "offload: what is updated at a time, of each kind of state",
+          {.minimum = 0.02, .maximum = 1024, .unit = "MiB"});
   }
 };
 

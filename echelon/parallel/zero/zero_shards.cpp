@@ -1,11 +1,22 @@
 #include "echelon/parallel/zero/zero_shards.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
+#include <utility>
 
+#include "echelon/base/error.h"
+#include "echelon/comm/texts.h"
+#include "echelon/net/host.h"
 #include "echelon/nn/memory.h"
 
 namespace echelon {
@@ -15,22 +26,95 @@ constexpr std::size_t most_scattering = 2;  // groups, whose memory is held mean
 
 }  // namespace
 
-Stack::Placement ZeroShards::placement(std::shared_ptr<Communicator> ranks, int stage,
+Stack::Placement ZeroShards::placement(std::shared_ptr<Communicator> shards, int stage,
                                        at::Device device, std::int64_t smallest_group) {
   Stack::Placement placement;
-  placement.shards = ranks->size();
+  placement.shards = shards->size();
   placement.smallest = smallest_group;
   placement.lent_values = stage >= 3;
   placement.lent_gradients = stage >= 2;
   if (device.is_cpu())
-    placement.values = placement.gradients = [ranks](std::int64_t numel, at::ScalarType type) {
-      return ranks->allocate({numel}, type).zero_();
+    placement.values = placement.gradients = [shards](std::int64_t numel, at::ScalarType type) {
+      return shards->allocate({numel}, type).zero_();
     };
   return placement;
 }
 
-ZeroShards::ZeroShards(Stack& stack, std::shared_ptr<Communicator> ranks, int stage)
-    : stack_(stack), ranks_(std::move(ranks)), stage_(stage) {
+Owners owners_of(std::shared_ptr<Communicator> ranks, bool per_host) {
+  if (!per_host) return {std::move(ranks), nullptr};
+  const auto hosts = gather_texts(*ranks, host_id(), "hosts");
+  std::vector<std::string> names;
+  std::vector<int> count;
+  int host = 0, local = 0;
+  for (std::size_t r = 0; r < hosts.size(); ++r) {
+    const auto at = std::find(names.begin(), names.end(), hosts[r]) - names.begin();
+    if (at == std::ssize(names)) {
+      names.push_back(hosts[r]);
+      count.push_back(0);
+    }
+    if (int(r) == ranks->rank()) {
+      host = int(at);
+      local = count[std::size_t(at)];
+    }
+    ++count[std::size_t(at)];
+  }
+  if (*std::min_element(count.begin(), count.end()) !=
+      *std::max_element(count.begin(), count.end()))
+    throw InvalidArgument(fmt::format(
+        "zero.shard=host needs as many ranks on every host; they are {}: use zero.shard=all",
+        fmt::join(count, ", ")));
+  Owners owners;
+  owners.shards = ranks->split(host, local);
+  if (names.size() > 1) owners.replicas = ranks->split(local, host);
+  return owners;
+}
+
+// Copies between a device and the host's memory on a stream of their own, beside the computation.
+class ZeroShards::CopyLane {
+ public:
+  CopyLane(at::Device device, int groups)
+      : guard_(device.type()),
+        device_(device),
+        stream_(guard_.getStreamFromGlobalPool(device, /*isHighPriority=*/false)),
+        there_(std::size_t(groups)) {}
+
+  // Runs `begin` with its stream current, after all that the present stream was given.
+  template <class Fn>
+  void beside(int group, const Fn& begin) {
+    c10::Event before(device_.type());
+    before.record(guard_.getStream(device_));
+    before.block(stream_);
+    const c10::StreamGuard on(stream_);
+    begin();
+    there_[std::size_t(group)].emplace(device_.type());
+    there_[std::size_t(group)]->record(stream_);
+  }
+  // What the present stream is given next comes after it.
+  void follow(int group) { there_[std::size_t(group)]->block(guard_.getStream(device_)); }
+  // Until it is done.
+  void wait(int group) { there_[std::size_t(group)]->synchronize(); }
+  // Until all that the present stream was given is done.
+  void wait_for_device() {
+    c10::Event done(device_.type());
+    done.record(guard_.getStream(device_));
+    done.synchronize();
+  }
+
+ private:
+  c10::impl::VirtualGuardImpl guard_;
+  at::Device device_;
+  c10::Stream stream_;
+  std::vector<std::optional<c10::Event>> there_;  // by group
+};
+
+ZeroShards::~ZeroShards() = default;
+
+ZeroShards::ZeroShards(Stack& stack, Owners owners, int stage, Tier* tier)
+    : stack_(stack),
+      ranks_(std::move(owners.shards)),
+      replicas_(std::move(owners.replicas)),
+      stage_(stage),
+      tier_(stage >= 3 ? tier : nullptr) {
   std::int64_t all = 0;
   for (int g = 0; g < int(stack.groups().size()); ++g) {
     first_.push_back(all);
@@ -42,8 +126,11 @@ ZeroShards::ZeroShards(Stack& stack, std::shared_ptr<Communicator> ranks, int st
                ? ranks_->allocate({all}, stack.type()).zero_()
                : at::zeros({all}, at::TensorOptions(stack.device()).dtype(stack.type()));
   };
-  if (stage >= 3) own_values_ = memory(MemoryKind::parameters);
-  if (stage >= 2) own_grads_ = memory(MemoryKind::gradients);
+  if (tier_ && stack.device().is_cuda())
+    lane_ = std::make_unique<CopyLane>(stack.device(), int(first_.size()));
+  if (stage >= 3 && !tier_) own_values_ = memory(MemoryKind::parameters);
+  if (stage >= 2 && !tier_) own_grads_ = memory(MemoryKind::gradients);
+  if (tier_) norms_.resize(first_.size());
   gathering_.resize(first_.size());
   kept_.resize(first_.size(), false);
 }
@@ -93,9 +180,12 @@ void ZeroShards::wait(Work& work) {
 }
 
 void ZeroShards::publish() {
-  for (int g = 0; g < int(first_.size()); ++g)
-    gathering_[std::size_t(g)] =
-        ranks_->all_gather(stack_.group_values(g), values(g), {.tag = "parameters"});
+  for (int g = 0; g < int(first_.size()); ++g) publish(g);
+}
+
+void ZeroShards::publish(int group) {
+  gathering_[std::size_t(group)] =
+      ranks_->all_gather(stack_.group_values(group), values(group), {.tag = "parameters"});
 }
 
 void ZeroShards::wait_for_values() {
@@ -135,57 +225,119 @@ at::Tensor ZeroShards::infer(const at::Tensor& input, const at::Tensor& target) 
   return x;
 }
 
+Tier::Run ZeroShards::kept_values(int group) const {
+  const int values = tier_->find("value");
+  return {values < 0 ? tier_->find("master") : values, group, 0, slice_numel(group)};
+}
+
+Tier::Run ZeroShards::kept_grads(int group) const {
+  return {tier_->find("grad"), group, 0, slice_numel(group)};
+}
+
+void ZeroShards::fetch(int group) {
+  if (tier_) tier_->want(kept_values(group));
+}
+
 void ZeroShards::gather(int group) {
   stack_.lend_values(group, take(stack_.groups()[std::size_t(group)].numel));
-  gathering_[std::size_t(group)] =
-      ranks_->all_gather(stack_.group_values(group), values(group), {.tag = "parameters"});
+  const at::Tensor all = stack_.group_values(group);
+  auto& work = gathering_[std::size_t(group)];
+  if (!tier_) {
+    work = ranks_->all_gather(all, values(group), {.tag = "parameters"});
+    return;
+  }
+  const at::Tensor kept = tier_->take(kept_values(group));
+  if (!lane_) {
+    work = ranks_->all_gather(all, kept, {.tag = "parameters"});
+    return;
+  }
+  lane_->beside(group, [&] {
+    const auto numel = slice_numel(group);
+    at::Tensor mine = all.narrow(0, ranks_->rank() * numel, numel);
+    mine.copy_(kept, /*non_blocking=*/true);
+    work = ranks_->all_gather(all, mine, {.tag = "parameters"});
+  });
 }
 
 void ZeroShards::use(int group) {
   auto& work = gathering_[std::size_t(group)];
   wait(work);
   work = {};
+  if (lane_)
+    lane_->follow(group);
+  else if (tier_)
+    tier_->give_back(kept_values(group), /*changed=*/false);
 }
 
-void ZeroShards::release(int group) { free_.push_back(stack_.take_back_values(group)); }
+void ZeroShards::release(int group) {
+  if (lane_) {
+    lane_->wait(group);
+    tier_->give_back(kept_values(group), /*changed=*/false);
+  }
+  free_.push_back(stack_.take_back_values(group));
+}
 
 // What has arrived is put away first, since its memory may do; and the same group of an earlier
-// micro-batch, whose place this is.
+// micro-batch, whose place this is. What has still to be summed across hosts waits for its turn:
+// all ranks begin their exchanges in the same order.
 void ZeroShards::open(int group) {
   for (std::size_t i = 0; i < scattering_.size(); ++i)
-    if (scattering_[i].group == group || scattering_[i].work.done() ||
-        i + most_scattering <= scattering_.size())
+    if (scattering_[i].group == group || i + most_scattering <= scattering_.size() ||
+        ((!replicas_ || scattering_[i].across) && scattering_[i].work.done()))
       finish(scattering_[i]);
   std::erase_if(scattering_, [](const Scattering& one) { return one.group < 0; });
   stack_.lend_grads(group, take(stack_.groups()[std::size_t(group)].numel));
   stack_.forget_grads(group);
 }
 
+at::Tensor ZeroShards::own_part(int group) const {
+  const auto numel = slice_numel(group);
+  return stack_.group_grads(group).narrow(0, ranks_->rank() * numel, numel);
+}
+
 void ZeroShards::scatter(int group) {
   const auto& place = stack_.groups()[std::size_t(group)];
   stack_.zero_unwritten_grads(place.begin, place.begin + place.numel);
-  const at::Tensor all = stack_.group_grads(group);
-  const auto numel = slice_numel(group);
-  scattering_.push_back({group, ranks_->reduce_scatter(all.narrow(0, ranks_->rank() * numel, numel),
-                                                       all, ReduceOp::sum, {.tag = "gradients"})});
+  scattering_.push_back({group, ranks_->reduce_scatter(own_part(group), stack_.group_grads(group),
+                                                       ReduceOp::sum, {.tag = "gradients"})});
+  if (scattering_.size() > 1) sum_across(scattering_[scattering_.size() - 2]);
+}
+
+void ZeroShards::sum_across(Scattering& one) {
+  if (!replicas_ || std::exchange(one.across, true)) return;
+  wait(one.work);
+  one.work = replicas_->all_reduce(own_part(one.group), ReduceOp::sum, {.tag = "gradients"});
 }
 
 void ZeroShards::finish(Scattering& one) {
   const at::NoGradGuard no_grad;
+  sum_across(one);
   const int group = one.group;
   wait(one.work);
   one = {-1, {}};
   if (stage_ < 2) return;
-  const auto numel = slice_numel(group);
   const at::Tensor memory = stack_.take_back_grads(group);
-  const at::Tensor sum = memory.narrow(0, ranks_->rank() * numel, numel);
-  at::Tensor mine = grads(group);
-  if (kept_[std::size_t(group)])
-    mine.add_(sum);
-  else
-    mine.copy_(sum);
-  kept_[std::size_t(group)] = true;
+  keep(group, memory.narrow(0, ranks_->rank() * slice_numel(group), slice_numel(group)));
   free_.push_back(memory);
+}
+
+// A slice of gradients joins those of earlier micro-batches.
+void ZeroShards::keep(int group, at::Tensor sum) {
+  const bool first = !kept_[std::size_t(group)];
+  kept_[std::size_t(group)] = true;
+  if (!tier_) {
+    at::Tensor mine = grads(group);
+    first ? mine.copy_(sum) : mine.add_(sum);
+    return;
+  }
+  const Tier::Run run = kept_grads(group);
+  at::Tensor mine = first ? tier_->blank(run) : tier_->take(run);
+  if (!first) sum.add_(mine.to(sum.device(), /*non_blocking=*/true));
+  mine.copy_(sum, /*non_blocking=*/true);
+  norms_[std::size_t(group)] = at::linalg_vector_norm(
+      sum, 2, {}, false, sum.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+  if (lane_) lane_->wait_for_device();
+  tier_->give_back(run, /*changed=*/true);
 }
 
 void ZeroShards::settle() {

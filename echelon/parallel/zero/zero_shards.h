@@ -8,6 +8,10 @@
 //
 // Memory that is lent to groups is the communicator's, so a gather on one host reads the owners'
 // slices and writes each element once; it is used again for the next group.
+//
+// Hybrid sharding: the owners are the ranks of a host and every host has a copy of everything.
+// Gradients are then summed within a host, and the owners of the same slice sum theirs across.
+// Slices that a tier keeps (stage 3) come from there to be gathered, and gradients go there.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,35 +21,52 @@
 
 #include "echelon/comm/communicator.h"
 #include "echelon/nn/stack.h"
+#include "echelon/parallel/zero/tier.h"
 #include "echelon/step/shards.h"
 
 namespace echelon {
 
+// Who shares a model out.
+struct Owners {
+  std::shared_ptr<Communicator> shards;    // one slice each
+  std::shared_ptr<Communicator> replicas;  // those with the same slice; null: there are no others
+};
+// All ranks, or (per_host) those of each host; hosts must then have as many ranks each. Collective.
+Owners owners_of(std::shared_ptr<Communicator> ranks, bool per_host);
+
 class ZeroShards final : public Shards {
  public:
-  // For a stack that was allocated with the placement below.
-  ZeroShards(Stack& stack, std::shared_ptr<Communicator> ranks, int stage);
-  static Stack::Placement placement(std::shared_ptr<Communicator> ranks, int stage,
+  // For a stack that was allocated with the placement below. With stage 3, what a tier has the
+  // arrays "value" (or "master", where the types are the same) and "grad" for is kept there.
+  ZeroShards(Stack& stack, Owners owners, int stage, Tier* tier = nullptr);
+  ~ZeroShards() override;
+  static Stack::Placement placement(std::shared_ptr<Communicator> shards, int stage,
                                     at::Device device, std::int64_t smallest_group);
 
   int stage() const { return stage_; }
-  Communicator& ranks() const { return *ranks_; }
+  Communicator& ranks() const { return *ranks_; }  // one for each slice
+  Communicator* replicas() const { return replicas_.get(); }
 
   // This rank's slice of a group within the Stack's buffer, in elements.
   std::int64_t slice_begin(int group) const;
   std::int64_t slice_numel(int group) const;
 
-  // The own slices, in the model's type: of the values, and of the gradients after settle().
+  // The own slices, in the model's type: of the values, and of the gradients after settle(). Not of
+  // what a tier keeps.
   at::Tensor values(int group) const;
   at::Tensor grads(int group) const;
+  // The norm of the own gradients of a group, in the wide type, where a tier keeps them.
+  const at::Tensor& norm(int group) const { return norms_[std::size_t(group)]; }
 
   // Stages 1 and 2: the owners' slices have changed; begins to bring them to all.
   void publish();
+  void publish(int group);
   void wait_for_values();  // until all that was published has come
 
   // Forward alone, as Stack::infer; in stage 3 all ranks make the same calls.
   at::Tensor infer(const at::Tensor& input, const at::Tensor& target);
 
+  void fetch(int group) override;
   void gather(int group) override;
   void use(int group) override;
   void release(int group) override;
@@ -61,20 +82,30 @@ class ZeroShards final : public Shards {
   struct Scattering {
     int group;
     Work work;
+    bool across = false;  // it is being summed over the replicas
   };
+  class CopyLane;
   at::Tensor take(std::int64_t numel);
+  Tier::Run kept_values(int group) const;
+  Tier::Run kept_grads(int group) const;
+  at::Tensor own_part(int group) const;
+  void sum_across(Scattering& one);
+  void keep(int group, at::Tensor sum);
   void wait(Work& work);
   void finish(Scattering& one);
 
   Stack& stack_;
-  std::shared_ptr<Communicator> ranks_;
+  std::shared_ptr<Communicator> ranks_, replicas_;
   int stage_;
+  Tier* tier_;                       // null: slices are kept here
+  std::unique_ptr<CopyLane> lane_;   // between a device and the host's memory
   std::vector<std::int64_t> first_;  // by group: where its own slice begins in the flat ones below
   at::Tensor own_values_, own_grads_;  // stage 3; stages 2 and 3
   std::vector<Work> gathering_;        // by group
   std::vector<Scattering> scattering_;
-  std::vector<bool> kept_;        // by group: own_grads_ has gradients of this step
-  std::vector<at::Tensor> free_;  // memory that nobody is lent
+  std::vector<bool> kept_;         // by group: own_grads_ has gradients of this step
+  std::vector<at::Tensor> norms_;  // by group
+  std::vector<at::Tensor> free_;   // memory that nobody is lent
   double exchanging_ = 0, waited_ = 0;
 };
 

@@ -3,18 +3,120 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
+#include <array>
+#include <optional>
 
 #include "echelon/nn/memory.h"
+#include "echelon/optim/optimizer.h"
 
 namespace echelon {
 
-ZeroUpdate::ZeroUpdate(Stack& stack, ZeroShards& shards, const OptimOptions& options)
-    : stack_(stack), shards_(shards) {
+// Pieces of gradients on their way from a GPU and of values on their way to it, two of each at a
+// time, in pinned memory.
+class ZeroUpdate::Staging {
+ public:
+  Staging(at::Device device, at::ScalarType type, std::int64_t numel)
+      : guard_(device.type()), device_(device) {
+    MemoryScope scope(MemoryKind::workspace);
+    for (auto& slot : slots_)
+      slot.memory = at::empty({numel}, at::TensorOptions(type).pinned_memory(true));
+  }
+
+  // Begins to bring the gradients of a piece here.
+  void bring(std::size_t piece, const at::Tensor& grads) {
+    at::Tensor(slot(piece, 0).memory.narrow(0, 0, grads.numel())).copy_(grads, true);
+    mark(slot(piece, 0));
+  }
+  at::Tensor brought(std::size_t piece, std::int64_t numel) {
+    slot(piece, 0).done->synchronize();
+    return slot(piece, 0).memory.narrow(0, 0, numel);
+  }
+  // Casts masters and begins to send them.
+  void send(std::size_t piece, const at::Tensor& masters, at::Tensor values) {
+    Slot& one = slot(piece, 2);
+    if (one.done) one.done->synchronize();
+    at::Tensor here = one.memory.narrow(0, 0, masters.numel());
+    here.copy_(masters);
+    values.copy_(here, true);
+    mark(one);
+  }
+
+ private:
+  struct Slot {
+    at::Tensor memory;
+    std::optional<c10::Event> done;
+  };
+  Slot& slot(std::size_t piece, std::size_t first) { return slots_[first + piece % 2]; }
+  void mark(Slot& one) {
+    if (!one.done) one.done.emplace(device_.type());
+    one.done->record(guard_.getStream(device_));
+  }
+
+  c10::impl::VirtualGuardImpl guard_;
+  at::Device device_;
+  std::array<Slot, 4> slots_;
+};
+
+std::vector<Tier::Array> ZeroUpdate::arrays(const OptimOptions& options, at::ScalarType type,
+                                            int stage, at::Device device) {
+  const auto wide = master_type(type);
+  const bool lent = stage >= 3, separate = wide != type;
+  std::vector<Tier::Array> all;
+  if (lent || separate || device.is_cuda())
+    all.push_back({"master", wide,
+                   lent && !separate ? MemoryKind::parameters : MemoryKind::optimizer,
+                   lent && !separate});
+  for (const auto& name : make_optimizer(options)->state_names())
+    all.push_back({name, wide, MemoryKind::optimizer, false});
+  if (lent && separate) all.push_back({"value", type, MemoryKind::parameters, true});
+  if (lent) all.push_back({"grad", type, MemoryKind::gradients, true});
+  return all;
+}
+
+ZeroUpdate::ZeroUpdate(Stack& stack, ZeroShards& shards, const OptimOptions& options, Tier* tier,
+                       std::int64_t piece)
+    : stack_(stack), shards_(shards), tier_(tier), kinds_{"master"} {
+  for (const auto& name : make_optimizer(options)->state_names()) kinds_.push_back(name);
   const auto type = stack.type();
-  const auto wide = at::TensorOptions(stack.device()).dtype(master_type(type));
+  const auto wide = at::TensorOptions(tier ? at::kCPU : stack.device()).dtype(master_type(type));
   const int groups = int(stack.groups().size());
+  const auto ranges = [&](int g) {
+    const auto begin = shards.slice_begin(g), numel = shards.slice_numel(g);
+    return ranges_within(stack.units(), begin, begin + numel, type, grain_of(options));
+  };
+  const auto sum_over_owners = [this](at::Tensor sums) {
+    if (!tier_ || stack_.device().is_cpu()) {
+      shards_.ranks().all_reduce(sums, ReduceOp::sum, {.tag = "norms", .blocking = true}).follow();
+      return;
+    }
+    const at::Tensor there = sums.to(stack_.device());
+    shards_.ranks().all_reduce(there, ReduceOp::sum, {.tag = "norms", .blocking = true}).follow();
+    sums.copy_(there);
+  };
+  norm_ = at::zeros({}, wide);
+  if (tier) {
+    piece = std::max(Tier::grain, piece / Tier::grain * Tier::grain);
+    std::vector<std::vector<UpdateRange>> all;
+    std::int64_t longest = 0;
+    for (int g = 0; g < groups; ++g) {
+      all.push_back(ranges(g));
+      for (std::int64_t at = 0; at < shards.slice_numel(g); at += piece) {
+        pieces_.push_back({g, at, std::min(piece, shards.slice_numel(g) - at)});
+        longest = std::max(longest, pieces_.back().numel);
+      }
+    }
+    if (stack.device().is_cuda() && shards.stage() < 3)
+      staging_ = std::make_unique<Staging>(stack.device(), type, longest);
+    slices_ = std::make_unique<SliceUpdate>(
+        std::move(all), longest,
+        [this](bool values_change, const auto& visit) { walk(values_change, visit); }, type,
+        options, parameters_of(stack.units()), sum_over_owners);
+    return;
+  }
   if (master_type(type) != type) {
     MemoryScope scope(MemoryKind::optimizer);
     std::int64_t all = 0;
@@ -24,30 +126,104 @@ ZeroUpdate::ZeroUpdate(Stack& stack, ZeroShards& shards, const OptimOptions& opt
   std::vector<SliceUpdate::Part> parts;
   std::int64_t first = 0;
   for (int g = 0; g < groups; ++g) {
-    const auto begin = shards.slice_begin(g), numel = shards.slice_numel(g);
-    parts.push_back({masters_.defined() ? masters_.narrow(0, first, numel) : shards.values(g),
-                     ranges_within(stack.units(), begin, begin + numel, type, grain_of(options))});
+    const auto numel = shards.slice_numel(g);
+    parts.push_back(
+        {masters_.defined() ? masters_.narrow(0, first, numel) : shards.values(g), ranges(g)});
     first += numel;
   }
-  slices_ = std::make_unique<SliceUpdate>(
-      std::move(parts), type, options, parameters_of(stack.units()), [this](at::Tensor sums) {
-        shards_.ranks()
-            .all_reduce(sums, ReduceOp::sum, {.tag = "norms", .blocking = true})
-            .follow();
-      });
-  norm_ = at::zeros({}, wide);
+  slices_ = std::make_unique<SliceUpdate>(std::move(parts), type, options,
+                                          parameters_of(stack.units()), sum_over_owners);
+}
+
+ZeroUpdate::~ZeroUpdate() = default;
+
+// Of a piece: masters where the tier has them, state, and gradients.
+std::vector<Tier::Run> ZeroUpdate::kept(const Piece& piece, bool with_grads) const {
+  std::vector<Tier::Run> runs;
+  const auto add = [&](const std::string& name) {
+    if (const int array = tier_->find(name); array >= 0)
+      runs.push_back({array, piece.group, piece.begin, piece.numel});
+  };
+  for (const auto& kind : kinds_) add(kind);
+  if (with_grads) add("grad");
+  return runs;
+}
+
+void ZeroUpdate::walk(bool values_change,
+                      const std::function<void(const SliceUpdate::Run&)>& visit) {
+  const bool grads_kept = tier_->find("grad") >= 0, masters_kept = tier_->find("master") >= 0;
+  const auto grads_of = [&](const Piece& piece) {
+    return shards_.grads(piece.group).narrow(0, piece.begin, piece.numel);
+  };
+  const auto ahead = [&](std::size_t i) {
+    if (i >= pieces_.size()) return;
+    for (const auto& run : kept(pieces_[i], true)) tier_->want(run);
+    if (staging_) staging_->bring(i, grads_of(pieces_[i]));
+  };
+  ahead(0);
+  for (std::size_t i = 0; i < pieces_.size(); ++i) {
+    ahead(i + 1);
+    const Piece& piece = pieces_[i];
+    SliceUpdate::Run run{std::size_t(piece.group), piece.begin, {}, {}, {}};
+    const auto runs = kept(piece, true);
+    for (const auto& one : runs) {
+      const std::string& name = tier_->arrays()[std::size_t(one.array)].name;
+      const at::Tensor here = tier_->take(one);
+      if (name == "master")
+        run.master = here;
+      else if (name == "grad")
+        run.grad = here;
+      else
+        run.state.push_back(here);
+    }
+    if (!masters_kept) run.master = shards_.values(piece.group).narrow(0, piece.begin, piece.numel);
+    if (!grads_kept) run.grad = staging_ ? staging_->brought(i, piece.numel) : grads_of(piece);
+    visit(run);
+    if (values_change) put_values(i, run.master);
+    for (const auto& one : runs)
+      tier_->give_back(one, tier_->arrays()[std::size_t(one.array)].name != "grad");
+    if (values_change && shards_.stage() < 3 &&
+        (i + 1 == pieces_.size() || pieces_[i + 1].group != piece.group))
+      shards_.publish(piece.group);
+  }
+}
+
+// The new values of a piece, from its masters, to where a step takes them from.
+void ZeroUpdate::put_values(std::size_t i, const at::Tensor& masters) {
+  const Piece& piece = pieces_[i];
+  if (const int array = tier_->find("value"); array >= 0) {
+    const Tier::Run run{array, piece.group, piece.begin, piece.numel};
+    tier_->blank(run).copy_(masters);
+    tier_->give_back(run, true);
+  } else if (shards_.stage() < 3 && tier_->find("master") >= 0) {
+    at::Tensor values = shards_.values(piece.group).narrow(0, piece.begin, piece.numel);
+    staging_ ? staging_->send(i, masters, values) : void(values.copy_(masters));
+  }
 }
 
 template <class Fn>
-void ZeroUpdate::each_part(std::size_t kind, const Parameter& parameter, const Fn& fn) const {
-  const auto parts = slices_->parted_state()[kind].parts;
-  for (int g = 0; g < int(parts.size()); ++g) {
-    const auto begin = shards_.slice_begin(g), end = begin + shards_.slice_numel(g);
+void ZeroUpdate::each_part(std::size_t kind, const Parameter& parameter, bool changes,
+                           const Fn& fn) const {
+  const auto overlap = [&](std::int64_t begin, std::int64_t numel, const auto& part) {
     const auto from = std::max(begin, parameter.begin),
-               to = std::min(end, parameter.begin + parameter.numel());
-    if (from < to)
-      fn(parts[std::size_t(g)].narrow(0, from - begin, to - from), from - parameter.begin);
+               to = std::min(begin + numel, parameter.begin + parameter.numel());
+    if (from < to) fn(part().narrow(0, from - begin, to - from), from - parameter.begin);
+    return from < to;
+  };
+  const int array = tier_ ? tier_->find(kinds_[kind]) : -1;
+  if (array >= 0) {
+    for (const auto& piece : pieces_) {
+      const Tier::Run run{array, piece.group, piece.begin, piece.numel};
+      if (overlap(shards_.slice_begin(piece.group) + piece.begin, piece.numel,
+                  [&] { return tier_->take(run); }))
+        tier_->give_back(run, changes);
+    }
+    return;
   }
+  for (int g = 0; g < int(stack_.groups().size()); ++g)
+    overlap(shards_.slice_begin(g), shards_.slice_numel(g), [&] {
+      return tier_ ? shards_.values(g) : slices_->parted_state()[kind].parts[std::size_t(g)];
+    });
 }
 
 // Every parameter is made whole for a moment, and the own part of it kept.
@@ -59,10 +235,10 @@ void ZeroUpdate::load(const ValueSource& source) {
       continue;
     }
     at::Tensor whole;
-    each_part(0, parameter, [&](at::Tensor part, std::int64_t at) {
+    each_part(0, parameter, /*changes=*/true, [&](at::Tensor part, std::int64_t at) {
       if (!whole.defined()) {
         MemoryScope scope(MemoryKind::workspace);
-        whole = at::empty(parameter.shape, part.options());
+        whole = at::empty(parameter.shape, at::TensorOptions(part.device()).dtype(part.dtype()));
         source(parameter, whole);
       }
       part.copy_(whole.view({-1}).narrow(0, at, part.numel()));
@@ -75,9 +251,9 @@ void ZeroUpdate::load(const ValueSource& source) {
 at::Tensor ZeroUpdate::whole(std::size_t kind, const Parameter& parameter) const {
   const at::NoGradGuard no_grad;
   MemoryScope scope(MemoryKind::workspace);
-  const auto wide = slices_->parted_state()[kind].parts.front().options();
-  at::Tensor all = at::zeros({parameter.numel()}, wide);
-  each_part(kind, parameter, [&](const at::Tensor& part, std::int64_t at) {
+  at::Tensor all = at::zeros({parameter.numel()},
+                             at::TensorOptions(stack_.device()).dtype(master_type(stack_.type())));
+  each_part(kind, parameter, /*changes=*/false, [&](const at::Tensor& part, std::int64_t at) {
     all.narrow(0, at, part.numel()).copy_(part);
   });
   shards_.ranks()
@@ -88,25 +264,43 @@ at::Tensor ZeroUpdate::whole(std::size_t kind, const Parameter& parameter) const
 
 void ZeroUpdate::put(std::size_t kind, const Parameter& parameter, const at::Tensor& whole) {
   const at::NoGradGuard no_grad;
-  each_part(kind, parameter, [&](at::Tensor part, std::int64_t at) {
+  each_part(kind, parameter, /*changes=*/true, [&](at::Tensor part, std::int64_t at) {
     part.copy_(whole.view({-1}).narrow(0, at, part.numel()));
   });
 }
 
 void ZeroUpdate::apply(const at::Tensor& loss) {
   const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> grads;
-  for (int g = 0; g < int(stack_.groups().size()); ++g) grads.push_back(shards_.grads(g));
-  at::Tensor square = slices_->norm_of(grads).to(at::kDouble).square();
+  const int groups = int(stack_.groups().size());
+  const bool grads_kept = tier_ && tier_->find("grad") >= 0;
+  std::vector<at::Tensor> grads, norms;
+  for (int g = 0; g < groups; ++g) {
+    norms.push_back(grads_kept ? shards_.norm(g) : slices_->norm_of_part(shards_.grads(g)));
+    if (!tier_) grads.push_back(shards_.grads(g));
+  }
+  at::Tensor square = SliceUpdate::norm_of_norms(norms).to(at::kDouble).square();
   shards_.ranks().all_reduce(square, ReduceOp::sum, {.tag = "norm", .blocking = true}).follow();
   norm_.copy_(square.sqrt());
-  slices_->apply(grads, norm_, loss);
-  publish();
+  if (!tier_) {
+    slices_->apply(grads, norm_, loss);
+    return publish();
+  }
+  const auto before = static_cast<std::int64_t>(slices_->updates());
+  tier_->begin_update(before);
+  slices_->apply({}, norm_, loss.cpu());
+  tier_->end_update(static_cast<std::int64_t>(slices_->updates()));
 }
 
 void ZeroUpdate::publish() {
   const at::NoGradGuard no_grad;
-  if (masters_.defined()) {
+  if (tier_) {
+    const int masters = tier_->find("master");
+    for (std::size_t i = 0; i < pieces_.size() && masters >= 0; ++i) {
+      const Tier::Run run{masters, pieces_[i].group, pieces_[i].begin, pieces_[i].numel};
+      put_values(i, tier_->take(run));
+      tier_->give_back(run, false);
+    }
+  } else if (masters_.defined()) {
     const auto masters = slices_->parted_state().front().parts;
     for (int g = 0; g < int(masters.size()); ++g) shards_.values(g).copy_(masters[std::size_t(g)]);
   }

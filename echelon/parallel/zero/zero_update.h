@@ -1,8 +1,14 @@
 // The update of ranks that share a model out: each applies it to the slices it owns
 // (zero_shards.h). Masters, moments and what else the optimiser keeps exist once in the whole job.
+//
+// Where a tier keeps them, they come to memory piece by piece: while one is updated, on the CPU,
+// the next is read and the last is written. A GPU's gradients and new values go through pinned
+// memory beside that.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "echelon/optim/slice_update.h"
@@ -13,7 +19,13 @@ namespace echelon {
 
 class ZeroUpdate final : public Update {
  public:
-  ZeroUpdate(Stack& stack, ZeroShards& shards, const OptimOptions& options);
+  // With a tier: `piece` elements at a time.
+  ZeroUpdate(Stack& stack, ZeroShards& shards, const OptimOptions& options, Tier* tier = nullptr,
+             std::int64_t piece = 0);
+  ~ZeroUpdate() override;
+  // The arrays that a tier must have for it.
+  static std::vector<Tier::Array> arrays(const OptimOptions& options, at::ScalarType type,
+                                         int stage, at::Device device);
 
   void load(const ValueSource& source) override;
   const at::Tensor& rate() const override { return slices_->rate(); }
@@ -25,8 +37,8 @@ class ZeroUpdate final : public Update {
   void publish() override;
   void restart(double updates) override { slices_->restart(updates); }
 
-  // By group: what this rank keeps of it.
-  std::vector<SliceUpdate::PartedState> state() const { return slices_->parted_state(); }
+  // What is kept of every element: "master" and the optimiser's state, in the type of masters.
+  const std::vector<std::string>& kinds() const { return kinds_; }
   // One of those (0: masters) of a whole parameter, on every rank: collective. No more than that is
   // ever in one place.
   at::Tensor whole(std::size_t kind, const Parameter& parameter) const;
@@ -34,12 +46,24 @@ class ZeroUpdate final : public Update {
   void put(std::size_t kind, const Parameter& parameter, const at::Tensor& whole);
 
  private:
+  struct Piece {
+    int group;
+    std::int64_t begin, numel;  // within the slice
+  };
+  class Staging;
   // fn(part, of the parameter) for what this rank owns of it, both flat.
   template <class Fn>
-  void each_part(std::size_t kind, const Parameter& parameter, const Fn& fn) const;
+  void each_part(std::size_t kind, const Parameter& parameter, bool changes, const Fn& fn) const;
+  void walk(bool values_change, const std::function<void(const SliceUpdate::Run&)>& visit);
+  std::vector<Tier::Run> kept(const Piece& piece, bool with_grads) const;
+  void put_values(std::size_t piece, const at::Tensor& masters);
 
   Stack& stack_;
   ZeroShards& shards_;
+  Tier* tier_;
+  std::vector<std::string> kinds_;
+  std::vector<Piece> pieces_;  // of all own slices, where a tier keeps them
+  std::unique_ptr<Staging> staging_;
   at::Tensor masters_;  // of all own slices, where the model's type is too narrow for them
   std::unique_ptr<SliceUpdate> slices_;
   at::Tensor norm_;

@@ -1,0 +1,78 @@
+#include "echelon/optim/adamw_cpu.h"
+
+#include <ATen/Parallel.h>
+
+#include <cmath>
+
+// The best that the machine has, chosen when the program is loaded.
+#if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__)
+#define ECHELON_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define ECHELON_CLONES
+#endif
+
+namespace echelon {
+namespace {
+
+constexpr std::int64_t grain = 1 << 14;  // elements that are worth a thread
+
+template <class T>
+struct Factors {
+  explicit Factors(const AdamwFactors& f)
+      : keep(T(f.keep)),
+        beta1(T(f.beta1)),
+        rest1(T(1 - f.beta1)),
+        beta2(T(f.beta2)),
+        rest2(T(1 - f.beta2)),
+        step(T(f.step)),
+        root(T(f.root)),
+        epsilon(T(f.epsilon)),
+        scale(T(f.scale)) {}
+  T keep, beta1, rest1, beta2, rest2, step, root, epsilon, scale;
+};
+
+template <class T>
+inline __attribute__((always_inline)) void run(T* __restrict w, const T* __restrict g,
+                                               T* __restrict m, T* __restrict v, std::int64_t n,
+                                               const Factors<T> f) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    const T grad = g[i] / f.scale;
+    const T mean = f.beta1 * m[i] + f.rest1 * grad;
+    const T square = f.beta2 * v[i] + f.rest2 * grad * grad;
+    m[i] = mean;
+    v[i] = square;
+    w[i] = w[i] * f.keep - f.step * (mean / (std::sqrt(square) / f.root + f.epsilon));
+  }
+}
+
+ECHELON_CLONES void run_float(float* w, const float* g, float* m, float* v, std::int64_t n,
+                              const Factors<float>& f) {
+  run(w, g, m, v, n, f);
+}
+ECHELON_CLONES void run_double(double* w, const double* g, double* m, double* v, std::int64_t n,
+                               const Factors<double>& f) {
+  run(w, g, m, v, n, f);
+}
+
+template <class T, class Kernel>
+void over(const at::Tensor& value, const at::Tensor& grad, const at::Tensor& mean,
+          const at::Tensor& square, const AdamwFactors& factors, const Kernel& kernel) {
+  const Factors<T> f(factors);
+  T *w = value.data_ptr<T>(), *m = mean.data_ptr<T>(), *v = square.data_ptr<T>();
+  const T* g = grad.const_data_ptr<T>();
+  at::parallel_for(0, value.numel(), grain, [&](std::int64_t begin, std::int64_t end) {
+    kernel(w + begin, g + begin, m + begin, v + begin, end - begin, f);
+  });
+}
+
+}  // namespace
+
+void adamw_cpu(at::Tensor value, const at::Tensor& grad, at::Tensor mean, at::Tensor square,
+               const AdamwFactors& factors) {
+  if (value.scalar_type() == at::kDouble)
+    over<double>(value, grad, mean, square, factors, run_double);
+  else
+    over<float>(value, grad, mean, square, factors, run_float);
+}
+
+}  // namespace echelon
