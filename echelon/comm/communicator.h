@@ -32,6 +32,7 @@
 #include "echelon/collective/options.h"
 #include "echelon/collective/type.h"
 #include "echelon/comm/work.h"
+#include "echelon/net/host.h"
 #include "echelon/net/options.h"
 
 struct ncclComm;
@@ -97,6 +98,9 @@ class Communicator {
 
   // A tensor in memory that the backend works on without a copy; uninitialised.
   virtual at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType type);
+
+  // Where this rank is: the same text for ranks of one host.
+  virtual std::string host() const { return host_id(); }
 
   // Where small tensors that only this communicator sees should lie: NCCL takes none of the CPU's.
   virtual at::Device device() const { return at::kCPU; }

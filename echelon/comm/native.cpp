@@ -190,6 +190,10 @@ class NativeCommunicator final : public Communicator {
         at::TensorOptions().dtype(type));
   }
 
+  std::string host() const override {
+    return group_->endpoint().card(group_->endpoint().rank()).host;
+  }
+
   LinkFigures link() const override {
     return group_->shape().hosts > 1 ? group_->figures().tcp : group_->figures().shared;
   }

@@ -6,12 +6,12 @@
 namespace echelon {
 
 struct AdamwFactors {
-  double keep;           // 1 - rate * decay
+  double keep;  // 1 - rate * decay
   double beta1, beta2;
-  double step;           // rate / (1 - beta1^t)
-  double root;           // sqrt(1 - beta2^t)
+  double step;  // rate / (1 - beta1^t)
+  double root;  // sqrt(1 - beta2^t)
   double epsilon;
-  double scale;          // gradients are divided by it
+  double scale;  // gradients are divided by it
 };
 
 // Flat tensors of one length and type, float or double.

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <bit>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -152,30 +153,62 @@ std::uint64_t server_bytes(const JobOptions& options, std::uint64_t n, int p) {
 // Gradients once to their owners. Stages 1 and 2: parameters once to all, and once before the first
 // step. Stage 3: a group is gathered for forward and for backward; the last stays in between, and
 // the embedding, which the head is tied to, comes once more for the head.
-std::uint64_t zero_bytes(int stage, const std::vector<std::uint64_t>& groups, std::uint64_t p,
-                         std::uint64_t micro_batches) {
+// Hybrid: so on every host, and each slice is summed once more, over the hosts.
+std::uint64_t zero_bytes(const JobOptions& options, const std::vector<std::uint64_t>& groups,
+                         std::uint64_t world, std::uint64_t all_hosts) {
+  const auto stage = options.parallel.zero;
+  const auto micro_batches = std::uint64_t(options.train.micro_batches);
+  const std::uint64_t hosts = options.zero.shard == "host" ? all_hosts : 1, p = world / hosts;
   std::uint64_t n = 0, gathered = 0;
   for (const auto bytes : groups) n += bytes;
-  if (stage < 3) return (p - 1) * ((stage == 2 ? micro_batches : 1) * steps * n + (steps + 1) * n);
+  const std::uint64_t sums = stage >= 2 ? micro_batches : 1;
+  const std::uint64_t across = 2 * (hosts - 1) * sums * steps * n;
+  if (stage < 3) return hosts * (p - 1) * (sums * steps * n + (steps + 1) * n) + across;
   for (std::size_t g = 0; g < groups.size(); ++g)
-    gathered += (g == 0 ? 3 : g + 1 == groups.size() ? 1 : 2) * groups[g];
+    gathered += (g == 0 && options.model.tied ? 3 : g + 1 == groups.size() ? 1 : 2) * groups[g];
   // From one micro-batch to the next the first group stays.
-  return (p - 1) * steps * (micro_batches * (n + gathered) - (micro_batches - 1) * groups[0]);
+  return hosts * (p - 1) * steps *
+             (micro_batches * (n + gathered) - (micro_batches - 1) * groups[0]) +
+         across;
 }
 
-void add_zero(std::vector<Strategy>& all) {
+// What every stage and optimiser is tried with.
+const std::vector<std::pair<const char*, void (*)(JobOptions&, const std::string& folder)>>
+    variations = {
+        {"", [](JobOptions&, const std::string&) {}},
+        {", accumulation over 3 micro-batches",
+         [](JobOptions& o, const std::string&) { o.train.micro_batches = 3; }},
+        {", clipping", [](JobOptions& o, const std::string&) { o.optim.clip = 0.01; }},
+        {", untied", [](JobOptions& o, const std::string&) { o.model.tied = false; }},
+        {", offload host",
+         [](JobOptions& o, const std::string&) {
+           o.zero.offload = "host";
+           o.zero.piece = 0.02;
+         }},
+        {", offload disk, accumulation, clipping",
+         [](JobOptions& o, const std::string& folder) {
+           o.zero.offload = "disk";
+           o.zero.offload_path = folder;
+           o.zero.piece = 0.02;
+           o.train.micro_batches = 3;
+           o.optim.clip = 0.01;
+         }},
+};
+
+void add_zero(std::vector<Strategy>& all, const std::string& folder, bool per_host) {
   for (int stage = 1; stage <= 3; ++stage)
-    for (const char* optimizer : {"sgd", "adamw", "lars", "lamb"}) {
-      Strategy one{fmt::format("ZeRO {}, {}", stage, optimizer)};
-      one.options.parallel.zero = stage;
-      one.options.zero.group = 0;
-      one.options.optim.name = optimizer;
-      if (one.options.optim.name == "lars") one.options.optim.rate = 5;  // times optim.trust
-      all.push_back(one);
-      one.name += ", accumulation over 3 micro-batches";
-      one.options.train.micro_batches = 3;
-      all.push_back(one);
-    }
+    for (const char* optimizer : {"sgd", "adamw", "lars", "lamb"})
+      for (const auto& [name, vary] : variations) {
+        Strategy one{fmt::format("ZeRO {}{}, {}{}", stage, per_host ? " within hosts" : "",
+                                 optimizer, name)};
+        one.options.parallel.zero = stage;
+        one.options.zero.group = 0;
+        one.options.zero.shard = per_host ? "host" : "all";
+        one.options.optim.name = optimizer;
+        if (one.options.optim.name == "lars") one.options.optim.rate = 5;  // times optim.trust
+        vary(one.options, folder);
+        all.push_back(one);
+      }
 }
 
 void add_data_parallel(std::vector<Strategy>& all, int world, bool two_hosts) {
@@ -225,25 +258,51 @@ void add_servers(std::vector<Strategy>& all, int world) {
 
 // Parameters, gradients and AdamW's two moments; workers of servers keep no moments, and a server
 // has of its part the values it gives out, their masters and the moments.
-std::string memory_fault(const Strategy& strategy, const Run& run, int world) {
+std::string memory_fault(const Strategy& strategy, const Run& run, int world, int hosts) {
   if (run.served != 4 * run.server_part)
     return fmt::format("the server holds {} bytes and should hold {}", run.served,
                        4 * run.server_part);
   if (!run.works) return {};
   const std::uint64_t n = run.model_bytes;
   const auto zero = strategy.options.parallel.zero;
-  const std::uint64_t part = n / std::uint64_t(world);
+  const bool disk = strategy.options.zero.offload == "disk";
+  const int owners = strategy.options.zero.shard == "host" ? world / hosts : world;
+  const std::uint64_t part = n / std::uint64_t(owners), slice = disk && zero >= 3 ? 0 : part;
   const std::uint64_t moments =
       strategy.options.optim.name == "adamw" || strategy.options.optim.name == "lamb" ? 2 : 1;
   const std::uint64_t state =
-      strategy.options.server.count > 0 ? 0 : moments * (zero >= 1 ? part : n);
-  for (const auto& [kind, expected] : {std::pair{MemoryKind::parameters, zero >= 3 ? part : n},
-                                       {MemoryKind::gradients, zero >= 2 ? part : n},
+      strategy.options.server.count > 0 || disk ? 0 : moments * (zero >= 1 ? part : n);
+  for (const auto& [kind, expected] : {std::pair{MemoryKind::parameters, zero >= 3 ? slice : n},
+                                       {MemoryKind::gradients, zero >= 2 ? slice : n},
                                        {MemoryKind::optimizer, state}})
     if (run.memory[kind] != expected)
       return fmt::format("{} are {} bytes and should be {}", memory_kind_names[std::size_t(kind)],
                          run.memory[kind], expected);
   return {};
+}
+
+// A folder of this process, for slices on disk.
+class ScratchDisk {
+ public:
+  ScratchDisk()
+      : path_(std::filesystem::temp_directory_path() /
+              fmt::format("echelon-verify-{}", ::getpid())) {
+    std::filesystem::create_directories(path_);
+  }
+  ~ScratchDisk() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  std::string path() const { return path_.string(); }
+
+ private:
+  std::filesystem::path path_;
+};
+
+// What two jobs have in common that must end with the same parameters.
+std::string computation(JobOptions options) {
+  const auto text = [](auto& section) { return to_toml(fields_of(section), Comments::no); };
+  return text(options.model) + text(options.train) + text(options.optim);
 }
 
 }  // namespace
@@ -257,18 +316,24 @@ std::vector<VerifyCell> verify_cells(std::shared_ptr<Communicator> ranks, const 
   std::vector<Strategy> strategies;
   add_data_parallel(strategies, world, hosts > 1);
   if (hosts == 1) add_servers(strategies, world);
-  add_zero(strategies);
-  std::map<std::pair<std::int64_t, std::string>, at::Tensor> alone;  // micro-batches, optimiser
+  const ScratchDisk disk;
+  add_zero(strategies, disk.path(), false);
+  if (hosts > 1 && world % hosts == 0) add_zero(strategies, disk.path(), true);
+  std::map<std::string, at::Tensor> alone;  // by what is computed
   std::vector<VerifyCell> cells;
   for (const auto& strategy : strategies) {
     const Run run = train(strategy, ranks, bind, token);
-    auto& reference = alone[{strategy.options.train.micro_batches, strategy.options.optim.name}];
-    if (!reference.defined()) reference = train(strategy, nullptr, bind, token).parameters;
+    auto& reference = alone[computation(strategy.options)];
+    if (!reference.defined()) {
+      Strategy one = strategy;
+      one.options.zero = {};
+      reference = train(one, nullptr, bind, token).parameters;
+    }
     const ordered_json mine = {
         {"sent", run.sent},
         {"difference", run.works ? (run.parameters - reference).abs().max().item<double>() : 0.0},
         {"model", run.model_bytes},
-        {"fault", memory_fault(strategy, run, world)}};
+        {"fault", memory_fault(strategy, run, world, hosts)}};
     VerifyCell cell{strategy.name + (hosts > 1 ? fmt::format(", {} hosts", hosts) : ""),
                     world,
                     0,
@@ -293,8 +358,7 @@ std::vector<VerifyCell> verify_cells(std::shared_ptr<Communicator> ranks, const 
     }
     const std::uint64_t expected =
         strategy.options.parallel.zero > 0
-            ? zero_bytes(int(strategy.options.parallel.zero), run.groups, std::uint64_t(world),
-                         std::uint64_t(strategy.options.train.micro_batches))
+            ? zero_bytes(strategy.options, run.groups, std::uint64_t(world), std::uint64_t(hosts))
         : strategy.options.server.count > 0
             ? server_bytes(strategy.options, model, world)
             : steps * all_reduce_bytes(strategy.algorithm, model, std::uint64_t(world),

@@ -28,7 +28,8 @@ constexpr std::int64_t block = BlockFile::alignment;
 // What is at the beginning of the file.
 struct Mark {
   char magic[8] = {'E', 'C', 'H', 'T', 'I', 'E', 'R', '1'};
-  char boot[40] = {};  // since the machine started: after a crash of it, nothing here is to be trusted
+  char boot[40] =
+      {};  // since the machine started: after a crash of it, nothing here is to be trusted
   std::int64_t rank = 0, ranks = 0;
   std::int64_t updates = 0;
   std::int64_t updating = 0;  // 1: some of it is after update `updates` already, the rest is not
@@ -160,8 +161,9 @@ class DiskTier final : public Tier {
 
   Place place(const Run& run) const {
     const auto element = c10::elementSize(arrays_[std::size_t(run.array)].type);
-    return {first_[std::size_t(run.array)][std::size_t(run.group)] + std::uint64_t(run.begin) * element,
-            BlockFile::aligned(std::uint64_t(run.numel) * element)};
+    return {
+        first_[std::size_t(run.array)][std::size_t(run.group)] + std::uint64_t(run.begin) * element,
+        BlockFile::aligned(std::uint64_t(run.numel) * element)};
   }
 
   at::Tensor as_run(const at::Tensor& memory, const Run& run) const {
@@ -180,7 +182,8 @@ class DiskTier final : public Tier {
     while (!writing_.empty() && file_.done(writing_.front().ticket)) reclaim();
     auto best = free_.end();
     for (auto it = free_.begin(); it != free_.end(); ++it)
-      if (it->numel() >= std::int64_t(bytes) && (best == free_.end() || it->numel() < best->numel()))
+      if (it->numel() >= std::int64_t(bytes) &&
+          (best == free_.end() || it->numel() < best->numel()))
         best = it;
     if (best == free_.end()) return aligned_memory(std::int64_t(bytes));
     const at::Tensor memory = *best;
@@ -214,7 +217,8 @@ class DiskTier final : public Tier {
     std::memcpy(static_cast<void*>(&before), mark_block_.data_ptr(), sizeof before);
     note_boot(now);
     if (std::memcmp(before.magic, now.magic, sizeof before.magic) != 0) return;  // none: it is new
-    const std::string whose = fmt::format("{} was left by a process that was killed", file_.path().string());
+    const std::string whose =
+        fmt::format("{} was left by a process that was killed", file_.path().string());
     if (before.sum != before.right_sum())
       left_behind_ = whose + ", and its first block is damaged: all of it is lost";
     else if (std::memcmp(before.boot, now.boot, sizeof before.boot) != 0)

@@ -12,7 +12,7 @@ struct ZeroOptions {
   double group = 0.25;
   std::string shard = "all";
   std::string offload = "none";
-  std::string offload_path;
+  std::string offload_path = {};
   double piece = 4;
 
   void fields(Fields& f) {

@@ -16,7 +16,6 @@
 
 #include "echelon/base/error.h"
 #include "echelon/comm/texts.h"
-#include "echelon/net/host.h"
 #include "echelon/nn/memory.h"
 
 namespace echelon {
@@ -42,7 +41,7 @@ Stack::Placement ZeroShards::placement(std::shared_ptr<Communicator> shards, int
 
 Owners owners_of(std::shared_ptr<Communicator> ranks, bool per_host) {
   if (!per_host) return {std::move(ranks), nullptr};
-  const auto hosts = gather_texts(*ranks, host_id(), "hosts");
+  const auto hosts = gather_texts(*ranks, ranks->host(), "hosts");
   std::vector<std::string> names;
   std::vector<int> count;
   int host = 0, local = 0;
