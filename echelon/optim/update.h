@@ -26,6 +26,9 @@ class Update {
   virtual const at::Tensor& norm() const = 0;
   virtual const at::Tensor& halted() const = 0;
 
+  // Seconds that the last update ran on the host while the device waited for it.
+  virtual double host_seconds() const { return 0; }
+
   virtual double updates() const = 0;
   // Masters -> parameters, after they were changed from outside.
   virtual void publish() = 0;

@@ -120,7 +120,7 @@ at::Tensor Executor::run(const at::Tensor& input, const at::Tensor& target, doub
   if (stack_.device().is_cpu())
     times_.compute = since(start) - times_.exposed - times_.update;
   else
-    times_ = {};
+    times_ = {.update = update_ ? update_->host_seconds() : 0};
   return loss_;
 }
 

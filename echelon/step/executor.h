@@ -18,7 +18,7 @@
 namespace echelon {
 
 // Where the time of a step went, in seconds of the host. On a GPU the host only issues work, so
-// these are zero there.
+// these are zero there, but for an update that the host does while the GPU waits.
 struct StepTimes {
   double compute = 0;  // forward and backward
   double exposed = 0;  // communication that the step waited for

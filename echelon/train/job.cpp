@@ -117,8 +117,8 @@ JobEnd follow(const JobRequest& request, Trainer& trainer, const Stack& stack, c
     throw;
   }
   const bool finished = trainer.step() >= train.steps;
-  if (saves && (!finished || train.save_every == 0)) trainer.save({});
-  if (saves && finished)
+  if (saves && (!finished || (train.save_every == 0 && train.save_last))) trainer.save({});
+  if (saves && finished && train.save_last)
     for (const auto& parameter : stack.parameters()) trainer.master(parameter);
   if (servers) {
     trainer.leave_servers();
@@ -301,6 +301,9 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
     trace.emplace(request.ranks);
   }
   ServerJob* const served = servers ? &*servers : nullptr;
+  std::vector<std::string> left_behind;  // by ranks that were killed
+  if (trainer.tier() && request.ranks)
+    left_behind = gather_texts(*request.ranks, trainer.tier()->left_behind(), "offload");
   if (request.ranks && request.ranks->rank() != 0)
     return follow(request, trainer, stack, data, served, run_until, trace);
 
@@ -328,6 +331,13 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
           (options.train.device == "cuda" ? std::string("a GPU")
                                           : fmt::format("{} CPU thread{}", at::get_num_threads(),
                                                         at::get_num_threads() == 1 ? "" : "s")));
+  for (const auto& text : left_behind)
+    if (!text.empty())
+      log::warn(fmt::format("{}. {}", text,
+                            resuming ? fmt::format("What was saved after step {} is whole, and the "
+                                                   "run goes on from there",
+                                                   trainer.step())
+                                     : std::string("This run begins anew")));
   fmt::print("data        {}\n", data.description);
   fmt::print("run         {}\n", run.path().string());
   if (served) show_servers(options.server, served->roles().workers());
@@ -338,6 +348,7 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
                    : fmt::format("ECHELON_TOKEN=… echelon train {} --join {}",
                                  run.config().string(), served->addresses()));
   if (resuming) fmt::print("resumed     after step {}\n", trainer.step());
+  if (const Tier* tier = trainer.tier()) fmt::print("offload     {} a rank\n", tier->description());
   if (options.optim.warmup >= options.train.steps) {
     log::warn(fmt::format(
         "optim.warmup = {} is not below train.steps = {}: the rate never reaches its peak; set a "
@@ -407,9 +418,10 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
 
   // So that a finished run can be given more steps; with save_every the states of its own grid
   // stay.
-  if (options.train.save_every == 0) trainer.save(run.state());
-  write_gpt2_folder(run.weights(), options.model, stack,
-                    [&](const Parameter& p) { return trainer.master(p); });
+  if (options.train.save_every == 0 && options.train.save_last) trainer.save(run.state());
+  if (options.train.save_last)
+    write_gpt2_folder(run.weights(), options.model, stack,
+                      [&](const Parameter& p) { return trainer.master(p); });
   leave();
   if (data.validation != nullptr) {
     outcome.validation_loss = trainer.evaluate(*data.validation, data.validation->size());
@@ -433,14 +445,19 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   show_memory(trainer.memory().at_peak());
   if (data.bytes && options.parallel.zero < 3) {
     show_sample(stack, options.model.context);
-  } else if (data.bytes) {  // no rank has the model: from its weights, whole
+  } else if (data.bytes &&
+             options.train.save_last) {  // no rank has the model: from its weights, whole
     Stack whole = gpt(options.model);
     whole.allocate(at::kCPU, at::kFloat, Gradients::no);
     whole.load(gpt2_values(run.weights(), whole));
     show_sample(whole, options.model.context);
   }
-  fmt::print("run         {}: weights/ opens in transformers, or try: echelon generate {}\n",
-             run.path().string(), run.weights().string());
+  if (options.train.save_last)
+    fmt::print("run         {}: weights/ opens in transformers, or try: echelon generate {}\n",
+               run.path().string(), run.weights().string());
+  else
+    fmt::print("run         {}; train.save_last=false: nothing of the model was written\n",
+               run.path().string());
   return JobEnd::finished;
 }
 

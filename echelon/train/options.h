@@ -29,6 +29,7 @@ struct TrainOptions {
   std::int64_t validate_every = 400;
   std::int64_t validate_samples = 512;
   std::int64_t save_every = 0;
+  bool save_last = true;
   std::int64_t check_every = 100;
 
   void fields(Fields& f) {
@@ -55,6 +56,8 @@ struct TrainOptions {
     f.add("save_every", save_every,
           "steps between states written for --resume; 0: at the end and when interrupted",
           {.minimum = 0});
+    f.add("save_last", save_last,
+          "write the state and the weights when the last step is done; false: to try a model out");
     f.add(
         "check_every", check_every,
         "several ranks: steps between checks that all hold the same parameters, to the bit; 0: never",

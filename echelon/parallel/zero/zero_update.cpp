@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <optional>
 
 #include "echelon/nn/memory.h"
@@ -285,10 +286,12 @@ void ZeroUpdate::apply(const at::Tensor& loss) {
     slices_->apply(grads, norm_, loss);
     return publish();
   }
+  const auto start = std::chrono::steady_clock::now();
   const auto before = static_cast<std::int64_t>(slices_->updates());
   tier_->begin_update(before);
   slices_->apply({}, norm_, loss.cpu());
   tier_->end_update(static_cast<std::int64_t>(slices_->updates()));
+  host_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 void ZeroUpdate::publish() {

@@ -33,6 +33,7 @@ class ZeroUpdate final : public Update {
   void apply(const at::Tensor& loss) override;
   const at::Tensor& norm() const override { return norm_; }
   const at::Tensor& halted() const override { return slices_->halted(); }
+  double host_seconds() const override { return host_seconds_; }
   double updates() const override { return slices_->updates(); }
   void publish() override;
   void restart(double updates) override { slices_->restart(updates); }
@@ -67,6 +68,7 @@ class ZeroUpdate final : public Update {
   at::Tensor masters_;  // of all own slices, where the model's type is too narrow for them
   std::unique_ptr<SliceUpdate> slices_;
   at::Tensor norm_;
+  double host_seconds_ = 0;
 };
 
 }  // namespace echelon
