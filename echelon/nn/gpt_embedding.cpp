@@ -1,9 +1,10 @@
 #include "echelon/nn/gpt_embedding.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/embedding_dense_backward.h>
 #include <ATen/ops/sum.h>
+
+#include "echelon/nn/parallel_over.h"
 
 namespace echelon {
 namespace {
@@ -16,7 +17,7 @@ void scatter_rows(const at::Tensor& table, const at::Tensor& tokens, const at::T
   T* const out = table.data_ptr<T>();
   const T* const in = rows.const_data_ptr<T>();
   const auto* const token = tokens.const_data_ptr<std::int64_t>();
-  at::parallel_for(0, width, 64, [&](std::int64_t begin, std::int64_t end) {
+  parallel_over(table[0], 64, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = 0; i < n; ++i) {
       T* const to = out + token[i] * width;
       const T* const from = in + i * width;

@@ -1,6 +1,5 @@
 #include "echelon/nn/stack.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -12,6 +11,7 @@
 #include "echelon/base/error.h"
 #include "echelon/base/random.h"
 #include "echelon/nn/memory.h"
+#include "echelon/nn/parallel_over.h"
 
 namespace echelon {
 
@@ -45,7 +45,7 @@ ValueSource random_values(std::uint64_t seed) {
     const Key key = derive_key(seed, parameter.name);
     const auto fill = [&]<class T>(at::Tensor host, T*) {
       T* data = host.data_ptr<T>();
-      at::parallel_for(0, host.numel(), 1 << 14, [&](std::int64_t begin, std::int64_t end) {
+      parallel_over(host.view({-1}), 1 << 14, [&](std::int64_t begin, std::int64_t end) {
         fill_normal(key, static_cast<std::uint64_t>(begin),
                     std::span(data + begin, static_cast<std::size_t>(end - begin)), 0,
                     parameter.init.stddev);
