@@ -2,6 +2,10 @@
 // softmax(z) - onehot(t). Forward makes both in one pass over blocks of rows: the logits of a block
 // are turned into its gradient in place, so a training step holds one [rows, vocab] tensor (the
 // gradient) and no second one, and evaluation holds one block.
+//
+// A probability of a large vocabulary is below what fp16 has. There the rows of a block are
+// computed in fp32, and multiplied by the loss scale and the share of the mean before they are
+// rounded.
 #include "echelon/nn/gpt_head.h"
 
 #include <ATen/ops/_log_softmax.h>
@@ -9,6 +13,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/exp.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/log_softmax.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
 
@@ -22,6 +27,13 @@ namespace {
 std::int64_t rows_a_block(const at::Tensor& x, std::int64_t vocab) {
   const std::int64_t bytes = x.is_cpu() ? std::int64_t{4} << 20 : std::int64_t{512} << 20;
   return std::max<std::int64_t>(1, bytes / (vocab * x.element_size()));
+}
+
+bool is_half(const at::Tensor& x) { return x.scalar_type() == at::kHalf; }
+
+// The mean's share of one row.
+double share_of(const Pass& pass, const at::Tensor& rows) {
+  return pass.weight / static_cast<double>(rows.size(0));
 }
 
 }  // namespace
@@ -50,12 +62,18 @@ at::Tensor GptHead::forward(const at::Tensor& x, Pass& pass) {
     at::Tensor logits = grad.narrow(0, pass.training ? at : 0, size);
     const at::Tensor goal = target.narrow(0, at, size);
     at::mm_out(logits, normed.y.narrow(0, at, size), weight);
-    const at::Tensor log_probability = at::_log_softmax(logits, 1, /*half_to_float=*/false);
+    at::Tensor log_probability = is_half(logits)
+                                     ? at::log_softmax(logits, 1, at::kFloat)
+                                     : at::_log_softmax(logits, 1, /*half_to_float=*/false);
     loss.sub_(log_probability.gather(1, goal).sum(at::kDouble));
-    if (pass.training) {
-      at::exp_out(logits, log_probability);
-      logits.scatter_add_(1, goal, at::full({}, -1, logits.options()).expand({size, 1}));
-    }
+    if (!pass.training) continue;
+    at::Tensor row_grad = is_half(logits) ? log_probability : logits;
+    at::exp_out(row_grad, log_probability);
+    row_grad.scatter_add_(1, goal, at::full({}, -1, row_grad.options()).expand({size, 1}));
+    if (!is_half(logits)) continue;
+    row_grad.mul_(share_of(pass, rows));
+    if (pass.scale.defined()) row_grad.mul_(pass.scale);
+    logits.copy_(row_grad);
   }
   if (pass.training) pass.saved = {rows, normed.mean, normed.rstd, normed.y, grad};
   return loss.div_(static_cast<double>(n));
@@ -65,7 +83,7 @@ at::Tensor GptHead::backward(const at::Tensor& /*grad_output*/, Pass& pass) {
   const at::Tensor &rows = pass.saved[0], &mean = pass.saved[1], &rstd = pass.saved[2],
                    &normed = pass.saved[3];
   at::Tensor grad_logits = std::move(pass.saved[4]);
-  const double scale = pass.weight / static_cast<double>(rows.size(0));
+  const double scale = is_half(rows) ? 1 : share_of(pass, rows);  // fp16: they have it already
   weight_->grad.addmm_(grad_logits.t(), normed, weight_->grad_beta(), scale);
   const at::Tensor nothing = at::empty({options_.width}, rows.options());
   const at::Tensor grad_normed = at::addmm(nothing, grad_logits, weight_->value, /*beta=*/0, scale);

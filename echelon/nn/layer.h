@@ -25,6 +25,7 @@ struct Pass {
   at::Tensor
       target;  // last layer only: what the loss compares with; undefined: give the output instead
   double weight = 1;     // this micro-batch's share of the global mean; scales the gradients
+  at::Tensor scale;      // last layer only: scales them too, a float on the device; undefined: 1
   bool training = true;  // false: no backward will follow, keep nothing
 };
 
@@ -58,8 +59,8 @@ class Layer {
   virtual at::Tensor forward(const at::Tensor& input, Pass& pass) = 0;
 
   // The gradient for the input, given that for the output (undefined for the loss, whose gradient
-  // is pass.weight). Gradients of parameters are added to their buffers. Undefined where the input
-  // has none.
+  // is pass.weight times pass.scale, before anything is rounded to fp16). Gradients of parameters
+  // are added to their buffers. Undefined where the input has none.
   virtual at::Tensor backward(const at::Tensor& grad_output, Pass& pass) = 0;
 
   // Whether a GPU graph may record it: no host synchronisation, no shapes that depend on values.

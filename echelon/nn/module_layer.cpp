@@ -18,6 +18,10 @@ at::Tensor leaf(const at::Tensor& input) {
   return x;
 }
 
+at::Tensor wide_enough(const at::Tensor& x) {
+  return x.scalar_type() == at::kHalf ? x.to(at::kFloat) : x;
+}
+
 }  // namespace
 
 ModuleLayer::ModuleLayer(std::string name, std::shared_ptr<torch::nn::Module> module,
@@ -88,7 +92,7 @@ class LossLayer : public Layer {
     if (!pass.target.defined()) return input;
     at::AutoGradMode grad_mode(pass.training);
     const at::Tensor x = leaf(input);
-    const at::Tensor loss = loss_(x, pass.target);
+    const at::Tensor loss = loss_(wide_enough(x), wide_enough(pass.target));
     if (loss.numel() != 1) {
       throw InvalidArgument(fmt::format(
           "the loss function gave {} values; it must give one, the mean over the samples",
@@ -100,7 +104,9 @@ class LossLayer : public Layer {
 
   at::Tensor backward(const at::Tensor& /*grad_output*/, Pass& pass) override {
     const at::Tensor x = pass.saved[0], loss = std::move(pass.saved[1]);
-    torch::autograd::backward({loss}, {at::full_like(loss, pass.weight)});
+    at::Tensor grad = at::full_like(loss, pass.weight);
+    if (pass.scale.defined()) grad.mul_(pass.scale);
+    torch::autograd::backward({loss}, {grad});
     return x.grad();
   }
 

@@ -51,7 +51,8 @@ std::unique_ptr<Layer> module_layer(std::string name, torch::nn::ModuleHolder<M>
       [module](const at::Tensor& x) mutable { return module->forward(x); });
 }
 
-// `loss(output, target)` must give the mean over the samples as a scalar.
+// `loss(output, target)` must give the mean over the samples as a scalar. In fp16 models it gets
+// both in fp32: squares and sums soon leave the range of fp16.
 using LossFunction = std::function<at::Tensor(const at::Tensor& output, const at::Tensor& target)>;
 std::unique_ptr<Layer> loss_layer(LossFunction loss);
 

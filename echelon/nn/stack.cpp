@@ -170,8 +170,17 @@ void Stack::allocate(at::Device device, at::ScalarType type, Gradients gradients
   lent_values_.assign(groups_.size(), {});
   lent_grads_.assign(groups_.size(), {});
   grads_of_.clear();
-  if (gradients == Gradients::yes)
+  sums_.reset();
+  if (gradients == Gradients::yes) {
     place(MemoryKind::gradients, placement.lent_gradients, placement.gradients, grads_, grads_of_);
+  } else if (gradients == Gradients::fp32_sums) {
+    if (placement.lent_gradients) throw Error("gradients that are lent have no sums of their own");
+    place(MemoryKind::gradients, false, {}, grads_, grads_of_);
+    MemoryScope scope(MemoryKind::gradients);
+    sums_ = placement.gradients ? placement.gradients(trainable, at::kFloat)
+                                : at::zeros({trainable}, options.dtype(at::kFloat));
+    summed_.assign(units_.size(), false);
+  }
   {
     MemoryScope scope(MemoryKind::parameters);
     frozen_ = at::zeros({frozen}, options);
@@ -192,7 +201,7 @@ void Stack::allocate(at::Device device, at::ScalarType type, Gradients gradients
         continue;
       }
       p.value = view(values_of_[index], group->begin);
-      if (gradients == Gradients::yes) p.grad = view(grads_of_[index], group->begin);
+      if (gradients != Gradients::no) p.grad = view(grads_of_[index], group->begin);
     }
   }
   for (auto& layer : layers_) layer->bind(device, type);
@@ -257,6 +266,25 @@ void Stack::load(const ValueSource& source) {
 
 void Stack::begin_step() {
   for (auto& p : parameters_) p.grad_written = false;
+  std::fill(summed_.begin(), summed_.end(), false);
+}
+
+at::Tensor Stack::group_sums(int group) const {
+  const auto& place = groups_[std::size_t(group)];
+  return sums_.defined() ? sums_.narrow(0, place.begin, place.numel) : group_grads(group);
+}
+
+void Stack::add_to_sums(int layer) {
+  for (std::size_t i = 0; i < units_.size(); ++i) {
+    const auto& unit = units_[i];
+    if (unit.layer != layer || !unit.trainable) continue;
+    zero_unwritten_grads(unit.begin, unit.begin + unit.numel);
+    at::Tensor sum = sums_.narrow(0, unit.begin, unit.numel);
+    const at::Tensor part = grads_.narrow(0, unit.begin, unit.numel);
+    summed_[i] ? sum.add_(part) : sum.copy_(part);
+    summed_[i] = true;
+    for (const auto& segment : unit.segments) find(segment.name)->grad_written = false;
+  }
 }
 
 void Stack::zero_unwritten_grads(std::int64_t begin, std::int64_t end) {

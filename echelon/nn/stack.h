@@ -30,7 +30,8 @@ using ValueSource = std::function<void(const Parameter& parameter, at::Tensor ou
 // First values by each parameter's Init; see random.h for why any layout gets the same ones.
 ValueSource random_values(std::uint64_t seed);
 
-enum class Gradients { no, yes };
+// fp32_sums: of models in bf16 and fp16 each backward's gradients are added to sums in fp32.
+enum class Gradients { no, yes, fp32_sums };
 
 class Stack : private Declaration {
  public:
@@ -59,9 +60,10 @@ class Stack : private Declaration {
 
   // How parameters lie where several ranks share them.
   struct Placement {
-    Memory values,
-        gradients;   // a communicator's, so that it works on them in place; empty: ordinary
-    int shards = 1;  // owners: groups (below) divide by it
+    // A communicator's, so that it works on them in place; empty: ordinary. What has fp32 sums has
+    // those there, not each backward's gradients.
+    Memory values, gradients;
+    int shards = 1;                   // owners: groups (below) divide by it
     std::int64_t smallest = 1 << 16;  // group, in elements
     // A group's values, or gradients, have no memory of their own: they are where they are lent to.
     bool lent_values = false, lent_gradients = false;
@@ -94,6 +96,16 @@ class Stack : private Declaration {
 
   const at::Tensor& values() const { return values_; }
   const at::Tensor& grads() const { return grads_; }
+
+  // What ranks reduce and the update reads: the gradients, which backward adds up itself, or the
+  // fp32 sums of what each backward leaves in them.
+  const at::Tensor& sums() const { return sums_.defined() ? sums_ : grads_; }
+  at::Tensor group_sums(int group) const;
+  bool has_fp32_sums() const { return sums_.defined(); }
+  // A layer's backward of one micro-batch is done, and so are those of all layers tied to it: its
+  // gradients are added to the sums, and the next backward overwrites them.
+  void add_to_sums(int layer);
+
   at::Device device() const { return device_; }
   at::ScalarType type() const { return type_; }
 
@@ -118,7 +130,8 @@ class Stack : private Declaration {
   std::vector<Tie> ties_;
   std::vector<FlatUnit> units_;
   std::vector<ShardGroup> groups_;
-  at::Tensor values_, grads_, frozen_;
+  at::Tensor values_, grads_, frozen_, sums_;
+  std::vector<bool> summed_;                          // by unit: the sums have some of this step
   std::vector<at::Tensor> values_of_, grads_of_;      // by group
   std::vector<at::Tensor> lent_values_, lent_grads_;  // by group: whose memory it uses
   at::Device device_ = at::kCPU;

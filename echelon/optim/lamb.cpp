@@ -43,7 +43,8 @@ class Lamb : public Optimizer {
  private:
   // Of the state as it is, into the gradient's memory.
   at::Tensor direction(const Slice& slice, const StepScalars& scalars) const {
-    const at::Tensor t = scalars.updates.to(at::kDouble);
+    // While every step was skipped there were none, and the corrections would divide by zero.
+    const at::Tensor t = scalars.updates.clamp_min(1).to(at::kDouble);
     const auto type = slice.value.scalar_type();
     const at::Tensor first = (1 - at::pow(options_.beta1, t)).to(type),
                      second = (1 - at::pow(options_.beta2, t)).sqrt().to(type);

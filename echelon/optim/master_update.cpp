@@ -7,7 +7,9 @@
 
 namespace echelon {
 
-MasterUpdate::MasterUpdate(Stack& stack, const OptimOptions& options) : stack_(stack) {
+MasterUpdate::MasterUpdate(Stack& stack, const OptimOptions& options,
+                           const std::optional<LossScale::Setup>& scaling)
+    : stack_(stack) {
   const auto n = stack.values().numel();
   const auto wide = stack.values().options().dtype(master_type(stack.type()));
   at::Tensor master = stack.values();
@@ -15,10 +17,11 @@ MasterUpdate::MasterUpdate(Stack& stack, const OptimOptions& options) : stack_(s
     MemoryScope scope(MemoryKind::optimizer);
     master = at::zeros({n}, wide);
   }
-  auto ranges = ranges_within(stack.units(), 0, n, stack.type(), grain_of(options));
-  slice_ =
-      std::make_unique<SliceUpdate>(std::vector<SliceUpdate::Part>{{master, std::move(ranges)}},
-                                    stack.type(), options, parameters_of(stack.units()));
+  const auto type = stack.sums().scalar_type();
+  auto ranges = ranges_within(stack.units(), 0, n, type, grain_of(options));
+  slice_ = std::make_unique<SliceUpdate>(
+      std::vector<SliceUpdate::Part>{{master, std::move(ranges)}}, type, options,
+      parameters_of(stack.units()), std::function<void(at::Tensor)>(), scaling);
   norm_ = at::zeros({}, wide);
 }
 
@@ -38,8 +41,8 @@ void MasterUpdate::load(const ValueSource& source) {
 
 void MasterUpdate::apply(const at::Tensor& loss) {
   at::NoGradGuard no_grad;
-  norm_.copy_(slice_->norm_of({stack_.grads()}));
-  slice_->apply({stack_.grads()}, norm_, loss);
+  norm_.copy_(slice_->norm_of({stack_.sums()}));
+  slice_->apply({stack_.sums()}, norm_, loss);
   publish();
 }
 

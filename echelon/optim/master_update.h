@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "echelon/nn/stack.h"
@@ -18,13 +19,16 @@ class MasterUpdate final : public Update {
  public:
   // Allocates masters (where needed) and optimiser state for the trainable units of an allocated
   // stack.
-  MasterUpdate(Stack& stack, const OptimOptions& options);
+  MasterUpdate(Stack& stack, const OptimOptions& options,
+               const std::optional<LossScale::Setup>& scaling = {});
 
   void load(const ValueSource& source) override;
   const at::Tensor& rate() const override { return slice_->rate(); }
   void apply(const at::Tensor& loss) override;
   const at::Tensor& norm() const override { return norm_; }
+  const at::Tensor& skipped() const override { return slice_->skipped(); }
   const at::Tensor& halted() const override { return slice_->halted(); }
+  LossScale* loss_scale() const override { return slice_->loss_scale(); }
   double updates() const override { return slice_->updates(); }
   void publish() override;
   void restart(double updates) override { slice_->restart(updates); }

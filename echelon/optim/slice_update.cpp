@@ -50,7 +50,8 @@ int parameters_of(const std::vector<FlatUnit>& units) {
 }
 
 SliceUpdate::SliceUpdate(std::vector<Part> parts, at::ScalarType type, const OptimOptions& options,
-                         int parameters, std::function<void(at::Tensor)> sum_over_owners)
+                         int parameters, std::function<void(at::Tensor)> sum_over_owners,
+                         const std::optional<LossScale::Setup>& scaling)
     : options_(options),
       optimizer_(make_optimizer(options)),
       narrow_(is_narrow(type)),
@@ -68,12 +69,13 @@ SliceUpdate::SliceUpdate(std::vector<Part> parts, at::ScalarType type, const Opt
     for (std::size_t i = 0; i < optimizer_->state_names().size(); ++i)
       moments_.push_back(at::zeros({all}, wide));
   }
-  prepare(longest, parameters, wide);
+  prepare(longest, parameters, wide, scaling);
 }
 
 SliceUpdate::SliceUpdate(std::vector<std::vector<UpdateRange>> ranges, std::int64_t longest_run,
                          Walk walk, at::ScalarType type, const OptimOptions& options,
-                         int parameters, std::function<void(at::Tensor)> sum_over_owners)
+                         int parameters, std::function<void(at::Tensor)> sum_over_owners,
+                         const std::optional<LossScale::Setup>& scaling)
     : options_(options),
       optimizer_(make_optimizer(options)),
       narrow_(is_narrow(type)),
@@ -81,10 +83,11 @@ SliceUpdate::SliceUpdate(std::vector<std::vector<UpdateRange>> ranges, std::int6
       ranges_(std::move(ranges)),
       walk_(std::move(walk)),
       sum_over_owners_(std::move(sum_over_owners)) {
-  prepare(longest_run, parameters, at::TensorOptions(at::kCPU).dtype(master_type(type)));
+  prepare(longest_run, parameters, at::TensorOptions(at::kCPU).dtype(master_type(type)), scaling);
 }
 
-void SliceUpdate::prepare(std::int64_t longest, int parameters, at::TensorOptions wide) {
+void SliceUpdate::prepare(std::int64_t longest, int parameters, at::TensorOptions wide,
+                          const std::optional<LossScale::Setup>& scaling) {
   // A walk may show the same gradient twice, and it must be the same then.
   copies_ = narrow_ || (walk_ && (optimizer_->looks_at_parameters() || !single_));
   if (copies_) {
@@ -97,6 +100,8 @@ void SliceUpdate::prepare(std::int64_t longest, int parameters, at::TensorOption
   scalars_.rate = at::zeros({}, !single_ && wide.device().is_cpu() ? wide : scalar);
   scalars_.updates = at::zeros({}, scalar);
   scalars_.skip = at::zeros({}, scalar);
+  halted_ = scaling ? at::zeros({}, scalar) : scalars_.skip;
+  if (scaling) loss_scale_.emplace(*scaling, wide.device());
   if (optimizer_->looks_at_parameters())
     scalars_.squares = at::zeros({parameters, 2}, wide.dtype(at::kDouble));
 }
@@ -109,22 +114,37 @@ at::Tensor SliceUpdate::norm_of_norms(const std::vector<at::Tensor>& norms) {
   return norms.size() == 1 ? norms[0] : at::linalg_vector_norm(at::stack(norms));
 }
 
+at::Tensor SliceUpdate::without_scale(const at::Tensor& norm) const {
+  return loss_scale_ ? norm / loss_scale_->scale() : norm;
+}
+
 at::Tensor SliceUpdate::norm_of(const std::vector<at::Tensor>& grads) const {
   std::vector<at::Tensor> norms;
   for (const auto& grad : grads) norms.push_back(norm_of_part(grad));
-  return norm_of_norms(norms);
+  return without_scale(norm_of_norms(norms));
 }
 
 void SliceUpdate::apply(const std::vector<at::Tensor>& grads, const at::Tensor& norm,
                         const at::Tensor& loss) {
   at::NoGradGuard no_grad;
-  const at::Tensor finite = (norm + loss).isfinite();
-  scalars_.skip.copy_(scalars_.skip.maximum(finite.logical_not()));
+  // As torch.nn.utils.clip_grad_norm_: the factor is min(1, clip / (norm + 1e-6)).
+  at::Tensor scale;
+  if (options_.clip > 0) scale = ((norm + 1e-6) / options_.clip).clamp_min(1);
+  if (loss_scale_) {
+    const at::Tensor carried = loss_scale_->scale();
+    scale = scale.defined() ? scale * carried : carried.clone();
+    const at::Tensor overflow = norm.isfinite().logical_not();
+    const at::Tensor stop = loss.isfinite().logical_not().logical_or(halted_);
+    const at::Tensor exhausted = loss_scale_->advance(overflow, stop);
+    halted_.copy_(stop.logical_or(exhausted));
+    scalars_.skip.copy_(stop.logical_or(overflow));
+  } else {
+    const at::Tensor finite = (norm + loss).isfinite();
+    scalars_.skip.copy_(scalars_.skip.maximum(finite.logical_not()));
+  }
   scalars_.updates.add_(1 - scalars_.skip);
 
-  if (options_.clip > 0) {
-    // As torch.nn.utils.clip_grad_norm_: the factor is min(1, clip / (norm + 1e-6)).
-    const at::Tensor scale = ((norm + 1e-6) / options_.clip).clamp_min(1);
+  if (scale.defined()) {
     if (single_) {
       scalars_.grad_scale = scale;
     } else if (walk_) {
@@ -209,6 +229,7 @@ double SliceUpdate::updates() const { return scalars_.updates.item<double>(); }
 void SliceUpdate::restart(double updates) {
   scalars_.updates.fill_(updates);
   scalars_.skip.zero_();
+  halted_.zero_();
 }
 
 }  // namespace echelon

@@ -7,7 +7,8 @@
 // Masters are fp32 (fp64 for fp64 models); gradients that are narrower are widened piece by piece,
 // so the extra memory is one piece. Once a loss or a gradient is not finite, this and every later
 // update leaves values and state as they are: the weights stay those of the last good step however
-// late the host looks.
+// late the host looks. With a loss scale a gradient that is not finite only skips its own step,
+// until the scale is exhausted.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include "echelon/nn/flat_unit.h"
+#include "echelon/optim/loss_scale.h"
 #include "echelon/optim/optimizer.h"
 
 namespace echelon {
@@ -33,9 +35,11 @@ class SliceUpdate {
 
   // `type` is that of the gradients.
   // Where others own the rest and the optimiser looks at whole parameters, `sum_over_owners` sums a
-  // tensor over all of them, in place; `parameters` is how many there are.
+  // tensor over all of them, in place; `parameters` is how many there are. With `scaling` the
+  // gradients carry a loss scale.
   SliceUpdate(std::vector<Part> parts, at::ScalarType type, const OptimOptions& options,
-              int parameters = 0, std::function<void(at::Tensor)> sum_over_owners = {});
+              int parameters = 0, std::function<void(at::Tensor)> sum_over_owners = {},
+              const std::optional<LossScale::Setup>& scaling = {});
 
   // The same where masters and state are not in memory: `walk` shows them run by run, all of them
   // in the order of parts, each with its gradient. `device` is where they then are; `wide` the type
@@ -51,23 +55,28 @@ class SliceUpdate {
       std::function<void(bool values_change, const std::function<void(const Run&)>& visit)>;
   SliceUpdate(std::vector<std::vector<UpdateRange>> ranges, std::int64_t longest_run, Walk walk,
               at::ScalarType type, const OptimOptions& options, int parameters,
-              std::function<void(at::Tensor)> sum_over_owners);
+              std::function<void(at::Tensor)> sum_over_owners,
+              const std::optional<LossScale::Setup>& scaling = {});
 
   // The learning rate of the next update, a scalar on the device: the caller writes it.
   const at::Tensor& rate() const { return scalars_.rate; }
 
-  // The norm of the gradients, by part; a scalar of the wide type. Those of several owners are
-  // summed as squares.
+  // The norm of the gradients, by part, without the loss scale; a scalar of the wide type. Those of
+  // several owners are summed as squares.
   at::Tensor norm_of(const std::vector<at::Tensor>& grads) const;
-  // The same in two steps: of one part, and of all.
+  // The same in steps: of one part, of all, and without the loss scale.
   at::Tensor norm_of_part(const at::Tensor& grad) const;
   static at::Tensor norm_of_norms(const std::vector<at::Tensor>& norms);
+  at::Tensor without_scale(const at::Tensor& norm) const;
 
-  // One update. `norm` is that of all gradients, `loss` a scalar on the device. May overwrite the
-  // gradients, which are empty where a walk shows them.
+  // One update. `norm` is that of all gradients, without the loss scale; `loss` a scalar on the
+  // device. May overwrite the gradients, which are empty where a walk shows them.
   void apply(const std::vector<at::Tensor>& grads, const at::Tensor& norm, const at::Tensor& loss);
 
-  const at::Tensor& halted() const { return scalars_.skip; }  // 1 once anything was not finite
+  const at::Tensor& skipped() const { return scalars_.skip; }  // 1: the last update did nothing
+  const at::Tensor& halted() const { return halted_; }  // 1 once nothing will be updated any more
+  LossScale* loss_scale() { return loss_scale_ ? &*loss_scale_ : nullptr; }
+
   // What is kept of every element: "master", "exp_avg", ...; by part.
   struct PartedState {
     std::string name;
@@ -87,7 +96,8 @@ class SliceUpdate {
   void restart(double updates);
 
  private:
-  void prepare(std::int64_t longest, int parameters, at::TensorOptions wide);
+  void prepare(std::int64_t longest, int parameters, at::TensorOptions wide,
+               const std::optional<LossScale::Setup>& scaling);
 
   OptimOptions options_;
   std::unique_ptr<Optimizer> optimizer_;
@@ -100,6 +110,8 @@ class SliceUpdate {
   std::optional<at::Tensor> scale_;  // by which copies are divided: in double precision
   at::Tensor wide_grad_;  // one piece, where gradients are narrower than masters or must stay
   StepScalars scalars_;
+  at::Tensor halted_;  // without a loss scale that is scalars_.skip
+  std::optional<LossScale> loss_scale_;
   std::function<void(at::Tensor)> sum_over_owners_;
 
   // fn(slice) for every range, with its gradient in the wide type.

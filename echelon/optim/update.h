@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "echelon/nn/stack.h"
+#include "echelon/optim/loss_scale.h"
 
 namespace echelon {
 
@@ -21,10 +22,14 @@ class Update {
   // One update; `loss` is a scalar on the device.
   virtual void apply(const at::Tensor& loss) = 0;
 
-  // After apply, scalars on the device: the gradient norm before clipping, and 1 once anything was
-  // not finite.
+  // After apply, scalars on the device: the norm of the gradient (without a loss scale, before
+  // clipping); 1 where this update left everything as it was; 1 once all will.
   virtual const at::Tensor& norm() const = 0;
+  virtual const at::Tensor& skipped() const = 0;
   virtual const at::Tensor& halted() const = 0;
+
+  // What the gradient of the loss is to be multiplied by; null: nothing.
+  virtual LossScale* loss_scale() const = 0;
 
   // Seconds that the last update ran on the host while the device waited for it.
   virtual double host_seconds() const { return 0; }

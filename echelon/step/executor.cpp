@@ -54,6 +54,7 @@ at::Tensor Executor::run(const at::Tensor& input, const at::Tensor& target, doub
         fmt::format("a batch of {} inputs and {} targets cannot be cut into {} micro-batches",
                     samples, target.size(0), micro_batches));
   }
+  const LossScale* scaling = update_ ? update_->loss_scale() : nullptr;
   for (int m = 0; m < micro_batches; ++m) {
     const auto first = samples * m / micro_batches,
                share = samples * (m + 1) / micro_batches - first;
@@ -61,6 +62,7 @@ at::Tensor Executor::run(const at::Tensor& input, const at::Tensor& target, doub
     Pass& last = place(stack_.size() - 1, m).pass;
     last.target = target.narrow(0, first, share);
     last.weight = weight * static_cast<double>(share) / static_cast<double>(samples);
+    if (scaling) last.scale = scaling->scale();
   }
   loss_ = at::zeros({}, at::TensorOptions(stack_.device()).dtype(at::kDouble));
   weight_ = weight;
@@ -127,8 +129,8 @@ at::Tensor Executor::run(const at::Tensor& input, const at::Tensor& target, doub
 // The tensors of a work must not be touched before it is done: nothing writes to these gradients
 // until the update.
 void Executor::reduce(const Bucket& bucket) {
-  stack_.zero_unwritten_grads(bucket.begin, bucket.end);
-  const at::Tensor part = stack_.grads().narrow(0, bucket.begin, bucket.numel());
+  if (!stack_.has_fp32_sums()) stack_.zero_unwritten_grads(bucket.begin, bucket.end);
+  const at::Tensor part = stack_.sums().narrow(0, bucket.begin, bucket.numel());
   if (probe_.before_reduce) probe_.before_reduce(part, weight_);
   reductions_.push_back(ranks_->all_reduce(
       part, ReduceOp::sum,
@@ -163,8 +165,8 @@ void Executor::settle() {
 void Executor::update() {
   const auto start = Clock::now();
   MemoryScope scope(MemoryKind::workspace);
-  if (!shards_) stack_.zero_unwritten_grads(0, stack_.grads().numel());
-  if (probe_.before_update) probe_.before_update(stack_.grads());
+  if (!shards_ && !stack_.has_fp32_sums()) stack_.zero_unwritten_grads(0, stack_.grads().numel());
+  if (probe_.before_update) probe_.before_update(stack_.sums());
   update_->apply(loss_);
   times_.update = since(start);
 }
@@ -189,6 +191,7 @@ void Executor::backward(const Action& action) {
   Place& here = place(action.layer, action.micro_batch);
   at::Tensor grad = stack_.layer(action.layer).backward(std::exchange(here.grad, {}), here.pass);
   here.pass = {};
+  if (stack_.has_fp32_sums()) stack_.add_to_sums(action.layer);
   if (action.layer > 0) place(action.layer - 1, action.micro_batch).grad = std::move(grad);
 }
 

@@ -48,7 +48,9 @@ class Executor {
 
   const StepTimes& times() const { return times_; }  // of the last step
   const StepShape& shape() const { return shape_; }
-  std::size_t element_size() const { return at::elementSize(stack_.type()); }
+  std::size_t element_size() const {  // of a bucket
+    return at::elementSize(stack_.has_fp32_sums() ? at::kFloat : stack_.type());
+  }
 
   // How buckets are reduced from the next step on; all ranks the same.
   void reduce_by(Algorithm algorithm) { algorithm_ = algorithm; }

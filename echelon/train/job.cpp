@@ -46,8 +46,11 @@ using nlohmann::ordered_json;
 void require_memory(const JobOptions& options, const Stack& stack) {
   const auto available = available_bytes();
   if (options.train.device != "cpu" || available == 0) return;
-  // fp32: four copies of 4 bytes; fp64: of 8; bf16: two of 2 and three of 4, as much as fp32.
-  const double a_parameter = compute_type(options.train) == at::kDouble ? 32 : 16;
+  // fp32: four copies of 4 bytes; fp64: of 8; bf16 and fp16: two of 2 and three of 4, as much as
+  // fp32, and where gradients are summed in fp32 one more.
+  const double a_parameter = compute_type(options.train) == at::kDouble ? 32
+                             : sums_in_fp32(options.train)              ? 20
+                                                                        : 16;
   const double needed = a_parameter * static_cast<double>(stack.parameter_count());
   if (needed < static_cast<double>(available)) return;
   throw InvalidArgument(
@@ -183,6 +186,15 @@ void check_combination(const JobRequest& request, int ranks) {
       (servers || options.sync.allow_staleness > 0) && grain_of(options.optim) == Grain::parameter,
       "optim.name=lars and lamb look at whole parameters, which parameter servers cut; use adamw or "
       "sgd with server.count and sync.allow_staleness");
+  refuse((servers || options.sync.allow_staleness > 0) && options.train.precision == "fp16",
+         "train.precision=fp16 needs a loss scale that all ranks agree on, and parameter servers "
+         "have none; use bf16 with server.count and sync.allow_staleness");
+  refuse((servers || options.sync.allow_staleness > 0) && sums_in_fp32(options.train),
+         "train.reduce=fp32 is for ranks that reduce among themselves; parameter servers widen "
+         "gradients themselves: leave it out with server.count and sync.allow_staleness");
+  refuse(options.train.reduce == "fp32" && !sums_in_fp32(options.train),
+         "train.reduce=fp32 is for gradients that are narrower: set train.precision=bf16 or fp16, "
+         "or leave it out");
   const bool shared = options.parallel.zero > 0;
   const bool offloads = options.zero.offload != "none";
   refuse(offloads && !shared,
@@ -367,6 +379,8 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
       outcome.step_seconds.push_back(report.seconds);
       outcome.tokens_a_step = report.targets;
       outcome.final_loss = report.loss;
+      outcome.loss_scale = report.loss_scale;
+      outcome.skipped += report.skipped;
       for (const auto age : report.ages) ++outcome.ages[age];
     });
     const auto next = [&](std::int64_t every) {
@@ -440,6 +454,7 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   fmt::print("trained     {} steps in {:.0f} s, {} tokens/s\n", outcome.step_seconds.size(),
              seconds, human_count(summary["tokens_per_s"].get<double>()));
   show_synchronisation(outcome, run);
+  show_loss_scale(outcome);
   if (trace) fmt::print("trace       {}/trace.json opens in Perfetto\n", run.path().string());
   show_validation(outcome, data, options.model.context);
   show_memory(trainer.memory().at_peak());

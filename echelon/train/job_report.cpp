@@ -24,7 +24,10 @@ constexpr double mib = 1024.0 * 1024.0;
 }  // namespace
 
 std::string precision_name(at::ScalarType type) {
-  return type == at::kDouble ? "fp64" : type == at::kBFloat16 ? "bf16" : "fp32";
+  return type == at::kDouble     ? "fp64"
+         : type == at::kBFloat16 ? "bf16"
+         : type == at::kHalf     ? "fp16"
+                                 : "fp32";
 }
 
 ordered_json summary_of(const JobOptions& options, const JobOutcome& outcome,
@@ -49,6 +52,10 @@ ordered_json summary_of(const JobOptions& options, const JobOutcome& outcome,
   };
   if (outcome.validated && bytes)
     summary["val_bits_per_byte"] = outcome.validation_loss / std::numbers::ln2;
+  if (outcome.loss_scale != 0) {
+    summary["skipped_steps"] = outcome.skipped;
+    summary["loss_scale"] = outcome.loss_scale;
+  }
   if (options.train.device == "cuda") {
     const auto memory = device_memory();
     summary["device_peak_mib"] = static_cast<double>(memory.peak_reserved) / mib;
@@ -73,6 +80,8 @@ std::string plan_of(const JobOptions& options, const Trainer& trainer, const Com
               {"micro_batches", options.train.micro_batches},
               {"threads", at::get_num_threads()},
               {"precision", precision_name(compute_type(options.train))},
+              {"gradient_sums",
+               sums_in_fp32(options.train) ? "fp32" : precision_name(compute_type(options.train))},
               {"attention", attention_kernel(options.train.device == "cuda" ? at::kCUDA : at::kCPU,
                                              compute_type(options.train),
                                              options.model.width / options.model.heads)},
@@ -113,6 +122,12 @@ void show_synchronisation(const JobOutcome& outcome, const RunDirectory& run) {
   if (outcome.decisions > 0)
     fmt::print("decisions   {} on how to synchronise, in {}\n", outcome.decisions,
                run.log().string());
+}
+
+void show_loss_scale(const JobOutcome& outcome) {
+  if (outcome.loss_scale == 0) return;
+  fmt::print("loss scale  {} at the end; {} of {} steps skipped, whose gradients were not finite\n",
+             outcome.loss_scale, outcome.skipped, outcome.step_seconds.size());
 }
 
 void show_validation(const JobOutcome& outcome, const JobData& data, std::int64_t context) {

@@ -26,6 +26,8 @@ struct JobOutcome {
   bool validated = false;
   std::map<std::int64_t, std::int64_t> ages = {};  // how many gradients were so many updates old
   int decisions = 0;                               // on how ranks synchronise
+  double loss_scale = 0;                           // fp16: of the last step
+  std::int64_t skipped = 0;                        // fp16: steps
 };
 
 std::string precision_name(at::ScalarType type);
@@ -39,6 +41,7 @@ std::string plan_of(const JobOptions& options, const Trainer& trainer, const Com
 void show_memory(const MemoryUse& peak);
 void show_servers(const ServerOptions& servers, int workers);
 void show_synchronisation(const JobOutcome& outcome, const RunDirectory& run);
+void show_loss_scale(const JobOutcome& outcome);
 void show_validation(const JobOutcome& outcome, const JobData& data, std::int64_t context);
 void show_sample(Stack& stack, std::int64_t context);
 

@@ -24,6 +24,9 @@ struct TrainOptions {
   std::int64_t seed = 1;
   std::string device = "cpu";
   std::string precision = "auto";
+  std::string reduce = "auto";
+  double loss_scale = 65536;
+  std::int64_t scale_growth = 2000;
   std::int64_t threads = 0;
   std::string graph = "auto";
   std::int64_t validate_every = 400;
@@ -44,8 +47,20 @@ struct TrainOptions {
     f.add("device", device, "where tensors live", {.choices = {"cpu", "cuda"}});
     f.add(
         "precision", precision,
-        "type of parameters, activations and gradients; bf16 keeps fp32 masters; auto: fp32 on a CPU, bf16 on a GPU",
-        {.choices = {"auto", "fp64", "fp32", "bf16"}});
+        "type of parameters, activations and gradients; bf16 and fp16 keep fp32 masters; auto: fp32 on a CPU, bf16 on a GPU",
+        {.choices = {"auto", "fp64", "fp32", "bf16", "fp16"}});
+    f.add(
+        "reduce", reduce,
+        "type in which gradients of bf16 and fp16 models are summed over micro-batches and ranks, "
+        "and reach the update; auto: their own",
+        {.choices = {"auto", "fp32"}});
+    f.add("loss_scale", loss_scale,
+          "fp16: what the gradient of the loss is multiplied by, at first; halved where gradients "
+          "are not finite",
+          {.minimum = 1, .maximum = 16777216});
+    f.add("scale_growth", scale_growth,
+          "fp16: good steps in a row after which the loss scale doubles",
+          {.minimum = 1, .unit = "steps"});
     f.add("threads", threads, "CPU threads; 0: one for each core", {.minimum = 0, .maximum = 4096});
     f.add("graph", graph, "a GPU's step as one recorded graph; auto: where every layer allows it",
           {.choices = {"auto", "on", "off"}});

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include <bit>
 #include <span>
 
 #include "echelon/base/checksum.h"
@@ -52,6 +53,10 @@ void require_same_state(const MasterUpdate& update, std::int64_t step, Communica
   const auto all = update.state();
   const at::Device device = all.front().flat.device();
   std::uint64_t sum = std::uint64_t(update.updates());
+  if (const auto* scaling = update.loss_scale()) {
+    const auto [scale, good_steps] = scaling->state();
+    sum = (sum * 31 + std::bit_cast<std::uint64_t>(scale)) * 31 + std::uint64_t(good_steps);
+  }
   for (const auto& one : all) sum = sum * 31 + checksum_of(one.flat);
   const auto steps = gathered(step, device, ranks);
   const auto sums = gathered(static_cast<std::int64_t>(sum), device, ranks);

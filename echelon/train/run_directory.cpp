@@ -97,6 +97,8 @@ void RunDirectory::add_step(const StepReport& report, bool bytes) {
   line["grad_norm"] = report.grad_norm;
   line["rate"] = report.rate;
   line["tokens"] = report.targets;
+  if (report.loss_scale != 0) line["loss_scale"] = report.loss_scale;
+  if (report.skipped) line["skipped"] = true;
   if (!report.ages.empty()) {
     line["ages"] = report.ages;
     line["batch"] = report.batch;

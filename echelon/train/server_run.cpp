@@ -14,6 +14,10 @@ void Trainer::use_servers(ServerWorker::Setup setup, const NetOptions& net, cons
                           ServerPart part, Ledger& ledger) {
   if (!device_.is_cpu())
     throw InvalidArgument("parameter servers take gradients from CPUs; set train.device=cpu");
+  if (stack_.type() == at::kHalf || stack_.has_fp32_sums())
+    throw InvalidArgument(
+        "parameter servers know no loss scale and widen gradients themselves: use train.precision=bf16 "
+        "or fp32, and train.reduce=auto, with server.count and sync.allow_staleness");
   servers_ = std::make_unique<ServerWorker>(std::move(setup), net, token, stack_.units(),
                                             stack_.values(), stack_.grads(), ledger);
   part_ = part;

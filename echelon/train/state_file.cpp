@@ -1,7 +1,8 @@
 // The state of a run as one safetensors file: for every trainable parameter "master/NAME" and one
 // tensor for each of the optimiser's states ("exp_avg/NAME", ...), frozen parameters and buffers as
-// "fixed/NAME", and in the metadata how many steps and updates there were. The sampler is a
-// function of the step and needs nothing.
+// "fixed/NAME", and in the metadata how many steps and updates there were; in fp16 also the loss
+// scale and how many good steps it has had. The sampler is a function of the step and needs
+// nothing.
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -16,15 +17,16 @@
 namespace echelon {
 namespace {
 
-std::int64_t number(const safetensors::Reader& reader, const std::string& key) {
+template <class T>
+T number(const safetensors::Reader& reader, const std::string& key) {
   const auto it = reader.header().metadata.find(key);
-  std::int64_t value = -1;
+  T value = -1;
   if (it != reader.header().metadata.end()) {
     const auto& text = it->second;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
     if (error != std::errc() || end != text.data() + text.size()) value = -1;
   }
-  if (value < 0)
+  if (!(value >= 0))  // nor NaN
     throw Corrupt(fmt::format("{} is no state of a run: its metadata has no {}",
                               reader.path().string(), key));
   return value;
@@ -78,7 +80,7 @@ std::vector<Trainer::StateItem> Trainer::state_items() const {
 }
 
 std::int64_t saved_step(const std::filesystem::path& state) {
-  return number(safetensors::Reader(state), "step");
+  return number<std::int64_t>(safetensors::Reader(state), "step");
 }
 
 void Trainer::save(const std::filesystem::path& path) {
@@ -93,10 +95,16 @@ void Trainer::save(const std::filesystem::path& path) {
       if (!tensor.name.starts_with("fixed/")) tensor.make();  // this rank's part
     return;
   }
-  write_tensors(path, tensors,
-                {{"format", "pt"},
-                 {"step", std::to_string(step_)},
-                 {"updates", std::to_string(static_cast<std::int64_t>(owner().updates()))}});
+  std::map<std::string, std::string> metadata = {
+      {"format", "pt"},
+      {"step", std::to_string(step_)},
+      {"updates", std::to_string(static_cast<std::int64_t>(owner().updates()))}};
+  if (const auto* scaling = owner().loss_scale()) {
+    const auto [scale, good_steps] = scaling->state();
+    metadata["loss_scale"] = fmt::format("{}", scale);
+    metadata["good_steps"] = std::to_string(good_steps);
+  }
+  write_tensors(path, tensors, metadata);
   if (servers_) {
     servers_->saved(step_);
     if (begun_) update_.reset();
@@ -106,7 +114,14 @@ void Trainer::save(const std::filesystem::path& path) {
 void Trainer::restore(const std::filesystem::path& path) {
   at::NoGradGuard no_grad;
   const safetensors::Reader reader(path);
-  const auto step = number(reader, "step"), updates = number(reader, "updates");
+  const auto step = number<std::int64_t>(reader, "step"),
+             updates = number<std::int64_t>(reader, "updates");
+  // A state of another precision has none; the scale then begins anew.
+  LossScale* scaling = owner().loss_scale();
+  if (scaling && !reader.header().metadata.contains("loss_scale")) scaling = nullptr;
+  LossScale::State scale;
+  if (scaling)
+    scale = {number<double>(reader, "loss_scale"), number<std::int64_t>(reader, "good_steps")};
   const auto wanted = state_items();
   for (const auto& item : wanted) {
     const auto* entry = reader.find(item.name);
@@ -128,6 +143,8 @@ void Trainer::restore(const std::filesystem::path& path) {
   }
   for (const auto& item : wanted) item.put(tensor_of(reader, *reader.find(item.name)));
   owner().restart(static_cast<double>(updates));
+  if (scaling) scaling->restore(scale);
+  scales_.clear();
   owner().publish();
   alike_ = false;
   step_ = step;

@@ -36,6 +36,18 @@ using Clock = std::chrono::steady_clock;
 constexpr std::size_t steps_ahead = 4;  // that the host may be before the GPU
 constexpr int eager_steps = 3;          // before a graph is recorded: libraries make their plans
 constexpr auto gpu_patience = std::chrono::minutes(10);
+constexpr std::size_t scales_kept = 24;  // changes of the loss scale: from the largest down to 1
+
+// The numbers of a step, by place in report_; those before `scale` come after the step.
+enum Reported : std::int64_t {
+  loss_at,
+  norm_at,
+  skipped_at,
+  halted_at,
+  scale_at,
+  stop_at,
+  reported
+};
 // Between steps rank 0 may validate and save while the others wait; a rank that died is noticed at
 // once.
 constexpr auto a_validation = std::chrono::hours(24);
@@ -56,8 +68,14 @@ at::Device device_of(const TrainOptions& options) {
 at::ScalarType compute_type(const TrainOptions& options) {
   const bool gpu = options.device == "cuda";
   if (options.precision == "fp64") return at::kDouble;
+  if (options.precision == "fp16") return at::kHalf;
   if (options.precision == "bf16" || (options.precision == "auto" && gpu)) return at::kBFloat16;
   return at::kFloat;
+}
+
+bool sums_in_fp32(const TrainOptions& options) {
+  const auto type = compute_type(options);
+  return options.reduce == "fp32" && type != master_type(type);
 }
 
 void check_share(const TrainOptions& options, int ranks) {
@@ -150,15 +168,21 @@ Trainer::Trainer(Stack& stack, const Dataset& data, const TrainOptions& train,
     placement.gradients = [this](std::int64_t numel, at::ScalarType type) {
       return ranks_->allocate({numel}, type).zero_();
     };
-  stack.allocate(device_, compute_type(train), Gradients::yes, placement);
+  const bool fp32_sums = sums_in_fp32(train);
+  stack.allocate(device_, compute_type(train),
+                 fp32_sums && !placement.lent_gradients ? Gradients::fp32_sums : Gradients::yes,
+                 placement);
+  std::optional<LossScale::Setup> scaling;
+  if (stack.type() == at::kHalf) scaling = {train.loss_scale, train.scale_growth};
   StepShape shape{stack.size(), static_cast<int>(train.micro_batches), {}};
   Table table = one_process(shape.layers, shape.micro_batches);
   if (stage > 0) {
     graph_wanted_ = false;  // groups move from one piece of memory to another
     tier_ = make_tier(zero, stage, owners);
-    shards_ = std::make_unique<ZeroShards>(stack, owners, stage, tier_.get());
+    shards_ = std::make_unique<ZeroShards>(stack, owners, stage, tier_.get(), fp32_sums);
     zero_ = std::make_unique<ZeroUpdate>(stack, *shards_, optim_, tier_.get(),
-                                         static_cast<std::int64_t>(zero.piece * 1024 * 1024 / 4));
+                                         static_cast<std::int64_t>(zero.piece * 1024 * 1024 / 4),
+                                         scaling);
     for (int l = 0; l < stack.size(); ++l) shape.uses.push_back(stack.groups_of(l));
     shape.groups = static_cast<int>(stack.groups().size());
     shape.lent_values = placement.lent_values;
@@ -170,9 +194,9 @@ Trainer::Trainer(Stack& stack, const Dataset& data, const TrainOptions& train,
     table =
         echelon::zero(shape, stage, bytes, static_cast<std::int64_t>(zero.prefetch * 1024 * 1024));
   } else {
-    update_ = std::make_unique<MasterUpdate>(stack, optim_);
+    update_ = std::make_unique<MasterUpdate>(stack, optim_, scaling);
     if (ranks_) {
-      const auto element = static_cast<std::int64_t>(stack.grads().element_size());
+      const auto element = static_cast<std::int64_t>(stack.sums().element_size());
       shape.buckets =
           cut_buckets(stack.units(), bucket_sizes(ranks_->link(), element, parallel.bucket_mib));
       table = data_parallel(shape);
@@ -180,7 +204,7 @@ Trainer::Trainer(Stack& stack, const Dataset& data, const TrainOptions& train,
   }
   owner().load(random_values(static_cast<std::uint64_t>(train.seed)));
   executor_ = std::make_unique<Executor>(stack, &owner(), table, shape, ranks_, shards_.get());
-  report_ = at::zeros({4}, at::TensorOptions(device_).dtype(at::kDouble));
+  report_ = at::zeros({reported}, at::TensorOptions(device_).dtype(at::kDouble));
 }
 
 Trainer::~Trainer() = default;
@@ -188,7 +212,8 @@ Trainer::~Trainer() = default;
 std::unique_ptr<Tier> Trainer::make_tier(const ZeroOptions& zero, int stage,
                                          const Owners& owners) const {
   if (zero.offload == "none") return nullptr;
-  auto arrays = ZeroUpdate::arrays(optim_, stack_.type(), stage, device_);
+  auto arrays = ZeroUpdate::arrays(
+      optim_, stack_.type(), sums_in_fp32(train_) ? at::kFloat : stack_.type(), stage, device_);
   std::vector<std::int64_t> numels;
   for (const auto& group : stack_.groups()) numels.push_back(group.numel / owners.shards->size());
   const ByteMemory memory = [shards = owners.shards, gpu = device_.is_cuda()](std::int64_t bytes,
@@ -332,15 +357,18 @@ void Trainer::check_same_parameters() const {
 // `report_` out.
 void Trainer::compute() {
   const auto mine = shares_[ranks_ ? std::size_t(ranks_->rank()) : 0];
+  const Update& update = owner();
+  if (const auto* scaling = update.loss_scale()) report_[scale_at].copy_(scaling->scale());
   const at::Tensor loss = executor_->run(
       input_, target_, static_cast<double>(mine) / static_cast<double>(train_.batch));
-  report_.narrow(0, 0, 3).copy_(at::stack(
-      {loss, owner().norm().to(device_, at::kDouble), owner().halted().to(device_, at::kDouble)}));
+  const auto here = [&](const at::Tensor& scalar) { return scalar.to(device_, at::kDouble); };
+  report_.narrow(0, 0, scale_at)
+      .copy_(at::stack({loss, here(update.norm()), here(update.skipped()), here(update.halted())}));
 }
 
 // Whether any rank is to stop, into the step's report.
 Work Trainer::vote(bool stop) {
-  const at::Tensor place = report_.narrow(0, 3, 1);
+  const at::Tensor place = report_.narrow(0, stop_at, 1);
   place.fill_(stop ? 1.0 : 0.0);
   if (!ranks_) return {};
   Work work =
@@ -384,7 +412,7 @@ void Trainer::issue(std::int64_t step, bool stop) {
     pinned(slot.target, batch.target);
     pinned(slot.rate_value, at::zeros({}, at::kFloat).fill_(rate));
     if (!slot.report.defined())
-      slot.report = at::empty({4}, at::TensorOptions(at::kDouble).pinned_memory(true));
+      slot.report = at::empty({reported}, at::TensorOptions(at::kDouble).pinned_memory(true));
     if (!input_.defined()) {
       input_ = at::empty_like(slot.input, at::TensorOptions(device_));
       target_ = at::empty_like(slot.target, at::TensorOptions(device_));
@@ -433,24 +461,49 @@ void Trainer::collect(std::size_t leave) {
       }
     }
     const auto* numbers = slot.report.const_data_ptr<double>();
-    const double loss = numbers[0], norm = numbers[1];
-    const bool halted = numbers[2] != 0;
-    if (ranks_ && numbers[3] != 0) stop_at_ = std::min(stop_at_, slot.step + lag_);
+    const double loss = numbers[loss_at], norm = numbers[norm_at], scale = numbers[scale_at];
+    if (ranks_ && numbers[stop_at] != 0) stop_at_ = std::min(stop_at_, slot.step + lag_);
     const auto now = Clock::now();
-    if (halted) {
+    if (scale != 0 && (scales_.empty() || scales_.back().second != scale)) {
+      scales_.emplace_back(slot.step, scale);
+      if (scales_.size() > scales_kept) scales_.pop_front();
+    }
+    if (numbers[halted_at] != 0) {
       flight.pending.clear();
-      step_ = slot.step - 1;
-      throw NotFinite(fmt::format(
-          "the {} became {} at step {}; the weights are those after step {}. A lower optim.rate or optim.clip may help",
-          std::isfinite(loss) ? "gradient" : "loss",
-          std::isnan(std::isfinite(loss) ? norm : loss) ? "NaN" : "infinite", slot.step,
-          slot.step - 1));
+      halt(slot.step, loss, norm);
     }
     const double seconds = std::chrono::duration<double>(now - flight.last).count();
     flight.last = now;
-    tell({slot.step, loss, norm, slot.rate, seconds, slot.targets, executor_->times()});
+    tell({.step = slot.step,
+          .loss = loss,
+          .grad_norm = norm,
+          .rate = slot.rate,
+          .seconds = seconds,
+          .targets = slot.targets,
+          .times = executor_->times(),
+          .loss_scale = scale,
+          .skipped = numbers[skipped_at] != 0});
     if (device_.is_cuda()) flight.free.push_back(std::move(slot));
   }
+}
+
+void Trainer::halt(std::int64_t step, double loss, double norm) {
+  step_ = step - 1;
+  const bool of_loss = !std::isfinite(loss);
+  std::string text = fmt::format("the {} became {} at step {}", of_loss ? "loss" : "gradient",
+                                 std::isnan(of_loss ? loss : norm) ? "NaN" : "infinite", step);
+  if (scales_.empty())
+    throw NotFinite(
+        fmt::format("{}; the weights are those after step {}. A lower optim.rate or optim.clip may "
+                    "help",
+                    text, step_));
+  std::vector<std::string> changes;
+  for (const auto& [at, scale] : scales_) changes.push_back(fmt::format("step {}: {}", at, scale));
+  if (!of_loss) text += ", with a loss scale that would fall below 1";
+  throw NotFinite(fmt::format(
+      "{}; the weights are those after step {}. The loss scale was, from {}. fp16 has no numbers "
+      "beyond 65504: train.precision=bf16, or a lower optim.rate or optim.clip may help",
+      text, step_, fmt::join(changes, ", ")));
 }
 
 void Trainer::tell(const StepReport& report) const {

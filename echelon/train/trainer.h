@@ -56,9 +56,11 @@ struct StepReport {
   // batch they were of, 1-based; steps may be applied in another order than they were begun.
   std::vector<std::int64_t> ages = {};
   std::int64_t batch = 0;
+  double loss_scale = 0;  // fp16: what this step's gradients were multiplied by; otherwise 0
+  bool skipped = false;   // fp16: they were not finite, and nothing was updated
 };
 
-// The loss or a gradient stopped being finite.
+// The loss or a gradient stopped being finite; in fp16, whatever the loss scale.
 class NotFinite : public Error {
  public:
   using Error::Error;
@@ -130,8 +132,9 @@ class Trainer {
 
   // Runs the steps that are left. Returns early, after a whole step, once `stop` is set. Throws
   // NotFinite, naming the step, when the loss or a gradient stops being finite; the parameters are
-  // then those before that step. Validating and saving on the way are the caller's, with run_until:
-  // validate_every and save_every are for the job behind `echelon train`.
+  // then those before that step. In fp16 steps whose gradients are not finite are skipped, and it
+  // throws once the loss scale would fall below 1. Validating and saving on the way are the
+  // caller's, with run_until: validate_every and save_every are for the job behind `echelon train`.
   void run(const std::atomic<bool>* stop = nullptr);
 
   // Runs up to and including step `until`; run() is run_until(options.steps).
@@ -165,6 +168,7 @@ class Trainer {
   void compute();
   void collect(std::size_t leave);
   bool stopped(const std::atomic<bool>* stop);
+  [[noreturn]] void halt(std::int64_t step, double loss, double norm);
   void tell(const StepReport& report) const;
   void begin_alike();
   void check_same_parameters() const;
@@ -193,8 +197,10 @@ class Trainer {
   double slowness_ = 1;
   std::function<void(const std::string&)> say_ = [](const std::string&) {};
   std::int64_t step_ = 0;
-  at::Tensor input_, target_;           // of the step being computed, on the device
-  at::Tensor report_;                   // loss, gradient norm, halted, whether a rank is to stop
+  at::Tensor input_, target_;  // of the step being computed, on the device
+  at::Tensor report_;          // the numbers of a step (see Reported in trainer.cpp)
+  std::deque<std::pair<std::int64_t, double>>
+      scales_;                          // fp16: steps and loss scales, as it changed
   std::int64_t stop_at_ = 0, lag_ = 0;  // the step to stop after; how much later than the vote
   bool mixed_ = false;                  // some ranks are on GPUs and some on CPUs
   bool alike_ = false;                  // all ranks began with the same parameters
@@ -224,5 +230,7 @@ void check_share(const TrainOptions& options, int ranks);
 
 // The type that train.precision names; auto depends on the device.
 at::ScalarType compute_type(const TrainOptions& options);
+// Whether gradients are summed in a wider type than they are computed in: train.reduce.
+bool sums_in_fp32(const TrainOptions& options);
 
 }  // namespace echelon

@@ -108,31 +108,34 @@ class ZeroShards::CopyLane {
 
 ZeroShards::~ZeroShards() = default;
 
-ZeroShards::ZeroShards(Stack& stack, Owners owners, int stage, Tier* tier)
+ZeroShards::ZeroShards(Stack& stack, Owners owners, int stage, Tier* tier, bool fp32_sums)
     : stack_(stack),
       ranks_(std::move(owners.shards)),
       replicas_(std::move(owners.replicas)),
       stage_(stage),
+      fp32_sums_(fp32_sums),
       tier_(stage >= 3 ? tier : nullptr) {
   std::int64_t all = 0;
   for (int g = 0; g < int(stack.groups().size()); ++g) {
     first_.push_back(all);
     all += slice_numel(g);
   }
-  const auto memory = [&](MemoryKind kind) {
+  const auto memory = [&](MemoryKind kind, at::ScalarType type) {
     MemoryScope scope(kind);
     return stack.device().is_cpu()
-               ? ranks_->allocate({all}, stack.type()).zero_()
-               : at::zeros({all}, at::TensorOptions(stack.device()).dtype(stack.type()));
+               ? ranks_->allocate({all}, type).zero_()
+               : at::zeros({all}, at::TensorOptions(stack.device()).dtype(type));
   };
   if (tier_ && stack.device().is_cuda())
     lane_ = std::make_unique<CopyLane>(stack.device(), int(first_.size()));
-  if (stage >= 3 && !tier_) own_values_ = memory(MemoryKind::parameters);
-  if (stage >= 2 && !tier_) own_grads_ = memory(MemoryKind::gradients);
+  if (stage >= 3 && !tier_) own_values_ = memory(MemoryKind::parameters, stack.type());
+  if (stage >= 2 && !tier_) own_grads_ = memory(MemoryKind::gradients, sum_type());
   if (tier_) norms_.resize(first_.size());
   gathering_.resize(first_.size());
   kept_.resize(first_.size(), false);
 }
+
+at::ScalarType ZeroShards::sum_type() const { return fp32_sums_ ? at::kFloat : stack_.type(); }
 
 std::int64_t ZeroShards::slice_numel(int group) const {
   return stack_.groups()[std::size_t(group)].numel / ranks_->size();
@@ -151,13 +154,15 @@ at::Tensor ZeroShards::values(int group) const {
 at::Tensor ZeroShards::grads(int group) const {
   const auto numel = slice_numel(group);
   return stage_ >= 2 ? own_grads_.narrow(0, first_[std::size_t(group)], numel)
-                     : stack_.group_grads(group).narrow(0, ranks_->rank() * numel, numel);
+                     : stack_.group_sums(group).narrow(0, ranks_->rank() * numel, numel);
 }
 
-at::Tensor ZeroShards::take(std::int64_t numel) {
+at::Tensor ZeroShards::take(std::int64_t numel, at::ScalarType type) {
   auto best = free_.end();
   for (auto it = free_.begin(); it != free_.end(); ++it)
-    if (it->numel() >= numel && (best == free_.end() || it->numel() < best->numel())) best = it;
+    if (it->scalar_type() == type && it->numel() >= numel &&
+        (best == free_.end() || it->numel() < best->numel()))
+      best = it;
   if (best != free_.end()) {
     const at::Tensor memory = *best;
     free_.erase(best);
@@ -165,8 +170,8 @@ at::Tensor ZeroShards::take(std::int64_t numel) {
   }
   MemoryScope scope(MemoryKind::communication);
   return stack_.device().is_cpu()
-             ? ranks_->allocate({numel}, stack_.type())
-             : at::zeros({numel}, at::TensorOptions(stack_.device()).dtype(stack_.type()));
+             ? ranks_->allocate({numel}, type)
+             : at::zeros({numel}, at::TensorOptions(stack_.device()).dtype(type));
 }
 
 void ZeroShards::wait(Work& work) {
@@ -238,7 +243,7 @@ void ZeroShards::fetch(int group) {
 }
 
 void ZeroShards::gather(int group) {
-  stack_.lend_values(group, take(stack_.groups()[std::size_t(group)].numel));
+  stack_.lend_values(group, take(stack_.groups()[std::size_t(group)].numel, stack_.type()));
   const at::Tensor all = stack_.group_values(group);
   auto& work = gathering_[std::size_t(group)];
   if (!tier_) {
@@ -285,39 +290,45 @@ void ZeroShards::open(int group) {
         ((!replicas_ || scattering_[i].across) && scattering_[i].work.done()))
       finish(scattering_[i]);
   std::erase_if(scattering_, [](const Scattering& one) { return one.group < 0; });
-  stack_.lend_grads(group, take(stack_.groups()[std::size_t(group)].numel));
+  stack_.lend_grads(group, take(stack_.groups()[std::size_t(group)].numel, stack_.type()));
   stack_.forget_grads(group);
 }
 
-at::Tensor ZeroShards::own_part(int group) const {
-  const auto numel = slice_numel(group);
-  return stack_.group_grads(group).narrow(0, ranks_->rank() * numel, numel);
+at::Tensor ZeroShards::own_part(const Scattering& one) const {
+  const auto numel = slice_numel(one.group);
+  return one.all.narrow(0, ranks_->rank() * numel, numel);
 }
 
 void ZeroShards::scatter(int group) {
+  const at::NoGradGuard no_grad;
   const auto& place = stack_.groups()[std::size_t(group)];
-  stack_.zero_unwritten_grads(place.begin, place.begin + place.numel);
-  scattering_.push_back({group, ranks_->reduce_scatter(own_part(group), stack_.group_grads(group),
-                                                       ReduceOp::sum, {.tag = "gradients"})});
+  if (!stack_.has_fp32_sums()) stack_.zero_unwritten_grads(place.begin, place.begin + place.numel);
+  Scattering one{group, {}, stack_.group_sums(group), {}};
+  if (stage_ >= 2 && fp32_sums_) {
+    one.memory = take(place.numel, at::kFloat);
+    one.all = one.memory.narrow(0, 0, place.numel).copy_(one.all);
+    free_.push_back(stack_.take_back_grads(group));
+  }
+  one.work = ranks_->reduce_scatter(own_part(one), one.all, ReduceOp::sum, {.tag = "gradients"});
+  scattering_.push_back(std::move(one));
   if (scattering_.size() > 1) sum_across(scattering_[scattering_.size() - 2]);
 }
 
 void ZeroShards::sum_across(Scattering& one) {
   if (!replicas_ || std::exchange(one.across, true)) return;
   wait(one.work);
-  one.work = replicas_->all_reduce(own_part(one.group), ReduceOp::sum, {.tag = "gradients"});
+  one.work = replicas_->all_reduce(own_part(one), ReduceOp::sum, {.tag = "gradients"});
 }
 
 void ZeroShards::finish(Scattering& one) {
   const at::NoGradGuard no_grad;
   sum_across(one);
-  const int group = one.group;
   wait(one.work);
-  one = {-1, {}};
-  if (stage_ < 2) return;
-  const at::Tensor memory = stack_.take_back_grads(group);
-  keep(group, memory.narrow(0, ranks_->rank() * slice_numel(group), slice_numel(group)));
-  free_.push_back(memory);
+  if (stage_ >= 2) {
+    keep(one.group, own_part(one));
+    free_.push_back(one.memory.defined() ? one.memory : stack_.take_back_grads(one.group));
+  }
+  one = {-1, {}, {}, {}};
 }
 
 // A slice of gradients joins those of earlier micro-batches.

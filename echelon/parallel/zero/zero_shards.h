@@ -6,6 +6,10 @@
 //   stage 3  so have its values: they are gathered from the owners' slices, which are all that is
 //            kept
 //
+// Gradients of bf16 and fp16 models may be summed in fp32: stage 1 then reduces the Stack's sums;
+// in stages 2 and 3 a group's gradients are widened when its backward is done, reduced so, and the
+// own slices are fp32.
+//
 // Memory that is lent to groups is the communicator's, so a gather on one host reads the owners'
 // slices and writes each element once; it is used again for the next group.
 //
@@ -36,9 +40,10 @@ Owners owners_of(std::shared_ptr<Communicator> ranks, bool per_host);
 
 class ZeroShards final : public Shards {
  public:
-  // For a stack that was allocated with the placement below. With stage 3, what a tier has the
-  // arrays "value" (or "master", where the types are the same) and "grad" for is kept there.
-  ZeroShards(Stack& stack, Owners owners, int stage, Tier* tier = nullptr);
+  // For a stack that was allocated with the placement below, and in stage 1 with fp32 sums where
+  // gradients are summed so. With stage 3, what a tier has the arrays "value" (or "master", where
+  // the types are the same) and "grad" for is kept there.
+  ZeroShards(Stack& stack, Owners owners, int stage, Tier* tier = nullptr, bool fp32_sums = false);
   ~ZeroShards() override;
   static Stack::Placement placement(std::shared_ptr<Communicator> shards, int stage,
                                     at::Device device, std::int64_t smallest_group);
@@ -51,10 +56,11 @@ class ZeroShards final : public Shards {
   std::int64_t slice_begin(int group) const;
   std::int64_t slice_numel(int group) const;
 
-  // The own slices, in the model's type: of the values, and of the gradients after settle(). Not of
-  // what a tier keeps.
+  // The own slices: of the values, and of the summed gradients after settle(). Not of what a tier
+  // keeps.
   at::Tensor values(int group) const;
   at::Tensor grads(int group) const;
+  at::ScalarType sum_type() const;
   // The norm of the own gradients of a group, in the wide type, where a tier keeps them.
   const at::Tensor& norm(int group) const { return norms_[std::size_t(group)]; }
 
@@ -82,13 +88,15 @@ class ZeroShards final : public Shards {
   struct Scattering {
     int group;
     Work work;
+    at::Tensor all;       // what is reduced, of the whole group
+    at::Tensor memory;    // that of `all`, where it is a copy
     bool across = false;  // it is being summed over the replicas
   };
   class CopyLane;
-  at::Tensor take(std::int64_t numel);
+  at::Tensor take(std::int64_t numel, at::ScalarType type);
   Tier::Run kept_values(int group) const;
   Tier::Run kept_grads(int group) const;
-  at::Tensor own_part(int group) const;
+  at::Tensor own_part(const Scattering& one) const;
   void sum_across(Scattering& one);
   void keep(int group, at::Tensor sum);
   void wait(Work& work);
@@ -97,6 +105,7 @@ class ZeroShards final : public Shards {
   Stack& stack_;
   std::shared_ptr<Communicator> ranks_, replicas_;
   int stage_;
+  bool fp32_sums_;
   Tier* tier_;                       // null: slices are kept here
   std::unique_ptr<CopyLane> lane_;   // between a device and the host's memory
   std::vector<std::int64_t> first_;  // by group: where its own slice begins in the flat ones below

@@ -20,11 +20,12 @@ namespace echelon {
 // time, in pinned memory.
 class ZeroUpdate::Staging {
  public:
-  Staging(at::Device device, at::ScalarType type, std::int64_t numel)
+  Staging(at::Device device, at::ScalarType grads, at::ScalarType values, std::int64_t numel)
       : guard_(device.type()), device_(device) {
     MemoryScope scope(MemoryKind::workspace);
-    for (auto& slot : slots_)
-      slot.memory = at::empty({numel}, at::TensorOptions(type).pinned_memory(true));
+    for (std::size_t i = 0; i < slots_.size(); ++i)
+      slots_[i].memory = at::empty(
+          {numel}, at::TensorOptions(i < first_value ? grads : values).pinned_memory(true));
   }
 
   // Begins to bring the gradients of a piece here.
@@ -38,7 +39,7 @@ class ZeroUpdate::Staging {
   }
   // Casts masters and begins to send them.
   void send(std::size_t piece, const at::Tensor& masters, at::Tensor values) {
-    Slot& one = slot(piece, 2);
+    Slot& one = slot(piece, first_value);
     if (one.done) one.done->synchronize();
     at::Tensor here = one.memory.narrow(0, 0, masters.numel());
     here.copy_(masters);
@@ -51,6 +52,7 @@ class ZeroUpdate::Staging {
     at::Tensor memory;
     std::optional<c10::Event> done;
   };
+  static constexpr std::size_t first_value = 2;
   Slot& slot(std::size_t piece, std::size_t first) { return slots_[first + piece % 2]; }
   void mark(Slot& one) {
     if (!one.done) one.done.emplace(device_.type());
@@ -63,7 +65,7 @@ class ZeroUpdate::Staging {
 };
 
 std::vector<Tier::Array> ZeroUpdate::arrays(const OptimOptions& options, at::ScalarType type,
-                                            int stage, at::Device device) {
+                                            at::ScalarType sums, int stage, at::Device device) {
   const auto wide = master_type(type);
   const bool lent = stage >= 3, separate = wide != type;
   std::vector<Tier::Array> all;
@@ -74,12 +76,12 @@ std::vector<Tier::Array> ZeroUpdate::arrays(const OptimOptions& options, at::Sca
   for (const auto& name : make_optimizer(options)->state_names())
     all.push_back({name, wide, MemoryKind::optimizer, false});
   if (lent && separate) all.push_back({"value", type, MemoryKind::parameters, true});
-  if (lent) all.push_back({"grad", type, MemoryKind::gradients, true});
+  if (lent) all.push_back({"grad", sums, MemoryKind::gradients, true});
   return all;
 }
 
 ZeroUpdate::ZeroUpdate(Stack& stack, ZeroShards& shards, const OptimOptions& options, Tier* tier,
-                       std::int64_t piece)
+                       std::int64_t piece, const std::optional<LossScale::Setup>& scaling)
     : stack_(stack), shards_(shards), tier_(tier), kinds_{"master"} {
   for (const auto& name : make_optimizer(options)->state_names()) kinds_.push_back(name);
   const auto type = stack.type();
@@ -87,7 +89,7 @@ ZeroUpdate::ZeroUpdate(Stack& stack, ZeroShards& shards, const OptimOptions& opt
   const int groups = int(stack.groups().size());
   const auto ranges = [&](int g) {
     const auto begin = shards.slice_begin(g), numel = shards.slice_numel(g);
-    return ranges_within(stack.units(), begin, begin + numel, type, grain_of(options));
+    return ranges_within(stack.units(), begin, begin + numel, shards.sum_type(), grain_of(options));
   };
   const auto sum_over_owners = [this](at::Tensor sums) {
     if (!tier_ || stack_.device().is_cpu()) {
@@ -111,11 +113,11 @@ ZeroUpdate::ZeroUpdate(Stack& stack, ZeroShards& shards, const OptimOptions& opt
       }
     }
     if (stack.device().is_cuda() && shards.stage() < 3)
-      staging_ = std::make_unique<Staging>(stack.device(), type, longest);
+      staging_ = std::make_unique<Staging>(stack.device(), shards.sum_type(), type, longest);
     slices_ = std::make_unique<SliceUpdate>(
         std::move(all), longest,
-        [this](bool values_change, const auto& visit) { walk(values_change, visit); }, type,
-        options, parameters_of(stack.units()), sum_over_owners);
+        [this](bool values_change, const auto& visit) { walk(values_change, visit); },
+        shards.sum_type(), options, parameters_of(stack.units()), sum_over_owners, scaling);
     return;
   }
   if (master_type(type) != type) {
@@ -132,8 +134,8 @@ ZeroUpdate::ZeroUpdate(Stack& stack, ZeroShards& shards, const OptimOptions& opt
         {masters_.defined() ? masters_.narrow(0, first, numel) : shards.values(g), ranges(g)});
     first += numel;
   }
-  slices_ = std::make_unique<SliceUpdate>(std::move(parts), type, options,
-                                          parameters_of(stack.units()), sum_over_owners);
+  slices_ = std::make_unique<SliceUpdate>(std::move(parts), shards.sum_type(), options,
+                                          parameters_of(stack.units()), sum_over_owners, scaling);
 }
 
 ZeroUpdate::~ZeroUpdate() = default;
@@ -281,7 +283,7 @@ void ZeroUpdate::apply(const at::Tensor& loss) {
   }
   at::Tensor square = SliceUpdate::norm_of_norms(norms).to(at::kDouble).square();
   shards_.ranks().all_reduce(square, ReduceOp::sum, {.tag = "norm", .blocking = true}).follow();
-  norm_.copy_(square.sqrt());
+  norm_.copy_(slices_->without_scale(square.sqrt()));
   if (!tier_) {
     slices_->apply(grads, norm_, loss);
     return publish();

@@ -8,6 +8,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,18 +22,20 @@ class ZeroUpdate final : public Update {
  public:
   // With a tier: `piece` elements at a time.
   ZeroUpdate(Stack& stack, ZeroShards& shards, const OptimOptions& options, Tier* tier = nullptr,
-             std::int64_t piece = 0);
+             std::int64_t piece = 0, const std::optional<LossScale::Setup>& scaling = {});
   ~ZeroUpdate() override;
-  // The arrays that a tier must have for it.
+  // The arrays that a tier must have for it; `sums` is the type in which gradients are summed.
   static std::vector<Tier::Array> arrays(const OptimOptions& options, at::ScalarType type,
-                                         int stage, at::Device device);
+                                         at::ScalarType sums, int stage, at::Device device);
 
   void load(const ValueSource& source) override;
   const at::Tensor& rate() const override { return slices_->rate(); }
   // The gradients have been given to their owners and are settled.
   void apply(const at::Tensor& loss) override;
   const at::Tensor& norm() const override { return norm_; }
+  const at::Tensor& skipped() const override { return slices_->skipped(); }
   const at::Tensor& halted() const override { return slices_->halted(); }
+  LossScale* loss_scale() const override { return slices_->loss_scale(); }
   double host_seconds() const override { return host_seconds_; }
   double updates() const override { return slices_->updates(); }
   void publish() override;
