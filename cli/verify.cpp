@@ -24,7 +24,8 @@ constexpr const char* examples = R"(Examples:
   echelon verify --json cells.json    the certificate as a file
 
 Every strategy trains a tiny GPT in fp64 for 5 steps. max diff is the largest difference of any parameter from one
-process; bytes: what all ranks sent is the closed form to the byte; memory: so are parameters, gradients and state.)";
+process; bytes: what all ranks sent is the closed form to the byte; memory: so are parameters, gradients and state.
+In bf16 and fp16 it is that of any step's loss, or, given the same gradients, of any master and moment.)";
 
 // Where the ranks leave their cells, and how many hosts they play.
 constexpr const char* results_variable = "ECHELON_VERIFY_RESULTS";

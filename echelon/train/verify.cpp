@@ -7,7 +7,9 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <bit>
+#include <cmath>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -19,6 +21,7 @@
 #include "echelon/comm/texts.h"
 #include "echelon/nn/gpt.h"
 #include "echelon/train/server_job.h"
+#include "echelon/train/verify_masters.h"
 
 namespace echelon {
 namespace {
@@ -28,6 +31,13 @@ using nlohmann::ordered_json;
 // Sums of a few dozen numbers of size 1 in another order, over five steps of AdamW.
 constexpr double rounding = 1e-12;
 constexpr std::int64_t steps = 5, batch = 24;
+
+// How far the loss of a step may be from that of one process in the same type: a quarter of a
+// rounding, of a loss of about ln 32. Both round every activation, and the mean over rows takes
+// most of that out (docs/precision.md).
+double loss_band(at::ScalarType type) {
+  return 3.5 / 4 * (type == at::kBFloat16 ? 0x1p-8 : 0x1p-11);
+}
 
 JobOptions tiny() {
   JobOptions options;
@@ -45,11 +55,19 @@ struct Strategy {
   JobOptions options = tiny();
   Algorithm algorithm = Algorithm::automatic;
   std::vector<std::int64_t> shares = {};  // empty: even
+  bool masters = false;                   // compares updates, does not train
+
+  at::ScalarType type() const { return compute_type(options.train); }
+  bool narrow() const { return type() != at::kDouble; }
+  std::uint64_t element() const { return at::elementSize(type()); }
+  std::uint64_t sum_element() const { return sums_in_fp32(options.train) ? 4 : element(); }
 };
 
 // What a rank's run came to.
 struct Run {
   at::Tensor parameters;
+  std::vector<double> losses;
+  double difference = 0;          // of masters
   std::uint64_t sent = 0;         // for gradients and parameters
   std::uint64_t model_bytes = 0;  // the flat buffer's, with padding
   std::vector<std::uint64_t> groups;
@@ -92,6 +110,7 @@ Run train(const Strategy& strategy, std::shared_ptr<Communicator> ranks, const s
     if (servers) servers->attach(trainer, stack);
     trainer.reduce_by(strategy.algorithm);
     if (ranks && !strategy.shares.empty()) trainer.share_out(strategy.shares);
+    trainer.on_step([&](const StepReport& report) { run.losses.push_back(report.loss); });
     trainer.run();
     run.memory = trainer.memory().now();
     run.parameters = all_parameters(stack, trainer);
@@ -108,6 +127,30 @@ Run train(const Strategy& strategy, std::shared_ptr<Communicator> ranks, const s
   }
   if (ranks) run.sent = sent_by(ranks->ledger());
   return run;
+}
+
+Run update_masters(const Strategy& strategy, std::shared_ptr<Communicator> ranks) {
+  ranks->ledger().clear();
+  const auto check = check_masters(ranks, strategy.options, steps);
+  Run run;
+  run.difference = check.difference;
+  run.memory = check.memory;
+  run.groups = check.groups;
+  for (const auto bytes : run.groups) run.model_bytes += bytes;
+  run.sent = sent_by(ranks->ledger());
+  return run;
+}
+
+double difference(const Strategy& strategy, const Run& run, const Run& alone) {
+  if (strategy.masters) return run.difference;
+  if (!run.works) return 0;
+  if (!strategy.narrow()) return (run.parameters - alone.parameters).abs().max().item<double>();
+  double most = run.losses.size() == alone.losses.size() ? 0 : INFINITY;
+  for (std::size_t i = 0; i < std::min(run.losses.size(), alone.losses.size()); ++i) {
+    const double one = std::abs(run.losses[i] - alone.losses[i]);
+    most = std::isnan(one) ? INFINITY : std::max(most, one);
+  }
+  return most;
 }
 
 // Bytes that all ranks send to all-reduce n, from the descriptions of the algorithms (docs:
@@ -153,23 +196,53 @@ std::uint64_t server_bytes(const JobOptions& options, std::uint64_t n, int p) {
 // Gradients once to their owners. Stages 1 and 2: parameters once to all, and once before the first
 // step. Stage 3: a group is gathered for forward and for backward; the last stays in between, and
 // the embedding, which the head is tied to, comes once more for the head.
-// Hybrid: so on every host, and each slice is summed once more, over the hosts.
-std::uint64_t zero_bytes(const JobOptions& options, const std::vector<std::uint64_t>& groups,
+// Hybrid: so on every host, and each slice is summed once more, over the hosts. Where only masters
+// are updated nobody uses parameters, and stage 3 gathers none.
+std::uint64_t zero_bytes(const Strategy& strategy, const std::vector<std::uint64_t>& groups,
                          std::uint64_t world, std::uint64_t all_hosts) {
+  const JobOptions& options = strategy.options;
   const auto stage = options.parallel.zero;
   const auto micro_batches = std::uint64_t(options.train.micro_batches);
   const std::uint64_t hosts = options.zero.shard == "host" ? all_hosts : 1, p = world / hosts;
   std::uint64_t n = 0, gathered = 0;
   for (const auto bytes : groups) n += bytes;
+  const std::uint64_t m = n / strategy.element() * strategy.sum_element();  // of gradients
   const std::uint64_t sums = stage >= 2 ? micro_batches : 1;
-  const std::uint64_t across = 2 * (hosts - 1) * sums * steps * n;
-  if (stage < 3) return hosts * (p - 1) * (sums * steps * n + (steps + 1) * n) + across;
+  const std::uint64_t across = 2 * (hosts - 1) * sums * steps * m;
+  if (stage < 3) return hosts * (p - 1) * (sums * steps * m + (steps + 1) * n) + across;
+  if (strategy.masters) return hosts * (p - 1) * steps * m + across;
   for (std::size_t g = 0; g < groups.size(); ++g)
     gathered += (g == 0 && options.model.tied ? 3 : g + 1 == groups.size() ? 1 : 2) * groups[g];
   // From one micro-batch to the next the first group stays.
   return hosts * (p - 1) * steps *
-             (micro_batches * (n + gathered) - (micro_batches - 1) * groups[0]) +
+             (micro_batches * (m + gathered) - (micro_batches - 1) * groups[0]) +
          across;
+}
+
+void add_narrow(std::vector<Strategy>& all, bool two_hosts) {
+  for (const char* type : {"bf16", "fp16"})
+    for (int stage = 0; stage <= 3; ++stage) {
+      const auto name = stage == 0 ? std::string("data parallel") : fmt::format("ZeRO {}", stage);
+      Strategy one{fmt::format("{}, {}", name, type)};
+      one.algorithm = two_hosts ? Algorithm::ring : Algorithm::shared;
+      one.options.train.precision = type;
+      one.options.parallel.zero = stage;
+      one.options.zero.group = 0;
+      all.push_back(one);
+      Strategy wide = one;
+      wide.name += ", fp32 sums, 3 micro-batches";
+      wide.options.train.reduce = "fp32";
+      wide.options.train.micro_batches = 3;
+      all.push_back(wide);
+      if (stage == 0) continue;
+      wide.name += ", offload host";
+      wide.options.zero.offload = "host";
+      wide.options.zero.piece = 0.02;
+      all.push_back(wide);
+      one.name += ", masters given the same gradients";
+      one.masters = true;
+      all.push_back(one);
+    }
 }
 
 // What every stage and optimiser is tried with.
@@ -256,8 +329,10 @@ void add_servers(std::vector<Strategy>& all, int world) {
   all.push_back(bounded);
 }
 
-// Parameters, gradients and AdamW's two moments; workers of servers keep no moments, and a server
-// has of its part the values it gives out, their masters and the moments.
+// Parameters, gradients and AdamW's two moments; in bf16 and fp16 masters and moments in fp32, and
+// where gradients are summed in fp32 those sums: beside the gradients of one backward where every
+// rank has all. Workers of servers keep no moments, and a server has of its part the values it
+// gives out, their masters and the moments.
 std::string memory_fault(const Strategy& strategy, const Run& run, int world, int hosts) {
   if (run.served != 4 * run.server_part)
     return fmt::format("the server holds {} bytes and should hold {}", run.served,
@@ -267,14 +342,20 @@ std::string memory_fault(const Strategy& strategy, const Run& run, int world, in
   const auto zero = strategy.options.parallel.zero;
   const bool disk = strategy.options.zero.offload == "disk";
   const int owners = strategy.options.zero.shard == "host" ? world / hosts : world;
-  const std::uint64_t part = n / std::uint64_t(owners), slice = disk && zero >= 3 ? 0 : part;
+  const std::uint64_t elements = n / strategy.element(), wide = strategy.narrow() ? 4 : 8;
+  const std::uint64_t sums = elements * strategy.sum_element();
+  const auto held = [&](std::uint64_t bytes, int from) {  // with all, or shared out from a stage on
+    return zero < from ? bytes : disk && zero >= 3 ? 0 : bytes / std::uint64_t(owners);
+  };
   const std::uint64_t moments =
       strategy.options.optim.name == "adamw" || strategy.options.optim.name == "lamb" ? 2 : 1;
-  const std::uint64_t state =
-      strategy.options.server.count > 0 || disk ? 0 : moments * (zero >= 1 ? part : n);
-  for (const auto& [kind, expected] : {std::pair{MemoryKind::parameters, zero >= 3 ? slice : n},
-                                       {MemoryKind::gradients, zero >= 2 ? slice : n},
-                                       {MemoryKind::optimizer, state}})
+  const std::uint64_t state = strategy.options.server.count > 0 || disk
+                                  ? 0
+                                  : (moments + (strategy.narrow() ? 1 : 0)) * wide * elements;
+  for (const auto& [kind, expected] :
+       {std::pair{MemoryKind::parameters, held(n, 3)},
+        {MemoryKind::gradients, held(zero >= 2 || sums == n ? sums : n + sums, 2)},
+        {MemoryKind::optimizer, held(state, 1)}})
     if (run.memory[kind] != expected)
       return fmt::format("{} are {} bytes and should be {}", memory_kind_names[std::size_t(kind)],
                          run.memory[kind], expected);
@@ -319,25 +400,28 @@ std::vector<VerifyCell> verify_cells(std::shared_ptr<Communicator> ranks, const 
   const ScratchDisk disk;
   add_zero(strategies, disk.path(), false);
   if (hosts > 1 && world % hosts == 0) add_zero(strategies, disk.path(), true);
-  std::map<std::string, at::Tensor> alone;  // by what is computed
+  add_narrow(strategies, hosts > 1);
+  std::map<std::string, Run> alone;  // by what is computed
   std::vector<VerifyCell> cells;
   for (const auto& strategy : strategies) {
-    const Run run = train(strategy, ranks, bind, token);
+    const Run run =
+        strategy.masters ? update_masters(strategy, ranks) : train(strategy, ranks, bind, token);
     auto& reference = alone[computation(strategy.options)];
-    if (!reference.defined()) {
+    if (!strategy.masters && !reference.parameters.defined()) {
       Strategy one = strategy;
       one.options.zero = {};
-      reference = train(one, nullptr, bind, token).parameters;
+      reference = train(one, nullptr, bind, token);
     }
-    const ordered_json mine = {
-        {"sent", run.sent},
-        {"difference", run.works ? (run.parameters - reference).abs().max().item<double>() : 0.0},
-        {"model", run.model_bytes},
-        {"fault", memory_fault(strategy, run, world, hosts)}};
+    const ordered_json mine = {{"sent", run.sent},
+                               {"difference", difference(strategy, run, reference)},
+                               {"model", run.model_bytes},
+                               {"fault", memory_fault(strategy, run, world, hosts)}};
     VerifyCell cell{strategy.name + (hosts > 1 ? fmt::format(", {} hosts", hosts) : ""),
                     world,
                     0,
-                    rounding,
+                    strategy.masters    ? 0
+                    : strategy.narrow() ? loss_band(strategy.type())
+                                        : rounding,
                     false,
                     true,
                     {}};
@@ -358,11 +442,12 @@ std::vector<VerifyCell> verify_cells(std::shared_ptr<Communicator> ranks, const 
     }
     const std::uint64_t expected =
         strategy.options.parallel.zero > 0
-            ? zero_bytes(strategy.options, run.groups, std::uint64_t(world), std::uint64_t(hosts))
+            ? zero_bytes(strategy, run.groups, std::uint64_t(world), std::uint64_t(hosts))
         : strategy.options.server.count > 0
             ? server_bytes(strategy.options, model, world)
-            : steps * all_reduce_bytes(strategy.algorithm, model, std::uint64_t(world),
-                                       std::uint64_t(hosts));
+            : steps * all_reduce_bytes(strategy.algorithm,
+                                       model / strategy.element() * strategy.sum_element(),
+                                       std::uint64_t(world), std::uint64_t(hosts));
     cell.bytes_ok = sent == expected;
     if (!cell.bytes_ok) cell.note += fmt::format("{} bytes were sent, not {}; ", sent, expected);
     if (ranks->rank() == 0 && show) show(cell);

@@ -1,5 +1,6 @@
 // The certificate: every strategy trains a tiny GPT in fp64 for five steps and is compared with one
-// process, its bytes with the closed form, its memory with the closed form.
+// process, its bytes with the closed form, its memory with the closed form. In bf16 and fp16 the
+// losses are compared, and owners' updates to the bit (docs/precision.md).
 #pragma once
 
 #include <memory>
@@ -14,11 +15,13 @@ namespace echelon {
 struct VerifyCell {
   std::string name;  // "data parallel, ring, a bucket a layer"
   int world = 1;
-  double max_abs_diff = 0;  // of any parameter, from one process
-  double bound = 0;         // that it must keep
-  bool bytes_ok = false;    // what all ranks sent is the closed form's
-  bool memory_ok = false;   // so are the bytes of parameters, gradients and optimiser state
-  std::string note;         // what does not hold
+  // From one process: of any parameter; in bf16 and fp16 of any step's loss, or of any master and
+  // moment given the same gradients.
+  double max_abs_diff = 0;
+  double bound = 0;        // that it must keep
+  bool bytes_ok = false;   // what all ranks sent is the closed form's
+  bool memory_ok = false;  // so are the bytes of parameters, gradients and optimiser state
+  std::string note;        // what does not hold
 
   bool ok() const { return max_abs_diff <= bound && bytes_ok && memory_ok; }
 };

@@ -12,10 +12,13 @@ def test_every_cell_holds(echelon):
     assert {cell["world"] for cell in cells} == {2, 3}
     for cell in cells:
         assert set(cell) >= {"name", "world", "max_abs_diff", "bytes_ok", "memory_ok"}
-        assert cell["max_abs_diff"] <= cell["bound"] <= 1e-9 and cell["bytes_ok"] and cell["memory_ok"], cell
+        narrow = "bf16" in cell["name"] or "fp16" in cell["name"]
+        most = 0 if "same gradients" in cell["name"] else 0.03 if narrow else 1e-9
+        assert cell["max_abs_diff"] <= cell["bound"] <= most and cell["bytes_ok"] and cell["memory_ok"], cell
     names = "\n".join(cell["name"] for cell in cells)
     for part in ("ring", "rabenseifner", "accumulation", "weighted shares", "server sync, 1 colocated",
-                 "server sync, 1 separate", "bounded with staleness 0"):
+                 "server sync, 1 separate", "bounded with staleness 0", "data parallel, fp16",
+                 "ZeRO 3, bf16, fp32 sums, 3 micro-batches", "ZeRO 2, fp16, masters given the same gradients"):
         assert part in names
 
 
