@@ -7,6 +7,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include <ATen/TensorOperators.h>
@@ -342,6 +343,162 @@ TEST(MasterUpdate, LeavesEverythingAsItWasFromTheFirstNumberThatIsNotFinite) {
       }
     }
   }
+}
+
+// A power of two changes no bit on its way in and out again.
+TEST(MasterUpdate, DividesByTheLossScaleAndClipsTheTrueGradient) {
+  for (const auto& [rule, base] : rules()) {
+    for (const double clip : {0.0, 1.0}) {
+      OptimOptions options = base;
+      options.clip = clip;
+      Stack with = odd_stack(at::kHalf), without = odd_stack(at::kHalf);
+      MasterUpdate scaled(with, options, LossScale::Setup{.first = 512, .growth = 5});
+      MasterUpdate plain(without, options);
+      scaled.load(random_values(1));
+      plain.load(random_values(1));
+      for (int step = 0; step < 12; ++step) {
+        const double scale = scaled.loss_scale()->state().scale;
+        EXPECT_EQ(scale, step < 5 ? 512 : step < 10 ? 1024 : 2048);
+        set_gradients(without, step, step % 3 == 2 ? 0.01 : 0.5);
+        at::Tensor(with.grads()).copy_(without.grads()).mul_(scale);
+        apply(scaled, step);
+        apply(plain, step);
+        ASSERT_EQ(scaled.norm().item<double>(), plain.norm().item<double>()) << rule << step;
+        const auto ours = scaled.state(), theirs = plain.state();
+        for (std::size_t i = 0; i < ours.size(); ++i)
+          ASSERT_TRUE(at::equal(ours[i].flat, theirs[i].flat))
+              << ours[i].name << " of " << rule << ", clip " << clip << ", step " << step;
+      }
+    }
+  }
+}
+
+TEST(MasterUpdate, SkipsOnlyTheStepsThatOverflow) {
+  for (const auto& [rule, base] : rules()) {
+    for (const double clip : {0.0, 1.0}) {
+      OptimOptions options = base;
+      options.clip = clip;
+      Stack stack = odd_stack(at::kHalf);
+      MasterUpdate update(stack, options, LossScale::Setup{.first = 256, .growth = 100});
+      update.load(random_values(1));
+      double scale = 256;
+      for (int step = 0; step < 7; ++step) {
+        // The first of all, two in a row, and one that is NaN.
+        const bool overflow = step == 0 || step == 2 || step == 3 || step == 5;
+        const Snapshot before(stack, update);
+        const std::string when = std::string(rule) + ", step " + std::to_string(step);
+        set_gradients(stack, step, 0.1 * scale);
+        if (overflow)
+          stack.find("b.weight")->grad.view({-1})[5] =
+              step == 5 ? std::nan("") : std::numeric_limits<double>::infinity();
+        apply(update, step);
+        EXPECT_EQ(update.skipped().item<double>(), overflow) << when;
+        EXPECT_EQ(update.halted().item<double>(), 0) << when;
+        EXPECT_EQ(std::isfinite(update.norm().item<double>()), !overflow) << when;
+        if (overflow) {
+          expect_same(Snapshot(stack, update), before, when);
+          scale /= 2;
+        } else {
+          EXPECT_FALSE(at::equal(update.state().front().flat, before.tensors[1].second)) << when;
+          EXPECT_TRUE(update.state().front().flat.isfinite().all().item<bool>()) << when;
+        }
+        EXPECT_EQ(update.loss_scale()->state().scale, scale) << when;
+      }
+      EXPECT_EQ(update.updates(), 3);
+    }
+  }
+}
+
+TEST(MasterUpdate, HaltsWhereTheLossIsNotFiniteOrTheScaleExhausted) {
+  for (const bool of_loss : {true, false}) {
+    Stack stack = odd_stack(at::kHalf);
+    MasterUpdate update(stack, rules()[0].second, LossScale::Setup{.first = 1, .growth = 100});
+    update.load(random_values(1));
+    set_gradients(stack, 0, 0.1);
+    apply(update, 0);
+    const Snapshot before(stack, update);
+    for (int step = 1; step < 4; ++step) {
+      set_gradients(stack, step, 0.1);
+      if (step == 1 && !of_loss)
+        stack.find("a.weight")->grad.view({-1})[3] = std::numeric_limits<double>::infinity();
+      apply(update, step, step == 1 && of_loss ? std::nan("") : 1.0);
+      EXPECT_EQ(update.halted().item<double>(), 1) << step;
+      EXPECT_EQ(update.skipped().item<double>(), 1) << step;
+      expect_same(Snapshot(stack, update), before, "step " + std::to_string(step));
+      EXPECT_EQ(update.loss_scale()->state().scale, 1) << "later steps must not move it";
+      EXPECT_EQ(update.loss_scale()->state().good_steps, 1);
+    }
+  }
+}
+
+// The arithmetic of an owner does not depend on what else there is: given the same gradients and
+// the same norm, slices come out as they do within the whole.
+TEST(SliceUpdate, OwnersOfSlicesComputeWhatOneOwnerOfAllComputes) {
+  for (const auto type : {at::kBFloat16, at::kHalf, at::kFloat})
+    for (const auto& [rule, options] : rules()) {
+      if (grain_of(options) == Grain::parameter) continue;  // sums norms in another order
+      for (const int owners : {2, 3, 4}) {
+        Stack stack =
+            stack_of({{{"a", {70, 9}, Init::normal(1)}, {"b", {9}, Init::ones(), false}},
+                      {{"c", {31, 5}, Init::normal(1)}, {"d", {40}, Init::ones(), false}}});
+        Stack::Placement placement;
+        placement.shards = owners;
+        placement.smallest = 1;
+        stack.allocate(at::kCPU, type, Gradients::yes, placement);
+        const auto n = stack.grads().numel();
+        std::optional<LossScale::Setup> scaling;
+        if (type == at::kHalf) scaling = {1024, 2};
+        at::Tensor all = at::zeros({n}, at::kFloat);
+        for (const auto& p : stack.parameters())
+          all.narrow(0, p.begin, p.numel()).copy_(noise(p, 77).view({-1}));
+        const auto owner_of = [&](const std::vector<std::pair<std::int64_t, std::int64_t>>& parts) {
+          std::vector<SliceUpdate::Part> all_parts;
+          for (const auto& [begin, end] : parts)
+            all_parts.push_back({all.narrow(0, begin, end - begin).clone(),
+                                 ranges_within(stack.units(), begin, end, type)});
+          return std::make_unique<SliceUpdate>(std::move(all_parts), type, options, 0,
+                                               std::function<void(at::Tensor)>(), scaling);
+        };
+        const auto whole = owner_of({{0, n}});
+        std::vector<std::unique_ptr<SliceUpdate>> slices;
+        std::vector<std::vector<std::pair<std::int64_t, std::int64_t>>> owned;
+        for (int r = 0; r < owners; ++r) {
+          owned.emplace_back();
+          for (const auto& group : stack.groups()) {
+            const auto size = group.numel / owners, begin = group.begin + r * size;
+            owned.back().emplace_back(begin, begin + size);
+          }
+          slices.push_back(owner_of(owned.back()));
+        }
+        const at::Tensor loss = at::zeros({}, at::kDouble);
+        for (int step = 0; step < 6; ++step) {
+          set_gradients(stack, step, scaling ? 100 : 0.5);
+          const at::Tensor grads = stack.grads();
+          const at::Tensor norm = whole->norm_of({grads});
+          for (int r = 0; r < owners; ++r) {
+            std::vector<at::Tensor> mine;
+            for (const auto& [begin, end] : owned[std::size_t(r)])
+              mine.push_back(grads.narrow(0, begin, end - begin).clone());
+            slices[std::size_t(r)]->rate().fill_(rate_of(step));
+            slices[std::size_t(r)]->apply(mine, norm, loss);
+          }
+          whole->rate().fill_(rate_of(step));
+          whole->apply({grads.clone()}, norm, loss);
+          const auto expected = whole->parted_state();
+          for (int r = 0; r < owners; ++r) {
+            const auto seen = slices[std::size_t(r)]->parted_state();
+            for (std::size_t kind = 0; kind < seen.size(); ++kind)
+              for (std::size_t g = 0; g < owned[std::size_t(r)].size(); ++g) {
+                const auto [begin, end] = owned[std::size_t(r)][g];
+                ASSERT_TRUE(at::equal(seen[kind].parts[g],
+                                      expected[kind].parts[0].narrow(0, begin, end - begin)))
+                    << seen[kind].name << " of owner " << r << " of " << owners << ", " << rule
+                    << ", step " << step;
+              }
+          }
+        }
+      }
+    }
 }
 
 TEST(MasterUpdate, GoesOnFromItsStateBitForBit) {

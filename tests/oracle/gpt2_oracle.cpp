@@ -5,18 +5,21 @@
 //
 // FOLDER holds config.json and model.safetensors. BATCH is a safetensors file with "input_ids" and
 // "labels"
-// ([batch, tokens], int64; labels are the next tokens). PRECISION is fp64, fp32 or bf16. KEY is
-// micro_batches or one of optim's (optim.rate=1e-3); the rate is the same in every step.
+// ([batch, tokens], int64; labels are the next tokens). PRECISION is fp64, fp32, bf16 or fp16. KEY
+// is micro_batches, loss_scale, scale_growth (fp16) or one of optim's (optim.rate=1e-3); the rate
+// is the same in every step.
 //
 // OUTPUT then holds "logits" and "loss" of the given weights, "grad/NAME" for every parameter
-// before any clipping, and, from the same weights, "losses" of STEPS steps on this one batch and
-// "value/NAME" after them.
+// before any clipping (in fp16 times the loss scale), and, from the same weights, "losses" of STEPS
+// steps on this one batch and "value/NAME" after them; in fp16 also "scales" and "skipped" of the
+// steps.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/stack.h>
 #include <fmt/format.h>
 
 #include <cstdio>
 #include <exception>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,10 +37,14 @@ namespace {
 
 struct OracleOptions {
   std::int64_t micro_batches = 1;
+  double loss_scale = 65536;
+  std::int64_t scale_growth = 2000;
   OptimOptions optim;
 
   void fields(Fields& f) {
     f.add("micro_batches", micro_batches, "pieces of the batch", {.minimum = 1});
+    f.add("loss_scale", loss_scale, "fp16: the first", {.minimum = 1});
+    f.add("scale_growth", scale_growth, "fp16: good steps until it doubles", {.minimum = 1});
     f.section("optim", optim);
   }
 };
@@ -48,23 +55,27 @@ struct Batch {
 
 // What a run of steps leaves behind, as copies.
 struct Outcome {
-  std::vector<at::Tensor> losses;
+  std::vector<at::Tensor> losses, scales, skipped;
   std::vector<std::pair<std::string, at::Tensor>> grads, values;
 };
 
 Outcome run_steps(const std::filesystem::path& folder, at::ScalarType type, const Batch& batch,
-                  std::int64_t steps, std::int64_t micro_batches, const OptimOptions& optim) {
+                  std::int64_t steps, const OracleOptions& options, const OptimOptions& optim) {
   Stack stack = gpt(read_gpt2_options(folder));
   stack.allocate(at::kCPU, type, Gradients::yes);
-  MasterUpdate update(stack, optim);
+  std::optional<LossScale::Setup> scaling;
+  if (type == at::kHalf) scaling = {options.loss_scale, options.scale_growth};
+  MasterUpdate update(stack, optim, scaling);
   update.load(gpt2_values(folder, stack));
-  const int pieces = static_cast<int>(micro_batches);
+  const int pieces = static_cast<int>(options.micro_batches);
   Executor executor(stack, &update, one_process(stack.size(), pieces), {stack.size(), pieces, {}});
   update.rate().fill_(optim.rate);
 
   Outcome outcome;
   for (std::int64_t step = 0; step < steps; ++step) {
+    if (scaling) outcome.scales.push_back(update.loss_scale()->scale().clone());
     outcome.losses.push_back(executor.run(batch.input, batch.target).clone());
+    if (scaling) outcome.skipped.push_back(update.skipped().clone());
   }
   for (const auto& parameter : stack.parameters()) {
     outcome.grads.emplace_back(parameter.name, parameter.grad.clone());
@@ -101,13 +112,16 @@ void run(const std::vector<std::string>& arguments) {
   // Clipping may scale the gradients where they lie.
   OptimOptions unclipped = options.optim;
   unclipped.clip = 0;
-  const Outcome first = run_steps(folder, type, batch, 1, options.micro_batches, unclipped);
+  const Outcome first = run_steps(folder, type, batch, 1, options, unclipped);
   keep("loss", first.losses.front());
   for (const auto& [name, grad] : first.grads) keep("grad/" + name, grad);
   if (steps > 0) {
-    const Outcome last =
-        run_steps(folder, type, batch, steps, options.micro_batches, options.optim);
+    const Outcome last = run_steps(folder, type, batch, steps, options, options.optim);
     keep("losses", at::stack(last.losses));
+    if (!last.scales.empty()) {
+      keep("scales", at::stack(last.scales));
+      keep("skipped", at::stack(last.skipped));
+    }
     for (const auto& [name, value] : last.values) keep("value/" + name, value);
   }
   write_tensors(arguments[4], out, {});

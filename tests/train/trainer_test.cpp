@@ -128,7 +128,7 @@ TEST(Trainer, LearnsASmallRegression) {
 }
 
 TEST(Trainer, TrainsInEveryPrecision) {
-  for (const auto* precision : {"fp64", "fp32", "bf16"}) {
+  for (const auto* precision : {"fp64", "fp32", "bf16", "fp16"}) {
     Job run(training(200, precision));
     run.trainer->run();
     EXPECT_LT(run.trainer->evaluate(run.data, run.data.size()), 0.08) << precision;
@@ -415,7 +415,7 @@ TEST(Trainer, AccountsForTheModelsMemoryExactly) {
   for (const auto& [precision, name, parameters, gradients, state] :
        {Case{"fp32", "adamw", 4, 4, 8}, Case{"fp64", "adamw", 8, 8, 16},
         Case{"bf16", "adamw", 2, 2, 12}, Case{"fp32", "sgd", 4, 4, 4},
-        Case{"bf16", "sgd", 2, 2, 8}}) {
+        Case{"fp16", "adamw", 2, 2, 12}, Case{"bf16", "sgd", 2, 2, 8}}) {
     const RandomTokens data(32, 8, 1);
     Stack stack = gpt({.layers = 2, .width = 16, .heads = 2, .vocab = 32, .context = 8});
     Trainer trainer(stack, data, training(3, precision), optimizer(name));

@@ -1,0 +1,124 @@
+// Bytes that each rank holds and sends, by category, against the closed forms of ZeRO.
+#include <gtest/gtest.h>
+
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+
+#include "echelon/nn/gpt.h"
+#include "echelon/train/trainer.h"
+#include "tests/collective/ranks.h"
+
+namespace echelon {
+namespace {
+
+const ModelOptions tiny = {
+    .layers = 2, .width = 16, .heads = 2, .vocab = 32, .context = 8, .tied = false};
+constexpr std::uint64_t steps = 2;
+
+// Elements of the flat buffer, from the sizes alone: every parameter is padded to 32, and what is
+// shared out over N ranks, a group a layer, to 32 N.
+struct Flat {
+  std::uint64_t parameters = 0, elements = 0, last_group = 0;
+
+  Flat() = default;
+  Flat(const Stack& stack, int shards) {
+    const auto padded = [](std::uint64_t n, std::uint64_t to) { return (n + to - 1) / to * to; };
+    for (int layer = 0; layer < stack.size(); ++layer) {
+      std::uint64_t group = 0;
+      for (const auto& p : stack.parameters())
+        if (p.layer == layer) {
+          parameters += std::uint64_t(p.numel());
+          group += padded(std::uint64_t(p.numel()), 32);
+        }
+      group = padded(group, 32 * std::uint64_t(shards));
+      elements += group;
+      last_group = group;
+    }
+  }
+};
+
+struct Bytes {  // of an element
+  const char* precision;
+  std::uint64_t value, gradient, state;
+};
+constexpr Bytes types[] = {{"fp32", 4, 4, 8}, {"bf16", 2, 2, 12}, {"fp16", 2, 2, 12}};
+
+// M bytes of gradients: every rank sends 2M(N-1)/N in a step of data parallel and stages 1 and 2,
+// and 3M(N-1)/N in stage 3, less U(N-1)/N for the last group, which stays from forward to backward.
+// Stages 1 and 2 also give out the first values.
+std::uint64_t traffic(int stage, std::uint64_t m, std::uint64_t u, std::uint64_t n) {
+  return (stage < 3 ? (2 * steps + 1) * m : steps * (3 * m - u)) / n * (n - 1);
+}
+
+struct Held {
+  MemoryUse memory;
+  std::uint64_t sent = 0;
+  std::size_t parameters = 0, layers = 0;
+};
+
+Held trained(const TrainOptions& options, Group& group, int stage, Flat& flat) {
+  Stack stack = gpt(tiny);
+  const RandomTokens data(32, 8, 1);
+  TrainOptions train = options;
+  train.steps = steps;
+  train.batch = 24;
+  train.check_every = 0;
+  group.ledger().clear();
+  Trainer trainer(stack, data, train, {.warmup = 1}, native_communicator(group.shared_from_this()),
+                  {.zero = stage}, {.group = 0});
+  trainer.run();
+  flat = Flat(stack, stage == 0 ? 1 : group.size());
+  Held held{trainer.memory().now(), 0, stack.parameters().size(), std::size_t(stack.size())};
+  for (const auto& entry : group.ledger().entries())
+    if (entry.tag == "gradients" || entry.tag == "parameters") held.sent += entry.bytes;
+  return held;
+}
+
+TEST(Memory, AndTrafficOfEveryStageAreTheClosedForm) {
+  at::set_num_threads(1);
+  for (const auto& type : types)
+    for (const int world : {2, 3, 4, 8})
+      for (int stage = 0; stage <= 3; ++stage) {
+        SCOPED_TRACE(fmt::format("{}, {} ranks, stage {}", type.precision, world, stage));
+        run_ranks_well({.world = world}, [&](Group& group) {
+          TrainOptions train;
+          train.precision = type.precision;
+          Flat flat;
+          const Held held = trained(train, group, stage, flat);
+          const std::uint64_t n = flat.elements, ranks = std::uint64_t(world), part = n / ranks;
+          EXPECT_EQ(held.memory[MemoryKind::parameters], type.value * (stage >= 3 ? part : n));
+          EXPECT_EQ(held.memory[MemoryKind::gradients], type.gradient * (stage >= 2 ? part : n));
+          EXPECT_EQ(held.memory[MemoryKind::optimizer], type.state * (stage >= 1 ? part : n));
+          // 16 Psi and its parts, and no more padding than 31 elements a parameter and 32 N - 1 a
+          // layer.
+          EXPECT_EQ(type.value + type.gradient + type.state, 16U);
+          EXPECT_GE(n, flat.parameters);
+          EXPECT_LE(n - flat.parameters,
+                    31 * held.parameters + (stage == 0 ? 0 : (32 * ranks - 1) * held.layers));
+          if (stage > 0) {
+            EXPECT_EQ(held.sent,
+                      traffic(stage, type.value * n, type.value * flat.last_group, ranks));
+          }
+        });
+      }
+}
+
+TEST(Memory, OfFp32SumsIsCountedAsGradients) {
+  at::set_num_threads(1);
+  for (const int world : {2, 3})
+    for (int stage = 0; stage <= 3; ++stage) {
+      SCOPED_TRACE(fmt::format("{} ranks, stage {}", world, stage));
+      run_ranks_well({.world = world}, [&](Group& group) {
+        TrainOptions train;
+        train.precision = "bf16";
+        train.reduce = "fp32";
+        Flat flat;
+        const Held held = trained(train, group, stage, flat);
+        EXPECT_EQ(held.memory[MemoryKind::gradients],
+                  stage >= 2 ? 4 * flat.elements / std::uint64_t(world) : 6 * flat.elements);
+      });
+    }
+}
+
+}  // namespace
+}  // namespace echelon
