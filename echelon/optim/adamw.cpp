@@ -21,6 +21,10 @@ class AdamW : public Optimizer {
 
   std::vector<std::string> state_names() const override { return {"exp_avg", "exp_avg_sq"}; }
 
+  bool takes(at::ScalarType type, at::Device device) const override {
+    return device.is_cpu() && type == at::kBFloat16;
+  }
+
   void update(const std::vector<Slice>& slices, const StepScalars& scalars) const override {
     if (!slices.empty() && slices.front().value.is_cpu()) return update_on_cpu(slices, scalars);
     for (const bool decay : {true, false}) {

@@ -3,7 +3,6 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
-#include <type_traits>
 
 #include "echelon/nn/parallel_over.h"
 
@@ -34,8 +33,7 @@ struct Factors {
   T keep, beta1, rest1, beta2, rest2, step, root, epsilon, scale;
 };
 
-// bf16 is the upper half of a float; back, the nearest one, to even, as torch rounds.
-struct Bf16 {
+struct Bf16 {  // the upper half of a float
   std::uint16_t bits;
 };
 inline __attribute__((always_inline)) float widen(Bf16 x) {
@@ -43,68 +41,57 @@ inline __attribute__((always_inline)) float widen(Bf16 x) {
 }
 inline __attribute__((always_inline)) float widen(float x) { return x; }
 inline __attribute__((always_inline)) double widen(double x) { return x; }
-inline __attribute__((always_inline)) void publish(Bf16* to, std::int64_t i, float x) {
-  const auto bits = std::bit_cast<std::uint32_t>(x);
-  const std::uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  to[i].bits = static_cast<std::uint16_t>(x != x ? 0x7fc0 : rounded);
-}
 
-template <class T, class Grad, class Published>
+template <class T, class Grad>
 inline __attribute__((always_inline)) void run(T* __restrict w, const Grad* __restrict g,
-                                               T* __restrict m, T* __restrict v,
-                                               Published published, std::int64_t n,
+                                               T* __restrict m, T* __restrict v, std::int64_t n,
                                                const Factors<T> f) {
   for (std::int64_t i = 0; i < n; ++i) {
     const T grad = widen(g[i]) / f.scale;
     const T mean = f.beta1 * m[i] + f.rest1 * grad;
     const T square = f.beta2 * v[i] + f.rest2 * grad * grad;
-    const T value = w[i] * f.keep - f.step * (mean / (std::sqrt(square) / f.root + f.epsilon));
     m[i] = mean;
     v[i] = square;
-    w[i] = value;
-    if constexpr (std::is_pointer_v<Published>) publish(published, i, value);
+    w[i] = w[i] * f.keep - f.step * (mean / (std::sqrt(square) / f.root + f.epsilon));
   }
 }
 
 // Clones are made of functions, not of templates.
-#define ECHELON_ADAMW(name, T, Grad, Published)                                                  \
-  ECHELON_CLONES void name(T* w, const Grad* g, T* m, T* v, Published published, std::int64_t n, \
-                           const Factors<T>& f) {                                                \
-    run(w, g, m, v, published, n, f);                                                            \
-  }
-ECHELON_ADAMW(run_double, double, double, std::nullptr_t)
-ECHELON_ADAMW(run_float, float, float, std::nullptr_t)
-ECHELON_ADAMW(run_bf16, float, Bf16, std::nullptr_t)
-ECHELON_ADAMW(run_bf16_publishing, float, Bf16, Bf16*)
-#undef ECHELON_ADAMW
+ECHELON_CLONES void run_double(double* w, const double* g, double* m, double* v, std::int64_t n,
+                               const Factors<double>& f) {
+  run(w, g, m, v, n, f);
+}
+ECHELON_CLONES void run_float(float* w, const float* g, float* m, float* v, std::int64_t n,
+                              const Factors<float>& f) {
+  run(w, g, m, v, n, f);
+}
+ECHELON_CLONES void run_bf16(float* w, const Bf16* g, float* m, float* v, std::int64_t n,
+                             const Factors<float>& f) {
+  run(w, g, m, v, n, f);
+}
 
-template <class T, class Grad, class Published, class Kernel>
+template <class T, class Grad>
 void over(const at::Tensor& value, const at::Tensor& grad, const at::Tensor& mean,
-          const at::Tensor& square, const AdamwFactors& factors, Published published,
-          const Kernel& kernel) {
+          const at::Tensor& square, const AdamwFactors& factors,
+          void (*kernel)(T*, const Grad*, T*, T*, std::int64_t, const Factors<T>&)) {
   const Factors<T> f(factors);
   T *w = value.data_ptr<T>(), *m = mean.data_ptr<T>(), *v = square.data_ptr<T>();
   const auto* g = static_cast<const Grad*>(grad.const_data_ptr());
   parallel_over(value, grain, [&](std::int64_t begin, std::int64_t end) {
-    Published there = published;
-    if constexpr (std::is_pointer_v<Published>) there += begin;
-    kernel(w + begin, g + begin, m + begin, v + begin, there, end - begin, f);
+    kernel(w + begin, g + begin, m + begin, v + begin, end - begin, f);
   });
 }
 
 }  // namespace
 
 void adamw_cpu(at::Tensor value, const at::Tensor& grad, at::Tensor mean, at::Tensor square,
-               const AdamwFactors& factors, at::Tensor published) {
+               const AdamwFactors& factors) {
   if (value.scalar_type() == at::kDouble)
-    over<double, double>(value, grad, mean, square, factors, nullptr, run_double);
-  else if (grad.scalar_type() == at::kFloat)
-    over<float, float>(value, grad, mean, square, factors, nullptr, run_float);
-  else if (!published.defined())
-    over<float, Bf16>(value, grad, mean, square, factors, nullptr, run_bf16);
+    over(value, grad, mean, square, factors, run_double);
+  else if (grad.scalar_type() == at::kBFloat16)
+    over(value, grad, mean, square, factors, run_bf16);
   else
-    over<float, Bf16>(value, grad, mean, square, factors, static_cast<Bf16*>(published.data_ptr()),
-                      run_bf16_publishing);
+    over(value, grad, mean, square, factors, run_float);
 }
 
 }  // namespace echelon

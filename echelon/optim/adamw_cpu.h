@@ -14,9 +14,9 @@ struct AdamwFactors {
   double scale;  // gradients are divided by it
 };
 
-// Flat tensors of one length and type, float or double. The gradient may be bf16 where they are
-// float; `published`, where it is defined, is bf16 and gets the new values too.
+// Flat tensors of one length and type, float or double; the gradient may be bf16 where they are
+// float.
 void adamw_cpu(at::Tensor value, const at::Tensor& grad, at::Tensor mean, at::Tensor square,
-               const AdamwFactors& factors, at::Tensor published = {});
+               const AdamwFactors& factors);
 
 }  // namespace echelon

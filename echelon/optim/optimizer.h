@@ -38,6 +38,8 @@ class Optimizer {
   virtual ~Optimizer() = default;
   virtual std::vector<std::string> state_names() const = 0;
   virtual void update(const std::vector<Slice>& slices, const StepScalars& scalars) const = 0;
+  // Whether it takes gradients of this type as they are; else they come in the type of the values.
+  virtual bool takes(at::ScalarType /*type*/, at::Device /*device*/) const { return false; }
 
   // An optimiser whose steps depend on the norms of whole parameters gets slices of one parameter
   // each, and measures all of them before the first update: it adds to `squares`, two numbers, what

@@ -54,7 +54,7 @@ SliceUpdate::SliceUpdate(std::vector<Part> parts, at::ScalarType type, const Opt
                          const std::optional<LossScale::Setup>& scaling)
     : options_(options),
       optimizer_(make_optimizer(options)),
-      narrow_(is_narrow(type)),
+      gradients_(type),
       single_(type != at::kDouble),
       parts_(std::move(parts)),
       sum_over_owners_(std::move(sum_over_owners)) {
@@ -78,7 +78,7 @@ SliceUpdate::SliceUpdate(std::vector<std::vector<UpdateRange>> ranges, std::int6
                          const std::optional<LossScale::Setup>& scaling)
     : options_(options),
       optimizer_(make_optimizer(options)),
-      narrow_(is_narrow(type)),
+      gradients_(type),
       single_(type != at::kDouble),
       ranges_(std::move(ranges)),
       walk_(std::move(walk)),
@@ -89,7 +89,8 @@ SliceUpdate::SliceUpdate(std::vector<std::vector<UpdateRange>> ranges, std::int6
 void SliceUpdate::prepare(std::int64_t longest, int parameters, at::TensorOptions wide,
                           const std::optional<LossScale::Setup>& scaling) {
   // A walk may show the same gradient twice, and it must be the same then.
-  copies_ = narrow_ || (walk_ && (optimizer_->looks_at_parameters() || !single_));
+  copies_ = (is_narrow(gradients_) && !optimizer_->takes(gradients_, wide.device())) ||
+            (walk_ && (optimizer_->looks_at_parameters() || !single_));
   if (copies_) {
     MemoryScope scope(MemoryKind::workspace);
     wide_grad_ = at::empty({longest}, wide);
@@ -164,7 +165,7 @@ void SliceUpdate::apply(const std::vector<at::Tensor>& grads, const at::Tensor& 
   }
   std::vector<Slice> slices;
   each_slice(grads, /*values_change=*/true, [&](const Slice& slice) {
-    narrow_ || walk_ ? optimizer_->update({slice}, scalars_) : slices.push_back(slice);
+    copies_ || walk_ ? optimizer_->update({slice}, scalars_) : slices.push_back(slice);
   });
   if (!slices.empty()) optimizer_->update(slices, scalars_);
 }

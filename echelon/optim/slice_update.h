@@ -101,7 +101,8 @@ class SliceUpdate {
 
   OptimOptions options_;
   std::unique_ptr<Optimizer> optimizer_;
-  bool narrow_, single_;  // gradients are narrower than masters; the model is not fp64
+  at::ScalarType gradients_;
+  bool single_;  // the model is not fp64
   std::vector<Part> parts_;
   std::vector<at::Tensor> moments_;  // by state name: those of all parts, one after another
   std::vector<std::vector<UpdateRange>> ranges_;  // by part, where a walk shows them

@@ -152,10 +152,9 @@ Trainer::Trainer(Stack& stack, const Dataset& data, const TrainOptions& train,
   graph_wanted_ = device_.is_cuda() && train.graph != "off" && stack.capturable() && recordable;
   if (device_.is_cuda()) in_flight_->stream.emplace();
   const auto stage = ranks_ ? static_cast<int>(parallel.zero) : 0;
-  if (stage > 0 && train.graph == "on")
+  if (zero.offload != "none" && train.graph == "on")
     throw InvalidArgument(
-        "train.graph=on, but with parallel.zero groups move in memory, which is not recorded; use auto "
-        "or off");
+        "train.graph=on, but with zero.offload the host takes part in every step; use auto or off");
   Stack::Placement placement;
   Owners owners;
   if (stage > 0) {
@@ -177,7 +176,7 @@ Trainer::Trainer(Stack& stack, const Dataset& data, const TrainOptions& train,
   StepShape shape{stack.size(), static_cast<int>(train.micro_batches), {}};
   Table table = one_process(shape.layers, shape.micro_batches);
   if (stage > 0) {
-    graph_wanted_ = false;  // groups move from one piece of memory to another
+    if (zero.offload != "none") graph_wanted_ = false;  // the host takes part in every step
     tier_ = make_tier(zero, stage, owners);
     shards_ = std::make_unique<ZeroShards>(stack, owners, stage, tier_.get(), fp32_sums);
     zero_ = std::make_unique<ZeroUpdate>(stack, *shards_, optim_, tier_.get(),
@@ -361,6 +360,7 @@ void Trainer::compute() {
   if (const auto* scaling = update.loss_scale()) report_[scale_at].copy_(scaling->scale());
   const at::Tensor loss = executor_->run(
       input_, target_, static_cast<double>(mine) / static_cast<double>(train_.batch));
+  if (shards_ && graph_wanted_) shards_->wait_for_values();  // a graph ends when all of it is done
   const auto here = [&](const at::Tensor& scalar) { return scalar.to(device_, at::kDouble); };
   report_.narrow(0, 0, scale_at)
       .copy_(at::stack({loss, here(update.norm()), here(update.skipped()), here(update.halted())}));

@@ -283,11 +283,13 @@ void ZeroShards::release(int group) {
 
 // What has arrived is put away first, since its memory may do; and the same group of an earlier
 // micro-batch, whose place this is. What has still to be summed across hosts waits for its turn:
-// all ranks begin their exchanges in the same order.
+// all ranks begin their exchanges in the same order. On a GPU every step takes the same memory for
+// the same group, so that a graph can record it.
 void ZeroShards::open(int group) {
   for (std::size_t i = 0; i < scattering_.size(); ++i)
     if (scattering_[i].group == group || i + most_scattering <= scattering_.size() ||
-        ((!replicas_ || scattering_[i].across) && scattering_[i].work.done()))
+        ((!replicas_ || scattering_[i].across) && stack_.device().is_cpu() &&
+         scattering_[i].work.done()))
       finish(scattering_[i]);
   std::erase_if(scattering_, [](const Scattering& one) { return one.group < 0; });
   stack_.lend_grads(group, take(stack_.groups()[std::size_t(group)].numel, stack_.type()));
@@ -303,13 +305,19 @@ void ZeroShards::scatter(int group) {
   const at::NoGradGuard no_grad;
   const auto& place = stack_.groups()[std::size_t(group)];
   if (!stack_.has_fp32_sums()) stack_.zero_unwritten_grads(place.begin, place.begin + place.numel);
-  Scattering one{group, {}, stack_.group_sums(group), {}};
+  Scattering one;
+  one.group = group;
+  one.all = stack_.group_sums(group);
   if (stage_ >= 2 && fp32_sums_) {
     one.memory = take(place.numel, at::kFloat);
     one.all = one.memory.narrow(0, 0, place.numel).copy_(one.all);
     free_.push_back(stack_.take_back_grads(group));
   }
-  one.work = ranks_->reduce_scatter(own_part(one), one.all, ReduceOp::sum, {.tag = "gradients"});
+  // On a GPU straight to where it is kept; on a CPU where it lies, which shared memory does best.
+  one.kept = stage_ >= 2 && !tier_ && stack_.device().is_cuda() && !kept_[std::size_t(group)];
+  if (one.kept) kept_[std::size_t(group)] = true;
+  one.sum = one.kept ? grads(group) : own_part(one);
+  one.work = ranks_->reduce_scatter(one.sum, one.all, ReduceOp::sum, {.tag = "gradients"});
   scattering_.push_back(std::move(one));
   if (scattering_.size() > 1) sum_across(scattering_[scattering_.size() - 2]);
 }
@@ -317,7 +325,7 @@ void ZeroShards::scatter(int group) {
 void ZeroShards::sum_across(Scattering& one) {
   if (!replicas_ || std::exchange(one.across, true)) return;
   wait(one.work);
-  one.work = replicas_->all_reduce(own_part(one), ReduceOp::sum, {.tag = "gradients"});
+  one.work = replicas_->all_reduce(one.sum, ReduceOp::sum, {.tag = "gradients"});
 }
 
 void ZeroShards::finish(Scattering& one) {
@@ -325,10 +333,10 @@ void ZeroShards::finish(Scattering& one) {
   sum_across(one);
   wait(one.work);
   if (stage_ >= 2) {
-    keep(one.group, own_part(one));
+    if (!one.kept) keep(one.group, one.sum);
     free_.push_back(one.memory.defined() ? one.memory : stack_.take_back_grads(one.group));
   }
-  one = {-1, {}, {}, {}};
+  one = {};
 }
 
 // A slice of gradients joins those of earlier micro-batches.

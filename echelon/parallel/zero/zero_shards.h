@@ -86,11 +86,13 @@ class ZeroShards final : public Shards {
 
  private:
   struct Scattering {
-    int group;
-    Work work;
-    at::Tensor all;       // what is reduced, of the whole group
-    at::Tensor memory;    // that of `all`, where it is a copy
-    bool across = false;  // it is being summed over the replicas
+    int group = -1;
+    Work work = {};
+    at::Tensor all = {};     // what is reduced, of the whole group
+    at::Tensor sum = {};     // the own slice of the result
+    at::Tensor memory = {};  // that of `all`, where it is a copy
+    bool kept = false;       // the result is where it stays
+    bool across = false;     // it is being summed over the replicas
   };
   class CopyLane;
   at::Tensor take(std::int64_t numel, at::ScalarType type);
