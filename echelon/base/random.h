@@ -16,6 +16,10 @@ using Key = std::uint64_t;
 // One block of four independent 32-bit words.
 std::array<std::uint32_t, 4> philox(Key key, std::uint64_t counter, std::uint64_t stream = 0);
 
+// Words first, first + 1, ... of a stream: word i is philox(key, i / 4, stream)[i % 4]. Many blocks
+// at once, for as many as a tensor has elements.
+void fill_words(Key key, std::uint64_t stream, std::uint64_t first, std::span<std::uint32_t> out);
+
 // A key from a seed and what it is for, e.g. a parameter's name. Stable across machines and
 // versions.
 Key derive_key(std::uint64_t seed, std::string_view purpose);

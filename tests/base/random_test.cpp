@@ -26,6 +26,21 @@ TEST(Philox, MatchesThePublishedAnswers) {
             (Block{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
 }
 
+TEST(FillWords, GivesTheWordsOfTheBlocksForAnyPart) {
+  constexpr Key key = 0x299f31d0a4093822;
+  constexpr std::uint64_t stream = 0x0370734413198a2e;
+  for (const std::uint64_t first :
+       {0ULL, 1ULL, 3ULL, 1022ULL, (1ULL << 34) - 5, (1ULL << 40) + 2}) {
+    for (const std::size_t size : {0, 1, 4, 255, 256, 257, 1000}) {
+      std::vector<std::uint32_t> words(size);
+      fill_words(key, stream, first, words);
+      for (std::size_t i = 0; i < size; ++i)
+        ASSERT_EQ(words[i], philox(key, (first + i) / 4, stream)[(first + i) % 4])
+            << "word " << i << " of " << size << " from " << first;
+    }
+  }
+}
+
 TEST(DeriveKey, DependsOnSeedAndPurpose) {
   std::set<Key> keys;
   for (std::uint64_t seed = 0; seed < 50; ++seed) {
