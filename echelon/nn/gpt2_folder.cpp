@@ -132,8 +132,8 @@ void write_gpt2_folder(const fs::path& folder, const ModelOptions& options, cons
       {"activation_function", "gelu_new"},
       {"layer_norm_epsilon", 1e-5},
       {"attn_pdrop", 0.0},
-      {"embd_pdrop", 0.0},
-      {"resid_pdrop", 0.0},
+      {"embd_pdrop", options.dropout},
+      {"resid_pdrop", options.dropout},
       {"bos_token_id", nullptr},
       {"eos_token_id", nullptr},
   };

@@ -11,20 +11,21 @@
 namespace echelon {
 namespace {
 
-// What forward keeps, by place in pass.saved; attention appends its own after `count`.
+// What forward keeps, by place in pass.saved; attention appends its own after `count`. Those that a
+// selective pass drops, being cheap to compute again, are undefined then.
 enum Saved : std::size_t {
   input,
   mean1,
   rstd1,
-  normed1,
+  normed1,  // dropped
   qkv,
   attended,
   middle,
   mean2,
   rstd2,
-  normed2,
+  normed2,  // dropped
   expanded,
-  activated,
+  activated,  // dropped
   count
 };
 
@@ -32,17 +33,22 @@ at::Tensor rows(const at::Tensor& x) { return x.view({-1, x.size(-1)}); }
 
 }  // namespace
 
+GptBlock::GptBlock(const ModelOptions& options, int index)
+    : options_(options),
+      name_(fmt::format("transformer.h.{}.", index)),
+      drop_attended_(options.dropout, name_ + "attn"),
+      drop_contracted_(options.dropout, name_ + "mlp") {}
+
 void GptBlock::declare(Declaration& declaration) {
   const auto d = options_.width;
-  const std::string name = fmt::format("transformer.h.{}.", index_);
   // GPT-2 scales the projections into the residual stream by the number of them.
   const double residual_stddev = 0.02 / std::sqrt(2.0 * static_cast<double>(options_.layers));
-  norm1_.declare(declaration, name + "ln_1", d);
-  attend_.declare(declaration, name + "attn.c_attn", d, 3 * d, 0.02);
-  project_.declare(declaration, name + "attn.c_proj", d, d, residual_stddev);
-  norm2_.declare(declaration, name + "ln_2", d);
-  expand_.declare(declaration, name + "mlp.c_fc", d, 4 * d, 0.02);
-  contract_.declare(declaration, name + "mlp.c_proj", 4 * d, d, residual_stddev);
+  norm1_.declare(declaration, name_ + "ln_1", d);
+  attend_.declare(declaration, name_ + "attn.c_attn", d, 3 * d, 0.02);
+  project_.declare(declaration, name_ + "attn.c_proj", d, d, residual_stddev);
+  norm2_.declare(declaration, name_ + "ln_2", d);
+  expand_.declare(declaration, name_ + "mlp.c_fc", d, 4 * d, 0.02);
+  contract_.declare(declaration, name_ + "mlp.c_proj", 4 * d, d, residual_stddev);
 }
 
 at::Tensor GptBlock::forward(const at::Tensor& x, Pass& pass) {
@@ -50,16 +56,25 @@ at::Tensor GptBlock::forward(const at::Tensor& x, Pass& pass) {
   const at::Tensor x_rows = rows(x);
   auto n1 = norm1_.forward(x_rows);
   const at::Tensor qkv3 = attend_.forward(n1.y).view({batch, tokens, 3 * d});
+  const bool lean = pass.selective;
+  if (lean) n1.y.reset();
   std::vector<at::Tensor> attention_saved;
   const at::Tensor heads_out = attention(qkv3, options_.heads, attention_saved);
-  const at::Tensor mid = project_.forward(rows(heads_out)).add_(x_rows);
+  const at::Tensor projected = project_.forward(rows(heads_out)).view({batch, tokens, d});
+  const at::Tensor mid = rows(drop_attended_.forward(projected, pass)).add_(x_rows);
 
   auto n2 = norm2_.forward(mid);
   const at::Tensor hidden = expand_.forward(n2.y);
-  const at::Tensor active = at::gelu(hidden, "tanh");
-  at::Tensor out = contract_.forward(active).add_(mid).view({batch, tokens, d});
+  if (lean) n2.y.reset();
+  at::Tensor active = at::gelu(hidden, "tanh");
+  at::Tensor out;
+  if (pass.run != Pass::Run::again) {
+    out = contract_.forward(active).view({batch, tokens, d});
+    out = drop_contracted_.forward(out, pass).add_(mid.view_as(out));
+  }
+  if (lean) active.reset();
 
-  if (pass.training) {
+  if (pass.keeps()) {
     pass.saved = {x_rows, n1.mean, n1.rstd, n1.y, qkv3,   heads_out,
                   mid,    n2.mean, n2.rstd, n2.y, hidden, active};
     pass.saved.insert(pass.saved.end(), attention_saved.begin(), attention_saved.end());
@@ -70,18 +85,28 @@ at::Tensor GptBlock::forward(const at::Tensor& x, Pass& pass) {
 at::Tensor GptBlock::backward(const at::Tensor& grad_output, Pass& pass) {
   auto& s = pass.saved;
   const at::Tensor grad_out = rows(grad_output);
-  at::Tensor grad_hidden = contract_.backward(grad_out, s[activated]);
+  if (!s[activated].defined()) s[activated] = at::gelu(s[expanded], "tanh");
+  at::Tensor grad_hidden =
+      contract_.backward(rows(drop_contracted_.backward(grad_output, pass)), s[activated]);
   s[activated].reset();
   at::gelu_backward_out(grad_hidden, grad_hidden, s[expanded], "tanh");
   s[expanded].reset();
+  if (!s[normed2].defined()) s[normed2] = norm2_.forward(s[middle]).y;
   at::Tensor grad_mid =
       norm2_.backward(expand_.backward(grad_hidden, s[normed2]), s[middle], s[mean2], s[rstd2]);
   grad_hidden.reset();
+  s[normed2].reset();
+  s[middle].reset();
   grad_mid.add_(grad_out);
 
-  const at::Tensor grad_heads = project_.backward(grad_mid, rows(s[attended])).view_as(s[attended]);
+  const at::Tensor grad_projected = drop_attended_.backward(grad_mid.view_as(grad_output), pass);
+  const at::Tensor grad_heads =
+      project_.backward(rows(grad_projected), rows(s[attended])).view_as(s[attended]);
   const at::Tensor grad_qkv =
       attention_backward(grad_heads, s[qkv], s[attended], options_.heads, &s[count]);
+  s[qkv].reset();
+  s[attended].reset();
+  if (!s[normed1].defined()) s[normed1] = norm1_.forward(s[input]).y;
   at::Tensor grad_x =
       norm1_.backward(attend_.backward(rows(grad_qkv), s[normed1]), s[input], s[mean1], s[rstd1]);
   return grad_x.add_(grad_mid).view_as(grad_output);

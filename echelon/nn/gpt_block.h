@@ -1,9 +1,11 @@
 // GPT-2's transformer block, pre-norm: x + attention(norm(x)), then x + mlp(norm(x)) with
-// tanh-GELU.
+// tanh-GELU. Dropout acts on what either branch adds, not on the attention's weights: those are
+// never in memory.
 #pragma once
 
 #include <string>
 
+#include "echelon/nn/dropout.h"
 #include "echelon/nn/layer.h"
 #include "echelon/nn/layer_norm.h"
 #include "echelon/nn/linear.h"
@@ -13,7 +15,7 @@ namespace echelon {
 
 class GptBlock : public Layer {
  public:
-  GptBlock(const ModelOptions& options, int index) : options_(options), index_(index) {}
+  GptBlock(const ModelOptions& options, int index);
 
   void declare(Declaration& declaration) override;
   at::Tensor forward(const at::Tensor& x, Pass& pass) override;
@@ -22,9 +24,10 @@ class GptBlock : public Layer {
 
  private:
   ModelOptions options_;
-  int index_;
+  std::string name_;  // "transformer.h.3."
   LayerNorm norm1_, norm2_;
   Linear attend_, project_, expand_, contract_;
+  Dropout drop_attended_, drop_contracted_;
 };
 
 }  // namespace echelon

@@ -37,12 +37,14 @@ void GptEmbedding::declare(Declaration& declaration) {
 }
 
 at::Tensor GptEmbedding::forward(const at::Tensor& tokens, Pass& pass) {
-  if (pass.training) pass.saved = {tokens};
+  if (pass.keeps()) pass.saved = {tokens};
   auto x = at::embedding(tokens_->value, tokens);
-  return x.add_(positions_->value.narrow(0, 0, tokens.size(1)));
+  x.add_(positions_->value.narrow(0, 0, tokens.size(1)));
+  return drop_.forward(x, pass);
 }
 
-at::Tensor GptEmbedding::backward(const at::Tensor& grad_output, Pass& pass) {
+at::Tensor GptEmbedding::backward(const at::Tensor& grad_dropped, Pass& pass) {
+  const at::Tensor grad_output = drop_.backward(grad_dropped, pass);
   const at::Tensor& tokens = pass.saved[0];
   const auto length = tokens.size(1);
   const bool first = positions_->grad_beta() == 0;

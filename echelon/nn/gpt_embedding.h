@@ -1,7 +1,8 @@
-// GPT-2's first layer: token embedding plus learned positions, [batch, tokens] -> [batch, tokens,
-// width].
+// GPT-2's first layer: token embedding plus learned positions, then dropout: [batch, tokens] ->
+// [batch, tokens, width].
 #pragma once
 
+#include "echelon/nn/dropout.h"
 #include "echelon/nn/layer.h"
 #include "echelon/nn/options.h"
 
@@ -9,17 +10,20 @@ namespace echelon {
 
 class GptEmbedding : public Layer {
  public:
-  explicit GptEmbedding(const ModelOptions& options) : options_(options) {}
+  explicit GptEmbedding(const ModelOptions& options)
+      : options_(options), drop_(options.dropout, "transformer.drop") {}
 
   void declare(Declaration& declaration) override;
   at::Tensor forward(const at::Tensor& tokens, Pass& pass) override;
-  at::Tensor backward(const at::Tensor& grad_output, Pass& pass) override;
+  at::Tensor backward(const at::Tensor& grad_dropped, Pass& pass) override;
+  bool keeps_more_than_input() const override { return false; }
   bool capturable() const override { return true; }
 
  private:
   ModelOptions options_;
   Parameter* tokens_ = nullptr;
   Parameter* positions_ = nullptr;
+  Dropout drop_;
 };
 
 }  // namespace echelon

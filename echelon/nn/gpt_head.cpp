@@ -75,13 +75,14 @@ at::Tensor GptHead::forward(const at::Tensor& x, Pass& pass) {
     if (pass.scale.defined()) row_grad.mul_(pass.scale);
     logits.copy_(row_grad);
   }
-  if (pass.training) pass.saved = {rows, normed.mean, normed.rstd, normed.y, grad};
+  if (pass.keeps())
+    pass.saved = {rows, normed.mean, normed.rstd, pass.selective ? at::Tensor() : normed.y, grad};
   return loss.div_(static_cast<double>(n));
 }
 
 at::Tensor GptHead::backward(const at::Tensor& /*grad_output*/, Pass& pass) {
-  const at::Tensor &rows = pass.saved[0], &mean = pass.saved[1], &rstd = pass.saved[2],
-                   &normed = pass.saved[3];
+  const at::Tensor &rows = pass.saved[0], &mean = pass.saved[1], &rstd = pass.saved[2];
+  const at::Tensor normed = pass.saved[3].defined() ? pass.saved[3] : norm_.forward(rows).y;
   at::Tensor grad_logits = std::move(pass.saved[4]);
   const double scale = is_half(rows) ? 1 : share_of(pass, rows);  // fp16: they have it already
   weight_->grad.addmm_(grad_logits.t(), normed, weight_->grad_beta(), scale);

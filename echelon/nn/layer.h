@@ -11,6 +11,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,12 +22,32 @@ namespace echelon {
 
 // One micro-batch on its way through one layer.
 struct Pass {
+  // How often a forward runs before its backward.
+  enum class Run {
+    once,
+    first,  // it will run again: keep nothing but what makes the second time like the first
+    again,  // the second time: keep what backward needs; nobody reads the output, which may be
+            // undefined
+  };
+
+  // What the random numbers of a pass are functions of, beside their place in the model.
+  struct Draw {
+    std::uint64_t seed = 0;
+    at::Tensor step;                // a whole number on the device, where a recorded graph reads it
+    std::int64_t first_sample = 0;  // of this micro-batch, within the global batch of the step
+  };
+
   std::vector<at::Tensor> saved;  // what forward keeps for backward
   at::Tensor
       target;  // last layer only: what the loss compares with; undefined: give the output instead
   double weight = 1;     // this micro-batch's share of the global mean; scales the gradients
   at::Tensor scale;      // last layer only: scales them too, a float on the device; undefined: 1
   bool training = true;  // false: no backward will follow, keep nothing
+  Run run = Run::once;
+  bool selective = false;  // keep what is dear to compute again, and drop the rest
+  Draw draw;
+
+  bool keeps() const { return training && run != Run::first; }
 };
 
 // Where a layer says which parameters it has.
@@ -62,6 +83,9 @@ class Layer {
   // is pass.weight times pass.scale, before anything is rounded to fp16). Gradients of parameters
   // are added to their buffers. Undefined where the input has none.
   virtual at::Tensor backward(const at::Tensor& grad_output, Pass& pass) = 0;
+
+  // Whether forward keeps more for backward than its input: only then does it pay to run it again.
+  virtual bool keeps_more_than_input() const { return true; }
 
   // Whether a GPU graph may record it: no host synchronisation, no shapes that depend on values.
   virtual bool capturable() const { return false; }

@@ -1,11 +1,15 @@
 #include "echelon/nn/module_layer.h"
 
+#include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/variable.h>
+
+#include <mutex>
+#include <optional>
 
 #include "echelon/base/error.h"
 
@@ -21,6 +25,55 @@ at::Tensor leaf(const at::Tensor& input) {
 at::Tensor wide_enough(const at::Tensor& x) {
   return x.scalar_type() == at::kHalf ? x.to(at::kFloat) : x;
 }
+
+std::vector<at::Generator> generators(at::Device device) {
+  std::vector<at::Generator> all = {at::globalContext().defaultGenerator(at::kCPU)};
+  if (!device.is_cpu()) all.push_back(at::globalContext().defaultGenerator(device));
+  return all;
+}
+
+// What a forward may change, as it is now.
+std::vector<at::Tensor> state_of(const torch::nn::Module& module, at::Device device) {
+  std::vector<at::Tensor> all;
+  for (auto& generator : generators(device)) {
+    std::lock_guard lock(generator.mutex());
+    all.push_back(generator.get_state());
+  }
+  for (const auto& buffer : module.buffers()) all.push_back(buffer.detach().clone());
+  return all;
+}
+
+// Puts such a state in place until it is destroyed. Buffers get other memory in the meantime: a
+// copy into theirs would look to autograd like a change of what it keeps.
+class Replay {
+ public:
+  Replay(const torch::nn::Module& module, at::Device device, const std::vector<at::Tensor>& state)
+      : generators_(generators(device)), buffers_(module.buffers()) {
+    auto next = state.begin();
+    for (auto& generator : generators_) {
+      std::lock_guard lock(generator.mutex());
+      states_.push_back(generator.get_state());
+      generator.set_state(*next++);
+    }
+    for (at::Tensor& buffer : buffers_) {
+      contents_.push_back(buffer.detach());
+      buffer.set_data(*next++);
+    }
+  }
+  ~Replay() {
+    for (std::size_t i = 0; i < generators_.size(); ++i) {
+      std::lock_guard lock(generators_[i].mutex());
+      generators_[i].set_state(states_[i]);
+    }
+    for (std::size_t i = 0; i < buffers_.size(); ++i) buffers_[i].set_data(contents_[i]);
+  }
+  Replay(const Replay&) = delete;
+  Replay& operator=(const Replay&) = delete;
+
+ private:
+  std::vector<at::Generator> generators_;
+  std::vector<at::Tensor> states_, buffers_, contents_;
+};
 
 }  // namespace
 
@@ -67,10 +120,15 @@ void ModuleLayer::point_gradients() {
 at::Tensor ModuleLayer::forward(const at::Tensor& input, Pass& pass) {
   module_->train(pass.training);
   if (!pass.training) return forward_(input);
+  // Also where the graph is dropped at once: without one, torch may choose operators that round
+  // differently.
   at::AutoGradMode grad_mode(true);
+  std::optional<Replay> replay;
+  if (pass.run == Pass::Run::first) pass.saved = state_of(*module_, input.device());
+  if (pass.run == Pass::Run::again) replay.emplace(*module_, input.device(), pass.saved);
   const at::Tensor x = leaf(input);
   const at::Tensor y = forward_(x);
-  pass.saved = {x, y};
+  if (pass.keeps()) pass.saved = {x, y};
   return y.detach();
 }
 

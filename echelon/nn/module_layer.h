@@ -5,6 +5,10 @@
 //   stack.add(module_layer("body", torch::nn::Sequential(...)));
 //   stack.add(loss_layer([](const at::Tensor& out, const at::Tensor& target) { return
 //   torch::mse_loss(out, target); }));
+// Recompute: the module's forward runs a second time, in the graph that backward then goes through.
+// It finds torch's random generators and the module's buffers as the first time did, and leaves
+// both as it found them: a module may draw random numbers, and running statistics see a micro-batch
+// once.
 #pragma once
 
 #include <torch/csrc/api/include/torch/nn/module.h>

@@ -15,6 +15,8 @@ struct ModelOptions {
   std::int64_t vocab = 256;
   std::int64_t context = 64;
   bool tied = true;
+  double dropout = 0;
+  std::string recompute = "none";
   std::string init = "";
 
   void fields(Fields& f) {
@@ -26,6 +28,13 @@ struct ModelOptions {
     f.add("context", context, "longest sequence, and the length trained on",
           {.minimum = 1, .maximum = 1e9, .unit = "tokens"});
     f.add("tied", tied, "the output layer uses the embedding's weights");
+    f.add("dropout", dropout,
+          "share of the embedding's and of each branch's outputs that training sets to zero",
+          {.minimum = 0, .maximum = 0.99});
+    f.add(
+        "recompute", recompute,
+        "what backward computes again to save memory; selective: norms and GELU, full: whole blocks",
+        {.choices = {"none", "selective", "full"}});
     f.add("init", init, "folder with GPT-2 weights to start from; empty: random");
   }
 };

@@ -68,6 +68,19 @@ Stack& Stack::add(std::unique_ptr<Layer> layer) {
   return *this;
 }
 
+Stack& Stack::recompute(Recompute what) {
+  recompute_ = what;
+  return *this;
+}
+
+std::vector<bool> Stack::runs_again() const {
+  std::vector<bool> all;
+  for (const auto& layer : layers_)
+    all.push_back(recompute_ == Recompute::full && layer != layers_.back() &&
+                  layer->keeps_more_than_input());
+  return all;
+}
+
 Parameter* Stack::parameter(std::string name, std::vector<std::int64_t> shape, Init init,
                             bool decay, bool trainable) {
   if (find(name) != nullptr) {

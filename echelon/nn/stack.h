@@ -33,6 +33,11 @@ ValueSource random_values(std::uint64_t seed);
 // fp32_sums: of models in bf16 and fp16 each backward's gradients are added to sums in fp32.
 enum class Gradients { no, yes, fp32_sums };
 
+// What backward computes again, so that less is kept from forward. selective: layers that can
+// (GPT's) keep what products gave and drop what is cheap; others keep all. full: layers keep their
+// input alone and run again before their backward.
+enum class Recompute { none, selective, full };
+
 class Stack : private Declaration {
  public:
   Stack() = default;
@@ -43,6 +48,12 @@ class Stack : private Declaration {
 
   int size() const { return static_cast<int>(layers_.size()); }
   Layer& layer(int i) { return *layers_[static_cast<std::size_t>(i)]; }
+
+  Stack& recompute(Recompute what);
+  Recompute recompute() const { return recompute_; }
+  // By layer, whether it runs again before its backward. Not the loss, whose backward is next
+  // anyway, and not a layer that keeps nothing but its input.
+  std::vector<bool> runs_again() const;
 
   // Every parameter once, in the order of declaration, and those that are used a second time.
   const std::deque<Parameter>& parameters() const { return parameters_; }
@@ -136,6 +147,7 @@ class Stack : private Declaration {
   std::vector<at::Tensor> lent_values_, lent_grads_;  // by group: whose memory it uses
   at::Device device_ = at::kCPU;
   at::ScalarType type_ = at::kFloat;
+  Recompute recompute_ = Recompute::none;
 };
 
 }  // namespace echelon

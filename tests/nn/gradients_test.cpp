@@ -141,14 +141,20 @@ at::Tensor plain_gelu(const at::Tensor& x) {
   return 0.5 * x * (1 + (std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x)).tanh());
 }
 
-at::Tensor plain_block(const at::Tensor& x, const Leaves& p, int index, std::int64_t head_count) {
+// What dropout multiplies with; by default nothing is dropped.
+struct Factors {
+  at::Tensor attended = at::ones({}, at::kDouble), contracted = at::ones({}, at::kDouble);
+};
+
+at::Tensor plain_block(const at::Tensor& x, const Leaves& p, int index, std::int64_t head_count,
+                       const Factors& factors = {}) {
   const std::string name = "transformer.h." + std::to_string(index) + ".";
   const at::Tensor qkv = plain_linear(plain_norm(x, p, name + "ln_1"), p, name + "attn.c_attn");
-  const at::Tensor middle =
-      x + plain_linear(plain_attention(qkv, head_count), p, name + "attn.c_proj");
+  const at::Tensor middle = x + factors.attended * plain_linear(plain_attention(qkv, head_count), p,
+                                                                name + "attn.c_proj");
   const at::Tensor hidden =
       plain_gelu(plain_linear(plain_norm(middle, p, name + "ln_2"), p, name + "mlp.c_fc"));
-  return middle + plain_linear(hidden, p, name + "mlp.c_proj");
+  return middle + factors.contracted * plain_linear(hidden, p, name + "mlp.c_proj");
 }
 
 at::Tensor plain_embedding(const at::Tensor& input, const Leaves& p) {
@@ -366,6 +372,69 @@ TEST(GptHead, GivesTheLogitsWithoutATarget) {
   const at::Tensor x = noise({batch, tokens, width}, 1);
   EXPECT_TRUE(
       close(stack.infer(x), plain_logits(x, leaves_of(stack), "lm_head.weight"), tolerance));
+}
+
+// Masks as dropout itself draws them (dropout_test.cpp), in the plain formula; however the block
+// comes by what its backward needs.
+TEST(GptBlock, HasTheGradientsOfItsFormulaWithDropoutAndRecompute) {
+  ModelOptions options = sizes;
+  options.dropout = 0.3;
+  for (const Pass::Run run : {Pass::Run::once, Pass::Run::first})
+    for (const bool selective : {false, true}) {
+      Stack stack;
+      stack.add(std::make_unique<GptBlock>(options, 1));
+      fill(stack);
+      Leaves leaves = leaves_of(stack);
+      const at::Tensor input = noise({batch, tokens, width}, 1),
+                       grad_output = noise({batch, tokens, width}, 2);
+      Pass pass;
+      pass.run = run;
+      pass.selective = selective;
+      pass.draw = {5, at::full({}, 3, at::kLong), 20};
+      const auto factor = [&](const char* place) {
+        return Dropout(0.3, place).forward(at::ones({batch, tokens, width}, at::kDouble), pass);
+      };
+      const Factors factors{factor("transformer.h.1.attn"), factor("transformer.h.1.mlp")};
+      EXPECT_GT(factors.attended.eq(0).sum().item<double>(), 0);
+      EXPECT_FALSE(at::equal(factors.attended, factors.contracted));
+      const at::Tensor x = input.clone().set_requires_grad(true);
+      const at::Tensor expected = plain_block(x, leaves, 1, heads, factors);
+      expected.backward(grad_output);
+
+      at::NoGradGuard no_grad;
+      stack.begin_step();
+      const at::Tensor output = stack.layer(0).forward(input, pass);
+      if (run == Pass::Run::first) {
+        EXPECT_TRUE(pass.saved.empty());
+        pass.run = Pass::Run::again;
+        stack.layer(0).forward(input, pass);
+      }
+      EXPECT_TRUE(close(output, expected, tolerance));
+      EXPECT_TRUE(close(stack.layer(0).backward(grad_output, pass), x.grad(), tolerance));
+      expect_gradients(stack, leaves, selective ? "selective" : "everything kept");
+    }
+}
+
+TEST(GptEmbedding, HasTheGradientsOfItsFormulaWithDropout) {
+  ModelOptions options = sizes;
+  options.dropout = 0.3;
+  Stack stack;
+  stack.add(std::make_unique<GptEmbedding>(options));
+  fill(stack);
+  Leaves leaves = leaves_of(stack);
+  const at::Tensor input = ids({batch, tokens}, vocab, 1),
+                   grad_output = noise({batch, tokens, width}, 2);
+  Pass pass;
+  pass.draw = {5, at::full({}, 3, at::kLong), 20};
+  const at::Tensor expected =
+      plain_embedding(input, leaves) *
+      Dropout(0.3, "transformer.drop").forward(at::ones({batch, tokens, width}, at::kDouble), pass);
+  expected.backward(grad_output);
+  at::NoGradGuard no_grad;
+  stack.begin_step();
+  EXPECT_TRUE(close(stack.layer(0).forward(input, pass), expected, tolerance));
+  stack.layer(0).backward(grad_output, pass);
+  expect_gradients(stack, leaves, "with dropout");
 }
 
 // The whole model, layer by layer, as an executor would run it; with tied embeddings the two uses'

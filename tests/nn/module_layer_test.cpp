@@ -10,6 +10,8 @@
 #include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/linear.h>
 
 #include "echelon/base/error.h"
@@ -240,6 +242,47 @@ TEST(ModuleLayer, KeepsRunningStatisticsAsBuffers) {
   const at::Tensor output = stack.infer(input);
   EXPECT_TRUE(at::equal(mean, before)) << "inference does not";
   EXPECT_GT(output.mean().item<double>(), 1) << "and uses them in place of the batch's own";
+}
+
+// A module that draws from torch's generator and has statistics: the second run finds both as the
+// first did, and neither notices that there was a second.
+TEST(ModuleLayer, RunsAgainAsItRanTheFirstTime) {
+  struct Seen {
+    at::Tensor output, grad_input, grads, drawn;
+    std::vector<at::Tensor> buffers;
+  };
+  const auto trained = [](bool recompute) {
+    at::manual_seed(5);
+    nn::Sequential net(nn::Linear(6, 8), nn::BatchNorm1d(8), nn::Dropout(0.5), nn::Linear(8, 3));
+    Stack stack = stack_of(module_layer("net", net), at::kFloat);
+    stack.begin_step();
+    const at::Tensor a = at::randn({10, 6}), b = at::randn({10, 6}), grad = at::randn({10, 3});
+    at::NoGradGuard no_grad;
+    Seen seen;
+    std::vector<Pass> passes(2);
+    const auto forward = [&](Pass::Run run, std::size_t micro_batch) {
+      passes[micro_batch].run = recompute ? run : Pass::Run::once;
+      return stack.layer(0).forward(micro_batch == 0 ? a : b, passes[micro_batch]);
+    };
+    seen.output = forward(Pass::Run::first, 0);
+    forward(Pass::Run::first, 1);  // moves the statistics and the generator on
+    if (recompute) forward(Pass::Run::again, 0);
+    seen.grad_input = stack.layer(0).backward(grad, passes[0]);
+    if (recompute) forward(Pass::Run::again, 1);
+    stack.layer(0).backward(grad, passes[1]);
+    seen.grads = stack.grads().clone();
+    seen.drawn = at::randn({4});
+    for (const auto& [name, buffer] : stack.buffers()) seen.buffers.push_back(buffer.clone());
+    return seen;
+  };
+  const Seen once = trained(false), again = trained(true);
+  EXPECT_TRUE(at::equal(again.output, once.output));
+  EXPECT_TRUE(at::equal(again.grad_input, once.grad_input));
+  EXPECT_TRUE(at::equal(again.grads, once.grads));
+  EXPECT_TRUE(at::equal(again.drawn, once.drawn)) << "what the user's program draws next";
+  ASSERT_EQ(again.buffers.size(), 3U);
+  for (std::size_t i = 0; i < 3; ++i) EXPECT_TRUE(at::equal(again.buffers[i], once.buffers[i]));
+  EXPECT_EQ(again.buffers[2].item<std::int64_t>(), 2) << "two micro-batches were seen, once each";
 }
 
 TEST(ModuleLayer, RunsInNarrowTypes) {
