@@ -38,6 +38,7 @@ Executor::Executor(Stack& stack, Update* update, Table table, StepShape shape,
     throw InvalidArgument(
         fmt::format("the step is for {} layers, the model has {}", shape_.layers, stack.size()));
   validate(table_, shape_);
+  step_ = at::zeros({}, at::TensorOptions(stack.device()).dtype(at::kLong));
   places_.resize(std::size_t(stack.size()) * std::size_t(shape_.micro_batches));
 }
 
@@ -45,7 +46,8 @@ Executor::Place& Executor::place(int layer, int micro_batch) {
   return places_[std::size_t(layer) * std::size_t(shape_.micro_batches) + std::size_t(micro_batch)];
 }
 
-at::Tensor Executor::run(const at::Tensor& input, const at::Tensor& target, double weight) {
+at::Tensor Executor::run(const at::Tensor& input, const at::Tensor& target, double weight,
+                         std::int64_t first_sample) {
   at::NoGradGuard no_grad;  // a layer that wants autograd turns it on for itself
   const auto samples = input.size(0);
   const int micro_batches = shape_.micro_batches;
@@ -58,6 +60,12 @@ at::Tensor Executor::run(const at::Tensor& input, const at::Tensor& target, doub
   for (int m = 0; m < micro_batches; ++m) {
     const auto first = samples * m / micro_batches,
                share = samples * (m + 1) / micro_batches - first;
+    for (int l = 0; l < stack_.size(); ++l) {
+      Pass& pass = place(l, m).pass;
+      pass = {};
+      pass.selective = stack_.recompute() == Recompute::selective;
+      pass.draw = {seed_, step_, first_sample + first};
+    }
     place(0, m).input = input.narrow(0, first, share);
     Pass& last = place(stack_.size() - 1, m).pass;
     last.target = target.narrow(0, first, share);
@@ -76,6 +84,9 @@ at::Tensor Executor::run(const at::Tensor& input, const at::Tensor& target, doub
     switch (action.kind) {
       case Action::Kind::forward:
         forward(action);
+        break;
+      case Action::Kind::recompute:
+        recompute(action);
         break;
       case Action::Kind::backward:
         backward(action);
@@ -174,7 +185,10 @@ void Executor::update() {
 void Executor::forward(const Action& action) {
   MemoryScope scope(MemoryKind::activations);
   Place& here = place(action.layer, action.micro_batch);
-  at::Tensor output = stack_.layer(action.layer).forward(std::exchange(here.input, {}), here.pass);
+  const bool again = shape_.recomputes(action.layer);
+  if (again) here.pass.run = Pass::Run::first;
+  at::Tensor output = stack_.layer(action.layer)
+                          .forward(again ? here.input : std::exchange(here.input, {}), here.pass);
   if (action.layer + 1 < stack_.size()) {
     place(action.layer + 1, action.micro_batch).input = std::move(output);
   } else if (output.numel() != 1) {
@@ -184,6 +198,13 @@ void Executor::forward(const Action& action) {
   } else {
     loss_.add_(output.reshape({}), here.pass.weight);
   }
+}
+
+void Executor::recompute(const Action& action) {
+  MemoryScope scope(MemoryKind::activations);
+  Place& here = place(action.layer, action.micro_batch);
+  here.pass.run = Pass::Run::again;
+  stack_.layer(action.layer).forward(std::exchange(here.input, {}), here.pass);
 }
 
 void Executor::backward(const Action& action) {

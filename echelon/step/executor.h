@@ -42,9 +42,15 @@ class Executor {
 
   // One step on a batch of at least as many samples as there are micro-batches; they are cut as
   // evenly as can be. `weight` is the batch's share of all samples of the step, over the ranks.
-  // Gives the batch's part of the mean loss, a scalar (double) on the device; after a reduction,
-  // that of all ranks.
-  at::Tensor run(const at::Tensor& input, const at::Tensor& target, double weight = 1);
+  // `first_sample` is where it begins in the global batch. Gives the batch's part of the mean loss,
+  // a scalar (double) on the device; after a reduction, that of all ranks.
+  at::Tensor run(const at::Tensor& input, const at::Tensor& target, double weight = 1,
+                 std::int64_t first_sample = 0);
+
+  // What the random numbers of layers are functions of, beside the sample: the seed, and the number
+  // of the step, a scalar (int64) on the device that the caller writes before a step.
+  void seed(std::uint64_t seed) { seed_ = seed; }
+  const at::Tensor& step() const { return step_; }
 
   const StepTimes& times() const { return times_; }  // of the last step
   const StepShape& shape() const { return shape_; }
@@ -75,6 +81,7 @@ class Executor {
 
  private:
   void forward(const Action& action);
+  void recompute(const Action& action);
   void backward(const Action& action);
   void reduce(const Bucket& bucket);
   void settle();
@@ -92,12 +99,14 @@ class Executor {
   Algorithm algorithm_ = Algorithm::automatic;
   Probe probe_;
   double weight_ = 1;  // of the batch that runs
+  std::uint64_t seed_ = 0;
+  at::Tensor step_;
   bool tracing_ = false;
   std::vector<TracedAction> traced_;
 
   struct Place {  // of one layer and micro-batch
     Pass pass;
-    at::Tensor input;  // until forward has run
+    at::Tensor input;  // until forward, or its recompute, has run
     at::Tensor grad;   // for the output, until backward has run
   };
   Place& place(int layer, int micro_batch);

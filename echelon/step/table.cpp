@@ -14,6 +14,8 @@ std::string to_string(const Action& action) {
   switch (action.kind) {
     case Action::Kind::forward:
       return fmt::format("forward(layer {}, micro-batch {})", action.layer, action.micro_batch);
+    case Action::Kind::recompute:
+      return fmt::format("recompute(layer {}, micro-batch {})", action.layer, action.micro_batch);
     case Action::Kind::backward:
       return fmt::format("backward(layer {}, micro-batch {})", action.layer, action.micro_batch);
     case Action::Kind::reduce:
@@ -40,18 +42,25 @@ std::string to_string(const Action& action) {
   return {};
 }
 
-Table one_process(int layers, int micro_batches) {
+Table one_process(const StepShape& shape) {
   Table table;
-  for (int m = 0; m < micro_batches; ++m) {
-    for (int l = 0; l < layers; ++l) table.push_back({Action::Kind::forward, l, m});
-    for (int l = layers; l-- > 0;) table.push_back({Action::Kind::backward, l, m});
+  for (int m = 0; m < shape.micro_batches; ++m) {
+    for (int l = 0; l < shape.layers; ++l) table.push_back({Action::Kind::forward, l, m});
+    for (int l = shape.layers; l-- > 0;) {
+      if (shape.recomputes(l)) table.push_back({Action::Kind::recompute, l, m});
+      table.push_back({Action::Kind::backward, l, m});
+    }
   }
   table.push_back({Action::Kind::update});
   return table;
 }
 
-Table for_servers(int layers, int micro_batches) {
-  Table table = one_process(layers, micro_batches);
+Table one_process(int layers, int micro_batches) {
+  return one_process(StepShape{layers, micro_batches, {}});
+}
+
+Table for_servers(const StepShape& shape) {
+  Table table = one_process(shape);
   table.back() = {Action::Kind::hand_over};
   return table;
 }
@@ -120,7 +129,7 @@ Table with_fetches(const Table& table) {
 
 Table zero(const StepShape& shape, int stage, const std::vector<std::int64_t>& bytes,
            std::int64_t prefetch) {
-  Table compute = one_process(shape.layers, shape.micro_batches);
+  Table compute = one_process(shape);
   compute.pop_back();
   auto needed = stretches(compute, shape);
   if (stage == 3) look_ahead(needed, bytes, prefetch);
@@ -189,6 +198,7 @@ class Validator {
     if (ended_) return "the step has ended";
     switch (action.kind) {
       case Action::Kind::forward:
+      case Action::Kind::recompute:
       case Action::Kind::backward:
         return move(action);
       case Action::Kind::reduce:
@@ -218,7 +228,7 @@ class Validator {
   bool ended() const { return ended_; }
 
  private:
-  enum class Stage { none, forwarded, done };
+  enum class Stage { none, forwarded, recomputed, done };
 
   Stage& stage(int layer, int micro_batch) {
     return stages_[std::size_t(layer) * std::size_t(shape_.micro_batches) +
@@ -234,13 +244,20 @@ class Validator {
     Stage& own = stage(a.layer, a.micro_batch);
     if (a.kind == Action::Kind::forward) {
       if (own != Stage::none) return "it ran before";
-      if (a.layer > 0 && stage(a.layer - 1, a.micro_batch) != Stage::forwarded)
+      if (a.layer > 0 && stage(a.layer - 1, a.micro_batch) == Stage::none)
         return "the layer below has given it no input";
       own = Stage::forwarded;
       return {};
     }
-    if (own != Stage::forwarded)
-      return own == Stage::none ? "its forward has not run" : "it ran before";
+    if (own == Stage::none) return "its forward has not run";
+    if (a.kind == Action::Kind::recompute) {
+      if (!shape_.recomputes(a.layer)) return "its forward kept what its backward needs";
+      if (own != Stage::forwarded) return "it ran before";
+      own = Stage::recomputed;
+      return {};
+    }
+    if (own == Stage::done) return "it ran before";
+    if (shape_.recomputes(a.layer) && own != Stage::recomputed) return "its recompute has not run";
     if (a.layer + 1 < shape_.layers && stage(a.layer + 1, a.micro_batch) != Stage::done)
       return "the layer above has given it no gradient";
     own = Stage::done;
@@ -366,9 +383,17 @@ void validate(const Table& table, const StepShape& shape) {
 }
 
 int peak_activations(const Table& table) {
+  const auto recomputed = [&](const Action& action) {
+    return std::any_of(table.begin(), table.end(), [&](const Action& other) {
+      return other.kind == Action::Kind::recompute && other.layer == action.layer &&
+             other.micro_batch == action.micro_batch;
+    });
+  };
   int alive = 0, peak = 0;
   for (const auto& action : table) {
-    if (action.kind == Action::Kind::forward) peak = std::max(peak, ++alive);
+    if (action.kind == Action::Kind::recompute ||
+        (action.kind == Action::Kind::forward && !recomputed(action)))
+      peak = std::max(peak, ++alive);
     if (action.kind == Action::Kind::backward) --alive;
   }
   return peak;

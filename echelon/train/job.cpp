@@ -76,6 +76,8 @@ void resolve_model(ModelOptions& model, const std::vector<std::string>& given) {
   agree("model.vocab", model.vocab, found.vocab);
   agree("model.context", model.context, found.context);
   agree("model.tied", model.tied, found.tied);
+  found.dropout = model.dropout;
+  found.recompute = model.recompute;
   model = found;
 }
 

@@ -42,7 +42,7 @@ struct TrainOptions {
     f.add("micro_batches", micro_batches,
           "pieces that a batch is cut into, one in memory at a time; must divide the batch",
           {.minimum = 1});
-    f.add("seed", seed, "first weights and the order of samples are functions of it",
+    f.add("seed", seed, "first weights, the order of samples and dropout are functions of it",
           {.minimum = 0});
     f.add("device", device, "where tensors live", {.choices = {"cpu", "cuda"}});
     f.add(

@@ -25,11 +25,11 @@ void Trainer::use_servers(ServerWorker::Setup setup, const NetOptions& net, cons
   spoiled_.clear();
   begun_ = part != ServerPart::first;
   if (begun_ && !ranks_) update_.reset();  // the servers have it
-  const int micro_batches = static_cast<int>(train_.micro_batches);
+  StepShape shape{stack_.size(), static_cast<int>(train_.micro_batches), {}};
+  shape.recompute = stack_.runs_again();
   auto before = std::exchange(
-      executor_,
-      std::make_unique<Executor>(stack_, nullptr, for_servers(stack_.size(), micro_batches),
-                                 StepShape{stack_.size(), micro_batches, {}}));
+      executor_, std::make_unique<Executor>(stack_, nullptr, for_servers(shape), shape));
+  executor_->seed(static_cast<std::uint64_t>(train_.seed));
   if (ranks_) aside_ = std::move(before);
   executor_->slow_down(slowness_);
   last_applied_ = std::chrono::steady_clock::now();
@@ -106,7 +106,8 @@ void Trainer::compute_share(const Task& task, std::int64_t at_least) {
   targets_a_step_ = batch.target.numel() / mine * train_.batch;
   const auto begin = std::chrono::steady_clock::now();
   servers_->pull(at_least, task);
-  const at::Tensor loss = executor_->run(batch.input, batch.target, weight);
+  executor_->step().fill_(task.clock);
+  const at::Tensor loss = executor_->run(batch.input, batch.target, weight, first);
   share_times_ = executor_->times();
   try {
     servers_->push(task, weight);

@@ -97,7 +97,7 @@ struct Trainer::InFlight {
     std::int64_t step = 0;
     double rate = 0;
     std::int64_t targets = 0;
-    at::Tensor input, target, rate_value, report;  // pinned
+    at::Tensor input, target, rate_value, step_value, report;  // pinned
     std::optional<c10::Event> done;
     Work vote;  // several ranks: whether any wants to stop
   };
@@ -174,7 +174,8 @@ Trainer::Trainer(Stack& stack, const Dataset& data, const TrainOptions& train,
   std::optional<LossScale::Setup> scaling;
   if (stack.type() == at::kHalf) scaling = {train.loss_scale, train.scale_growth};
   StepShape shape{stack.size(), static_cast<int>(train.micro_batches), {}};
-  Table table = one_process(shape.layers, shape.micro_batches);
+  shape.recompute = stack.runs_again();
+  Table table = one_process(shape);
   if (stage > 0) {
     if (zero.offload != "none") graph_wanted_ = false;  // the host takes part in every step
     tier_ = make_tier(zero, stage, owners);
@@ -203,6 +204,7 @@ Trainer::Trainer(Stack& stack, const Dataset& data, const TrainOptions& train,
   }
   owner().load(random_values(static_cast<std::uint64_t>(train.seed)));
   executor_ = std::make_unique<Executor>(stack, &owner(), table, shape, ranks_, shards_.get());
+  executor_->seed(static_cast<std::uint64_t>(train.seed));
   report_ = at::zeros({reported}, at::TensorOptions(device_).dtype(at::kDouble));
 }
 
@@ -352,14 +354,20 @@ void Trainer::check_same_parameters() const {
         step_, others.size() > 1 ? "s" : "", fmt::join(others, ", ")));
 }
 
+std::int64_t Trainer::first_sample() const {
+  const auto before = ranks_ ? std::ptrdiff_t(ranks_->rank()) : 0;
+  return std::accumulate(shares_.begin(), shares_.begin() + before, std::int64_t{0});
+}
+
 // What is the same in every step, so that a graph can record it: tensors of fixed places in,
 // `report_` out.
 void Trainer::compute() {
   const auto mine = shares_[ranks_ ? std::size_t(ranks_->rank()) : 0];
   const Update& update = owner();
   if (const auto* scaling = update.loss_scale()) report_[scale_at].copy_(scaling->scale());
-  const at::Tensor loss = executor_->run(
-      input_, target_, static_cast<double>(mine) / static_cast<double>(train_.batch));
+  const at::Tensor loss =
+      executor_->run(input_, target_, static_cast<double>(mine) / static_cast<double>(train_.batch),
+                     first_sample());
   if (shards_ && graph_wanted_) shards_->wait_for_values();  // a graph ends when all of it is done
   const auto here = [&](const at::Tensor& scalar) { return scalar.to(device_, at::kDouble); };
   report_.narrow(0, 0, scale_at)
@@ -379,10 +387,8 @@ Work Trainer::vote(bool stop) {
 
 void Trainer::issue(std::int64_t step, bool stop) {
   auto& flight = *in_flight_;
-  const auto rank = ranks_ ? std::size_t(ranks_->rank()) : 0;
-  const std::int64_t share = shares_[rank],
-                     first = std::accumulate(
-                         shares_.begin(), shares_.begin() + std::ptrdiff_t(rank), std::int64_t{0});
+  const std::int64_t share = shares_[ranks_ ? std::size_t(ranks_->rank()) : 0],
+                     first = first_sample();
   const Batch batch = batch_of(step, first, first + share);
   const double rate = rate_at(optim_, step, train_.steps);
 
@@ -398,6 +404,7 @@ void Trainer::issue(std::int64_t step, bool stop) {
     input_ = batch.input;
     target_ = batch.target;
     owner().rate().fill_(rate);
+    executor_->step().fill_(step);
     compute();
     vote(stop);
     busy_seconds_ += executor_->times().compute;
@@ -411,6 +418,7 @@ void Trainer::issue(std::int64_t step, bool stop) {
     pinned(slot.input, batch.input);
     pinned(slot.target, batch.target);
     pinned(slot.rate_value, at::zeros({}, at::kFloat).fill_(rate));
+    pinned(slot.step_value, at::zeros({}, at::kLong).fill_(step));
     if (!slot.report.defined())
       slot.report = at::empty({reported}, at::TensorOptions(at::kDouble).pinned_memory(true));
     if (!input_.defined()) {
@@ -420,6 +428,7 @@ void Trainer::issue(std::int64_t step, bool stop) {
     input_.copy_(slot.input, /*non_blocking=*/true);
     target_.copy_(slot.target, true);
     at::Tensor(owner().rate()).copy_(slot.rate_value, true);
+    at::Tensor(executor_->step()).copy_(slot.step_value, true);
     if (graph_wanted_ && !flight.graph && flight.eager_steps_done++ == eager_steps) {
       const auto before = ranks_ ? ranks_->ledger().entries() : std::vector<Ledger::Entry>();
       flight.graph.emplace();

@@ -165,6 +165,7 @@ class Trainer {
   Update& owner() const { return zero_ ? static_cast<Update&>(*zero_) : *update_; }
   void issue(std::int64_t step, bool stop);
   Work vote(bool stop);
+  std::int64_t first_sample() const;  // of this rank's share of a batch
   void compute();
   void collect(std::size_t leave);
   bool stopped(const std::atomic<bool>* stop);

@@ -64,9 +64,13 @@ def test_weights_are_written_in_the_precision_of_the_masters(echelon, precision)
 def test_a_run_starts_from_a_folder_of_transformers(echelon, oracle, tmp_path, tied):
     save_model(tmp_path / "hf", tied=tied)
     # With a rate of zero nothing but the weights that were read can be written.
-    run = echelon.train_well("a", **FROM_FOLDER, model_init="hf", train_steps=2, optim_rate=0)
+    run = echelon.train_well("a", **FROM_FOLDER, model_init="hf", train_steps=2, optim_rate=0, model_dropout=0.2,
+                             model_recompute="full")
     config = tomllib.loads((run / "config.toml").read_text())["model"]
-    assert config == {"layers": 2, "width": 48, "heads": 3, "vocab": 300, "context": 24, "tied": tied, "init": "hf"}
+    assert config == {"layers": 2, "width": 48, "heads": 3, "vocab": 300, "context": 24, "tied": tied, "dropout": 0.2,
+                      "recompute": "full", "init": "hf"}, "sizes are the folder's, how to train is the user's"
+    written = transformers.GPT2LMHeadModel.from_pretrained(run / "weights").config
+    assert (written.embd_pdrop, written.resid_pdrop, written.attn_pdrop) == (0.2, 0.2, 0.0)
     before, after = load_file(tmp_path / "hf" / "model.safetensors"), load_file(run / "weights" / "model.safetensors")
     assert sorted(before) == sorted(after)
     for name in before:

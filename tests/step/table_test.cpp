@@ -18,19 +18,28 @@ using Kind = Action::Kind;
 
 Action forward(int layer, int micro_batch) { return {Kind::forward, layer, micro_batch}; }
 Action backward(int layer, int micro_batch) { return {Kind::backward, layer, micro_batch}; }
+Action recompute(int layer, int micro_batch) { return {Kind::recompute, layer, micro_batch}; }
 Action update() { return {Kind::update}; }
 
-std::string refusal(const Table& table, int layers, int micro_batches) {
-  return thrown<InvalidArgument>([&] { validate(table, {layers, micro_batches, {}}); });
+using Again = std::vector<bool>;  // by layer: whether it is computed again
+
+StepShape shape_of(int layers, int micro_batches, const Again& again) {
+  StepShape shape{layers, micro_batches, {}};
+  shape.recompute = again;
+  return shape;
 }
-bool accepted(const Table& table, int layers, int micro_batches) {
-  return refusal(table, layers, micro_batches) == "(nothing was thrown)";
+
+std::string refusal(const Table& table, int layers, int micro_batches, const Again& again = {}) {
+  return thrown<InvalidArgument>([&] { validate(table, shape_of(layers, micro_batches, again)); });
+}
+bool accepted(const Table& table, int layers, int micro_batches, const Again& again = {}) {
+  return refusal(table, layers, micro_batches, again) == "(nothing was thrown)";
 }
 
 // An independent judge: a store of tensors. Every action takes its tensors out of the store and
 // puts its results in; one that misses a tensor cannot run.
-bool runs(const Table& table, int layers, int micro_batches) {
-  enum What { input, kept, gradient };
+bool runs(const Table& table, int layers, int micro_batches, const Again& again = {}) {
+  enum What { input, source, kept, gradient };
   std::set<std::tuple<What, int, int>> store;
   int finished = 0;
   for (int m = 0; m < micro_batches; ++m) store.insert({input, 0, m});
@@ -40,12 +49,16 @@ bool runs(const Table& table, int layers, int micro_batches) {
     switch (kind) {
       case Kind::forward:
         if (store.erase({input, layer, m}) == 0) return false;
-        store.insert({kept, layer, m});
+        store.insert({!again.empty() && again[std::size_t(layer)] ? source : kept, layer, m});
         if (layer + 1 < layers) {
           store.insert({input, layer + 1, m});
         } else {
           store.insert({gradient, layer, m});  // the loss begins the way back
         }
+        break;
+      case Kind::recompute:
+        if (store.erase({source, layer, m}) == 0) return false;
+        store.insert({kept, layer, m});
         break;
       case Kind::backward:
         if (store.erase({kept, layer, m}) == 0 || store.erase({gradient, layer, m}) == 0)
@@ -54,6 +67,7 @@ bool runs(const Table& table, int layers, int micro_batches) {
         ++finished;
         break;
       case Kind::reduce:
+      case Kind::fetch:
       case Kind::gather:
       case Kind::use:
       case Kind::release:
@@ -87,19 +101,43 @@ void shuffle(Table& table, std::size_t begin, std::size_t end, Draw& draw) {
     std::swap(table[i - 1], table[begin + draw.below(i - begin)]);
 }
 
-// Any order that keeps each micro-batch's own: what pipelines are made of.
-Table interleaved(int layers, int micro_batches, Draw& draw) {
-  std::vector<int> done(static_cast<std::size_t>(micro_batches));
+// Any order that keeps each micro-batch's own: what pipelines are made of. A layer may be computed
+// again at any time between its forward and its backward.
+Table interleaved(int layers, int micro_batches, Draw& draw, const Again& again = {}) {
+  std::vector<Table> own(static_cast<std::size_t>(micro_batches));
+  std::size_t left = 0;
+  for (int m = 0; m < micro_batches; ++m) {
+    Table& mine = own[std::size_t(m)];
+    for (int l = 0; l < layers; ++l) mine.push_back(forward(l, m));
+    for (int l = layers; l-- > 0;) mine.push_back(backward(l, m));
+    for (int l = 0; l < layers && !again.empty(); ++l) {
+      if (!again[std::size_t(l)]) continue;
+      const auto is = [&](Kind kind) {
+        return [l, kind](const Action& a) { return a.kind == kind && a.layer == l; };
+      };
+      const auto first = std::find_if(mine.begin(), mine.end(), is(Kind::forward)) + 1,
+                 last = std::find_if(mine.begin(), mine.end(), is(Kind::backward));
+      mine.insert(first + std::ptrdiff_t(draw.below(std::size_t(last - first) + 1)),
+                  recompute(l, m));
+    }
+    left += mine.size();
+  }
+  std::vector<std::size_t> done(own.size());
   Table table;
-  while (table.size() < static_cast<std::size_t>(2 * layers * micro_batches)) {
+  while (table.size() < left) {
     const auto m = draw.below(done.size());
-    if (done[m] == 2 * layers) continue;
-    const int at = done[m]++;
-    table.push_back(at < layers ? forward(at, static_cast<int>(m))
-                                : backward(2 * layers - 1 - at, static_cast<int>(m)));
+    if (done[m] < own[m].size()) table.push_back(own[m][done[m]++]);
   }
   table.push_back(update());
   return table;
+}
+
+// Some layers, any of them; none in one case of three.
+Again some_layers(int layers, Draw& draw) {
+  if (draw.below(3) == 0) return {};
+  Again again;
+  for (int l = 0; l < layers; ++l) again.push_back(draw.below(2) == 0);
+  return again;
 }
 
 TEST(OneProcess, IsValidForAnyNumberOfLayersAndMicroBatches) {
@@ -119,9 +157,10 @@ TEST(Validate, AcceptsEveryOrderThatKeepsTheDependencies) {
     Draw draw(key);
     const int layers = 1 + static_cast<int>(draw.below(4)),
               micro_batches = 1 + static_cast<int>(draw.below(4));
-    const Table table = interleaved(layers, micro_batches, draw);
-    ASSERT_TRUE(runs(table, layers, micro_batches));
-    EXPECT_EQ(refusal(table, layers, micro_batches), "(nothing was thrown)");
+    const Again again = some_layers(layers, draw);
+    const Table table = interleaved(layers, micro_batches, draw, again);
+    ASSERT_TRUE(runs(table, layers, micro_batches, again));
+    EXPECT_EQ(refusal(table, layers, micro_batches, again), "(nothing was thrown)");
   }
 }
 
@@ -133,7 +172,8 @@ TEST(Validate, AcceptsExactlyWhatCanRun) {
     Draw draw(key);
     const int layers = 1 + static_cast<int>(draw.below(3)),
               micro_batches = 1 + static_cast<int>(draw.below(3));
-    Table table = interleaved(layers, micro_batches, draw);
+    const Again again = some_layers(layers, draw);
+    Table table = interleaved(layers, micro_batches, draw, again);
     for (auto times = 1 + draw.below(2); times > 0; --times) {
       const auto at = draw.below(table.size());
       switch (draw.below(6)) {
@@ -154,17 +194,17 @@ TEST(Validate, AcceptsExactlyWhatCanRun) {
                        Action(table[draw.below(table.size())]));
           break;
         case 5:
-          table[at].kind = static_cast<Kind>(draw.below(3));
+          table[at].kind = static_cast<Kind>(draw.below(4));
           break;
       }
       if (table.empty()) table.push_back(update());
     }
-    const bool can_run = runs(table, layers, micro_batches);
+    const bool can_run = runs(table, layers, micro_batches, again);
     (can_run ? valid : invalid)++;
     std::string shown;
     for (const auto& action : table) shown += to_string(action) + "; ";
-    ASSERT_EQ(accepted(table, layers, micro_batches), can_run)
-        << shown << refusal(table, layers, micro_batches);
+    ASSERT_EQ(accepted(table, layers, micro_batches, again), can_run)
+        << shown << refusal(table, layers, micro_batches, again);
   }
   EXPECT_GT(valid, 300);
   EXPECT_GT(invalid, 3000);
@@ -209,6 +249,49 @@ TEST(Validate, NamesTheActionAndTheReason) {
        "action 0 of the step, forward(layer 0, micro-batch -1), cannot run: there are 1 micro-batches"},
   };
   for (const auto& [table, sentence] : mistakes) EXPECT_EQ(refusal(table, 2, 1), sentence);
+}
+
+TEST(OneProcess, ComputesALayerAgainRightBeforeItsBackward) {
+  const Again again = {false, true, true, false};
+  const Table table = one_process(shape_of(4, 2, again));
+  ASSERT_TRUE(accepted(table, 4, 2, again)) << refusal(table, 4, 2, again);
+  for (std::size_t i = 0; i < table.size(); ++i) {
+    if (table[i].kind != Kind::backward) continue;
+    const Action& before = table[i - 1];
+    EXPECT_EQ(before.kind == Kind::recompute, again[std::size_t(table[i].layer)]);
+    if (before.kind == Kind::recompute) {
+      EXPECT_EQ(before.layer, table[i].layer);
+      EXPECT_EQ(before.micro_batch, table[i].micro_batch);
+    }
+  }
+  EXPECT_EQ(peak_activations(table), 2) << "the first and the last, or the first and one between";
+  EXPECT_EQ(peak_activations(one_process(4, 2)), 4);
+  EXPECT_EQ(for_servers(shape_of(4, 2, again)).size(), table.size());
+}
+
+TEST(Validate, RefusesARecomputeThatIsMissingEarlyTwiceOrNotNeeded) {
+  const Again again = {true, false};
+  const auto refused = [&](const Table& table) { return refusal(table, 2, 1, again); };
+  ASSERT_TRUE(accepted(
+      {forward(0, 0), forward(1, 0), backward(1, 0), recompute(0, 0), backward(0, 0), update()}, 2,
+      1, again));
+  EXPECT_EQ(refused({forward(0, 0), forward(1, 0), backward(1, 0), backward(0, 0), update()}),
+            "action 3 of the step, backward(layer 0, micro-batch 0), cannot run: its recompute has "
+            "not run");
+  EXPECT_EQ(refused({recompute(0, 0)}),
+            "action 0 of the step, recompute(layer 0, micro-batch 0), cannot run: its forward has "
+            "not run");
+  EXPECT_EQ(refused({forward(0, 0), recompute(0, 0), recompute(0, 0)}),
+            "action 2 of the step, recompute(layer 0, micro-batch 0), cannot run: it ran before");
+  EXPECT_EQ(refused({forward(0, 0), forward(1, 0), backward(1, 0), recompute(0, 0), backward(0, 0),
+                     recompute(0, 0)}),
+            "action 5 of the step, recompute(layer 0, micro-batch 0), cannot run: it ran before");
+  EXPECT_EQ(refused({forward(0, 0), forward(1, 0), recompute(1, 0)}),
+            "action 2 of the step, recompute(layer 1, micro-batch 0), cannot run: its forward kept "
+            "what its backward needs");
+  EXPECT_EQ(refused({recompute(2, 0)}),
+            "action 0 of the step, recompute(layer 2, micro-batch 0), cannot run: there are 2 "
+            "layers");
 }
 
 TEST(Validate, NamesTheMicroBatchThatAnUpdateMisses) {
@@ -298,6 +381,28 @@ TEST(ZeroTable, KeepsATiedGroupForTheLayersThatUseIt) {
   EXPECT_EQ(count(table, Kind::gather, 2), 1);
 }
 
+TEST(ZeroTable, GathersNoMoreForARecompute) {
+  auto shape = shared(2, 3, {{0}, {1}, {2}, {3}, {0, 3}}, 4);
+  const std::vector<std::int64_t> bytes = {10, 10, 10, 10};
+  const auto plain = zero(shape, 3, bytes, 25);
+  shape.recompute = {false, true, true, true, false};
+  const auto table = zero(shape, 3, bytes, 25);
+  validate(table, shape);
+  for (int g = 0; g < 4; ++g)
+    EXPECT_EQ(count(table, Kind::gather, g), count(plain, Kind::gather, g)) << "group " << g;
+  EXPECT_EQ(peak_bytes(table, bytes), peak_bytes(plain, bytes));
+  // A layer that is computed again needs its parameters there.
+  Table early = table;
+  const auto again = std::find_if(early.begin(), early.end(),
+                                  [](const Action& a) { return a.kind == Kind::recompute; });
+  const auto use =
+      std::find_if(std::make_reverse_iterator(again), early.rend(),
+                   [&](const Action& a) { return a.kind == Kind::use && a.group == again->layer; });
+  std::rotate(use.base() - 1, again, again + 1);
+  EXPECT_NE(thrown<InvalidArgument>([&] { validate(early, shape); }).find("is not there"),
+            std::string::npos);
+}
+
 TEST(ZeroTable, IsValidForEveryModel) {
   const Key key = derive_key(11, "zero tables");
   std::uint64_t drawn = 0;
@@ -314,12 +419,15 @@ TEST(ZeroTable, IsValidForEveryModel) {
     }
     std::vector<std::int64_t> bytes;
     for (int g = 0; g < groups; ++g) bytes.push_back(1 + draw(100));
-    const auto shape = shared(micro_batches, stage, uses, groups);
+    auto shape = shared(micro_batches, stage, uses, groups);
+    for (int l = 0; l < layers; ++l) shape.recompute.push_back(draw(2) == 0);
     const auto table = zero(shape, stage, bytes, draw(300));
     ASSERT_NO_THROW(validate(table, shape)) << "round " << round;
     // Without any one of its exchanges it is not.
     const auto at = std::size_t(draw(int(table.size())));
-    if (table[at].kind < Kind::gather || table[at].kind > Kind::scatter) continue;
+    if (table[at].kind != Kind::recompute &&
+        (table[at].kind < Kind::gather || table[at].kind > Kind::scatter))
+      continue;
     Table broken = table;
     broken.erase(broken.begin() + std::ptrdiff_t(at));
     EXPECT_THROW(validate(broken, shape), InvalidArgument)

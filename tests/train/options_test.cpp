@@ -55,12 +55,14 @@ TEST(JobOptions, TakeTheirOwnDefaults) {
 TEST(JobOptions, HaveTheNamesThatScriptsRelyOn) {
   JobOptions options;
   for (const auto* assignment :
-       {"model.layers=1",       "model.width=8",    "model.heads=2",          "model.vocab=300",
-        "model.context=16",     "model.tied=false", "model.init=folder",      "data.source=random",
-        "train.steps=7",        "train.batch=4",    "train.seed=9",           "train.device=cuda",
-        "train.precision=bf16", "train.threads=2",  "train.validate_every=0", "train.save_every=5",
-        "train.graph=off",      "optim.name=sgd",   "optim.rate=0.1",         "optim.warmup=3",
-        "optim.decay=0",        "optim.clip=0"}) {
+       {"model.layers=1",     "model.width=8",          "model.heads=2",
+        "model.vocab=300",    "model.context=16",       "model.tied=false",
+        "model.dropout=0.1",  "model.recompute=full",   "model.init=folder",
+        "data.source=random", "train.steps=7",          "train.batch=4",
+        "train.seed=9",       "train.device=cuda",      "train.precision=bf16",
+        "train.threads=2",    "train.validate_every=0", "train.save_every=5",
+        "train.graph=off",    "optim.name=sgd",         "optim.rate=0.1",
+        "optim.warmup=3",     "optim.decay=0",          "optim.clip=0"}) {
     EXPECT_NO_THROW(set_option(fields_of(options), assignment)) << assignment;
   }
   EXPECT_EQ(options.model.width, 8);
@@ -70,9 +72,10 @@ TEST(JobOptions, HaveTheNamesThatScriptsRelyOn) {
 
 TEST(JobOptions, RefuseWhatIsOutOfBounds) {
   JobOptions options;
-  for (const auto* assignment : {"model.layers=0", "model.vocab=1", "data.validation=0.6",
-                                 "train.batch=0", "train.precision=fp8", "optim.rate=-1",
-                                 "optim.beta1=1.5", "optim.name=lion", "train.steps=many"}) {
+  for (const auto* assignment :
+       {"model.layers=0", "model.vocab=1", "model.dropout=1", "model.recompute=some",
+        "data.validation=0.6", "train.batch=0", "train.precision=fp8", "optim.rate=-1",
+        "optim.beta1=1.5", "optim.name=lion", "train.steps=many"}) {
     const auto sentence =
         thrown<InvalidArgument>([&] { set_option(fields_of(options), assignment); });
     const std::string key(assignment, std::string(assignment).find('='));

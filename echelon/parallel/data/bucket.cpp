@@ -33,7 +33,7 @@ BucketSizes bucket_sizes(const LinkFigures& link, std::int64_t element_bytes, do
 
 Table data_parallel(const StepShape& shape) {
   Table table;
-  for (const Action& action : one_process(shape.layers, shape.micro_batches)) {
+  for (const Action& action : one_process(shape)) {
     if (action.kind == Action::Kind::update) table.push_back({Action::Kind::settle});
     table.push_back(action);
     if (action.kind != Action::Kind::backward || action.micro_batch + 1 < shape.micro_batches)

@@ -1,0 +1,175 @@
+// What is computed again gives the same bits as what was kept, and takes the memory that the closed
+// form says (docs/recompute.md).
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/mse_loss.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros_like.h>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <torch/nn/modules/linear.h>
+
+#include "echelon/nn/gpt.h"
+#include "echelon/nn/gpt_block.h"
+#include "echelon/nn/gpt_embedding.h"
+#include "echelon/nn/memory.h"
+#include "echelon/nn/module_layer.h"
+#include "echelon/optim/master_update.h"
+#include "echelon/step/executor.h"
+
+namespace echelon {
+namespace {
+
+StepShape shape_of(const Stack& stack, int micro_batches) {
+  StepShape shape{stack.size(), micro_batches, {}};
+  shape.recompute = stack.runs_again();
+  return shape;
+}
+
+struct Seen {
+  at::Tensor loss, grads;
+};
+
+Seen step_of(Stack& stack, int micro_batches, const at::Tensor& input, const at::Tensor& target,
+             at::ScalarType type) {
+  stack.allocate(at::kCPU, type, Gradients::yes);
+  MasterUpdate update(stack, OptimOptions());
+  update.load(random_values(1));
+  const StepShape shape = shape_of(stack, micro_batches);
+  Executor executor(stack, &update, one_process(shape), shape);
+  executor.seed(7);
+  executor.step().fill_(3);
+  const at::Tensor loss = executor.run(input, target);
+  return {loss.clone(), stack.grads().clone()};
+}
+
+TEST(Recompute, GivesTheSameBitsAsKeepingEverything) {
+  const at::Tensor input = at::randint(0, 50, {8, 16}, at::kLong),
+                   target = at::randint(0, 50, {8, 16}, at::kLong);
+  for (const auto type : {at::kFloat, at::kDouble, at::kBFloat16})
+    for (const double dropout : {0.0, 0.1})
+      for (const int micro_batches : {1, 4}) {
+        const auto seen = [&](const char* recompute) {
+          Stack stack = gpt({.layers = 3,
+                             .width = 32,
+                             .heads = 2,
+                             .vocab = 50,
+                             .context = 16,
+                             .dropout = dropout,
+                             .recompute = recompute});
+          return step_of(stack, micro_batches, input, target, type);
+        };
+        const Seen none = seen("none");
+        EXPECT_GT(none.grads.abs().max().item<double>(), 1e-4);
+        for (const char* recompute : {"selective", "full"}) {
+          const Seen other = seen(recompute);
+          const std::string when = fmt::format("{} in {}, dropout {}, {} micro-batches", recompute,
+                                               at::toString(type), dropout, micro_batches);
+          EXPECT_TRUE(at::equal(other.loss, none.loss)) << when;
+          EXPECT_TRUE(at::equal(other.grads, none.grads)) << when;
+        }
+      }
+}
+
+TEST(Recompute, IsOfEveryLayerThatKeepsMoreThanItsInputButTheLoss) {
+  const auto runs_again = [](const char* recompute) {
+    return gpt({.layers = 2, .recompute = recompute}).runs_again();
+  };
+  EXPECT_EQ(runs_again("none"), (std::vector<bool>{false, false, false, false}));
+  EXPECT_EQ(runs_again("selective"), (std::vector<bool>{false, false, false, false}));
+  EXPECT_EQ(runs_again("full"), (std::vector<bool>{false, true, true, false}));
+  Stack modules;
+  modules.add(module_layer("a", torch::nn::Linear(2, 2)))
+      .add(module_layer("b", torch::nn::Linear(2, 2)))
+      .add(loss_layer([](const at::Tensor& y, const at::Tensor& t) { return at::mse_loss(y, t); }))
+      .recompute(Recompute::full);
+  EXPECT_EQ(modules.runs_again(), (std::vector<bool>{true, true, false}));
+}
+
+// The loss is where most is kept: it looks at how much.
+class Watch : public Layer {
+ public:
+  explicit Watch(std::function<void()> look) : look_(std::move(look)) {}
+  at::Tensor forward(const at::Tensor& x, Pass& pass) override {
+    look_();
+    pass.saved = {x};
+    return x.mean();
+  }
+  at::Tensor backward(const at::Tensor&, Pass& pass) override {
+    return at::zeros_like(pass.saved[0]).fill_(pass.weight);
+  }
+
+ private:
+  std::function<void()> look_;
+};
+
+struct Use {
+  std::uint64_t kept = 0, peak = 0;  // bytes of activations
+};
+
+Use use_of(const ModelOptions& options, std::int64_t batch) {
+  std::unique_ptr<MemoryAccount> account;
+  Use use;
+  Stack stack;
+  stack.add(std::make_unique<GptEmbedding>(options));
+  for (int i = 0; i < options.layers; ++i) stack.add(std::make_unique<GptBlock>(options, i));
+  stack.add(std::make_unique<Watch>([&] { use.kept = account->now()[MemoryKind::activations]; }));
+  stack.recompute(options.recompute == "full"        ? Recompute::full
+                  : options.recompute == "selective" ? Recompute::selective
+                                                     : Recompute::none);
+  stack.allocate(at::kCPU, at::kFloat, Gradients::yes);
+  OptimOptions plain;
+  plain.name = "sgd";
+  MasterUpdate update(stack, plain);
+  update.load(random_values(1));
+  const StepShape shape = shape_of(stack, 1);
+  Executor executor(stack, &update, one_process(shape), shape);
+  const at::Tensor tokens = at::randint(0, options.vocab, {batch, options.context}, at::kLong);
+  account = std::make_unique<MemoryAccount>();
+  executor.run(tokens, tokens);
+  EXPECT_EQ(account->now()[MemoryKind::activations], 0U) << options.recompute;
+  use.peak = account->at_peak()[MemoryKind::activations];
+  return use;
+}
+
+TEST(Recompute, KeepsWhatTheClosedFormSays) {
+  at::set_num_threads(1);
+  for (const double dropout : {0.0, 0.1})
+    for (const std::int64_t layers : {1, 4}) {
+      constexpr std::uint64_t batch = 3, tokens = 64, d = 96, heads = 3, element = 4;
+      const auto use = [&](const char* recompute) {
+        return use_of({.layers = layers,
+                       .width = d,
+                       .heads = heads,
+                       .vocab = 32,
+                       .context = tokens,
+                       .dropout = dropout,
+                       .recompute = recompute},
+                      batch);
+      };
+      const Use none = use("none"), selective = use("selective"), full = use("full");
+      // A block's, for a token: its input, what products gave, two means and two deviations, and
+      // for each head the logarithm of attention's sum. Beside the blocks, the loss's input.
+      const auto expected = [&](std::uint64_t a_token) {
+        return batch * tokens * element * (std::uint64_t(layers) * a_token + d);
+      };
+      const std::string when = fmt::format("dropout {}, {} layers", dropout, layers);
+      EXPECT_EQ(none.kept, expected(16 * d + 4 + heads)) << when;
+      EXPECT_EQ(selective.kept, expected(10 * d + 4 + heads)) << when;
+      EXPECT_EQ(full.kept, expected(d)) << when;
+      if (layers == 1) continue;  // one that is computed again is there whole
+      EXPECT_LT(full.peak, selective.peak) << when;
+      EXPECT_LT(selective.peak, none.peak) << when;
+      // At most the inputs, one block whole, and the way back through it.
+      EXPECT_LT(full.peak, batch * tokens * element * ((layers + 16 + 13) * d + 4 + heads)) << when;
+    }
+}
+
+}  // namespace
+}  // namespace echelon

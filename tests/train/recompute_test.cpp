@@ -1,0 +1,234 @@
+// Training with recompute and dropout: the same bits as without recompute, and the same masks for
+// every way to cut a batch.
+#include <gtest/gtest.h>
+
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/mse_loss.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
+#include <fmt/format.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/dropout.h>
+#include <torch/nn/modules/linear.h>
+
+#include <set>
+
+#include "echelon/nn/gpt.h"
+#include "echelon/nn/module_layer.h"
+#include "echelon/train/trainer.h"
+#include "tests/base/scratch_folder.h"
+#include "tests/collective/ranks.h"
+
+namespace echelon {
+namespace {
+
+constexpr double bound = 1e-12;  // sums of a few dozen values in another order, over a few steps
+
+const TensorDataset& tokens() {
+  static const TensorDataset data = [] {  // once: torch's generator is everybody's
+    at::manual_seed(3);
+    const at::Tensor text = at::randint(32, {60, 9});
+    return TensorDataset(text.narrow(1, 0, 8).contiguous(), text.narrow(1, 1, 8).contiguous());
+  }();
+  return data;
+}
+
+struct Case {
+  double dropout = 0;
+  std::string recompute = "none";
+  int micro_batches = 1;
+  std::string precision = "fp64";
+  int stage = 0;
+  std::vector<std::int64_t> shares = {};
+  std::int64_t seed = 1;
+};
+
+TrainOptions train_of(const Case& one) {
+  TrainOptions train;
+  train.steps = 5;
+  train.batch = 24;
+  train.micro_batches = one.micro_batches;
+  train.precision = one.precision;
+  train.seed = one.seed;
+  return train;
+}
+
+OptimOptions optim() {
+  OptimOptions optim;
+  optim.warmup = 2;
+  return optim;
+}
+
+Stack model(const Case& one) {
+  return gpt({.layers = 2,
+              .width = 16,
+              .heads = 2,
+              .vocab = 32,
+              .context = 8,
+              .dropout = one.dropout,
+              .recompute = one.recompute});
+}
+
+at::Tensor all_parameters(Stack& stack, Trainer& trainer) {
+  std::vector<at::Tensor> all;
+  for (const auto& parameter : stack.parameters())
+    all.push_back(trainer.master(parameter).reshape({-1}).clone());
+  return at::cat(all);
+}
+
+struct Result {
+  at::Tensor parameters;
+  std::vector<double> losses;
+  double validation = 0;
+};
+
+Result trained(const Case& one, std::shared_ptr<Communicator> ranks = nullptr) {
+  Stack stack = model(one);
+  Result result;
+  Trainer trainer(stack, tokens(), train_of(one), optim(), ranks, {.zero = one.stage},
+                  {.group = 0});
+  if (ranks && !one.shares.empty()) trainer.share_out(one.shares);
+  trainer.on_step([&](const StepReport& report) { result.losses.push_back(report.loss); });
+  trainer.run();
+  result.parameters = all_parameters(stack, trainer);
+  result.validation = trainer.evaluate(tokens(), 20);
+  return result;
+}
+
+TEST(Recompute, TrainsTheSameBits) {
+  at::set_num_threads(2);
+  for (const double dropout : {0.0, 0.1})
+    for (const int micro_batches : {1, 3}) {
+      Case one{.dropout = dropout, .micro_batches = micro_batches, .precision = "fp32"};
+      const Result none = trained(one);
+      for (const char* recompute : {"selective", "full"}) {
+        one.recompute = recompute;
+        const Result other = trained(one);
+        const std::string when =
+            fmt::format("{}, dropout {}, {} micro-batches", recompute, dropout, micro_batches);
+        EXPECT_EQ(other.losses, none.losses) << when;
+        EXPECT_TRUE(at::equal(other.parameters, none.parameters)) << when;
+      }
+    }
+}
+
+TEST(Dropout, ChangesTheLossInTrainingAndNotInValidation) {
+  at::set_num_threads(1);
+  const Result without = trained({}), with = trained({.dropout = 0.3}),
+               other_seed = trained({.dropout = 0.3, .seed = 2});
+  EXPECT_NE(with.losses, without.losses);
+  EXPECT_NE(with.losses, other_seed.losses);
+  Stack plain = model({}), dropping = model({.dropout = 0.3});
+  Trainer a(plain, tokens(), train_of({}), optim()), b(dropping, tokens(), train_of({}), optim());
+  EXPECT_EQ(a.evaluate(tokens(), 20), b.evaluate(tokens(), 20));
+}
+
+// Samples that are all alike and parameters that never change: only masks can make two losses
+// differ.
+TEST(Dropout, DrawsNewMasksInEveryStepAndForEverySeed) {
+  at::set_num_threads(1);
+  const at::Tensor text = at::randint(32, {1, 9}).expand({60, 9});
+  const TensorDataset alike(text.narrow(1, 0, 8).contiguous(), text.narrow(1, 1, 8).contiguous());
+  const auto losses = [&](const Case& one) {
+    Stack stack = model(one);
+    OptimOptions still = optim();
+    still.rate = 0;
+    Trainer trainer(stack, alike, train_of(one), still);
+    trainer.load(random_values(1));
+    std::set<double> seen;
+    trainer.on_step([&](const StepReport& report) { seen.insert(report.loss); });
+    trainer.run();
+    return seen;
+  };
+  EXPECT_EQ(losses({}).size(), 1U);
+  EXPECT_EQ(losses({}), losses({.seed = 2}));
+  std::set<double> all = losses({.dropout = 0.3});
+  EXPECT_EQ(all, losses({.dropout = 0.3}));
+  all.merge(losses({.dropout = 0.3, .seed = 2}));
+  EXPECT_EQ(all.size(), 10U) << "five steps of two seeds";
+}
+
+void expect_near(const Result& seen, const Result& expected, const std::string& when) {
+  EXPECT_LT((seen.parameters - expected.parameters).abs().max().item<double>(), bound) << when;
+  ASSERT_EQ(seen.losses.size(), expected.losses.size()) << when;
+  for (std::size_t i = 0; i < seen.losses.size(); ++i)
+    EXPECT_NEAR(seen.losses[i], expected.losses[i], bound) << when << ", step " << i + 1;
+}
+
+TEST(Dropout, TrainsTheSameHoweverABatchIsCut) {
+  at::set_num_threads(1);
+  const Result whole = trained({.dropout = 0.1});
+  for (const int micro_batches : {2, 4, 24})
+    expect_near(trained({.dropout = 0.1, .micro_batches = micro_batches}), whole,
+                fmt::format("{} micro-batches", micro_batches));
+}
+
+TEST(Dropout, TrainsTheSameOnAnyRanks) {
+  at::set_num_threads(1);
+  const Result whole = trained({.dropout = 0.1});
+  const auto expect_same = [&](const Case& one, int world) {
+    run_ranks_well({.world = world}, [&](Group& group) {
+      expect_near(trained(one, native_communicator(group.shared_from_this())), whole,
+                  fmt::format("stage {}, world {}, {}, {} micro-batches", one.stage, world,
+                              one.recompute, one.micro_batches));
+    });
+  };
+  for (int stage = 0; stage <= 3; ++stage) {
+    expect_same({.dropout = 0.1, .stage = stage}, 2);
+    expect_same({.dropout = 0.1, .recompute = "full", .micro_batches = 2, .stage = stage}, 3);
+  }
+  expect_same({.dropout = 0.1, .recompute = "selective", .shares = {5, 19}}, 2);
+  expect_same({.dropout = 0.1, .micro_batches = 2, .shares = {11, 3, 10}}, 3);
+}
+
+TEST(Dropout, GoesOnFromASavedStateBitForBit) {
+  at::set_num_threads(1);
+  ScratchFolder folder;
+  const Case one{.dropout = 0.2, .recompute = "full", .precision = "fp32"};
+  const Result whole = trained(one);
+  Stack first = model(one), second = model(one);
+  Trainer begins(first, tokens(), train_of(one), optim()),
+      ends(second, tokens(), train_of(one), optim());
+  begins.run_until(2);
+  begins.save(folder / "state");
+  ends.restore(folder / "state");
+  ends.run();
+  EXPECT_TRUE(at::equal(all_parameters(second, ends), whole.parameters));
+}
+
+// A user's layers, with statistics and torch's own dropout.
+TEST(Recompute, TrainsAUsersModulesToTheSameBits) {
+  at::set_num_threads(1);
+  at::manual_seed(8);
+  const TensorDataset data(at::randn({60, 6}), at::randn({60, 3}));
+  const auto run = [&](Recompute recompute, int micro_batches) {
+    namespace nn = torch::nn;
+    at::manual_seed(9);
+    Stack stack;
+    for (const char* name : {"a", "b"})
+      stack.add(module_layer(
+          name, nn::Sequential(nn::Linear(6, 6), nn::BatchNorm1d(6), nn::Dropout(0.2))));
+    stack.add(module_layer("out", nn::Linear(6, 3)));
+    stack.add(loss_layer(
+        [](const at::Tensor& y, const at::Tensor& target) { return at::mse_loss(y, target); }));
+    stack.recompute(recompute);
+    Trainer trainer(stack, data, train_of({.micro_batches = micro_batches, .precision = "fp32"}),
+                    optim());
+    trainer.run();
+    std::vector<at::Tensor> all = {all_parameters(stack, trainer)};
+    for (const auto& [name, buffer] : stack.buffers())
+      all.push_back(buffer.to(at::kFloat).reshape({-1}).clone());
+    return at::cat(all);
+  };
+  for (const int micro_batches : {1, 3})
+    for (const Recompute recompute : {Recompute::selective, Recompute::full})
+      EXPECT_TRUE(at::equal(run(recompute, micro_batches), run(Recompute::none, micro_batches)))
+          << micro_batches << " micro-batches";
+}
+
+}  // namespace
+}  // namespace echelon
