@@ -284,6 +284,43 @@ void add_zero(std::vector<Strategy>& all, const std::string& folder, bool per_ho
       }
 }
 
+// Recompute and dropout, where nothing is shared out (stage 0) and in every stage. The one process
+// that they are compared with computes nothing again, and has its batch in one piece where elements
+// are dropped: a mask that depended on who draws it would show.
+void add_recompute(std::vector<Strategy>& all, Algorithm usual) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    const auto cell = [&](const char* name, const char* recompute, double dropout,
+                          std::int64_t micro_batches) {
+      Strategy one{fmt::format("{}, {}",
+                               stage == 0 ? "data parallel" : fmt::format("ZeRO {}", stage), name)};
+      one.algorithm = usual;
+      one.options.parallel.zero = stage;
+      one.options.zero.group = 0;
+      one.options.model.recompute = recompute;
+      one.options.model.dropout = dropout;
+      one.options.train.micro_batches = micro_batches;
+      all.push_back(one);
+    };
+    cell("recompute full", "full", 0, 1);
+    cell("recompute selective", "selective", 0, 1);
+    cell("dropout", "none", 0.1, 1);
+    cell("recompute full, dropout, accumulation", "full", 0.1, 3);
+    cell("recompute selective, dropout, accumulation", "selective", 0.1, 3);
+    if (stage == 0) continue;
+    cell("recompute full, dropout, offload host", "full", 0.1, 1);
+    all.back().options.zero.offload = "host";
+    all.back().options.zero.piece = 0.02;
+  }
+}
+
+// One process whose parameters a strategy's must be.
+Strategy alone(Strategy strategy) {
+  strategy.options.zero = {};
+  strategy.options.model.recompute = "none";
+  if (strategy.options.model.dropout > 0) strategy.options.train.micro_batches = 1;
+  return strategy;
+}
+
 void add_data_parallel(std::vector<Strategy>& all, int world, bool two_hosts) {
   const auto cell = [&](const std::string& name, Algorithm algorithm, double mib) {
     Strategy one{"data parallel, " + name};
@@ -313,6 +350,10 @@ void add_data_parallel(std::vector<Strategy>& all, int world, bool two_hosts) {
   uneven.shares[0] += (batch - world) / 3;
   uneven.shares.back() += batch - world - (batch - world) / 3;
   all.push_back(uneven);
+  uneven.name += ", dropout";
+  uneven.options.model.dropout = 0.1;
+  all.push_back(uneven);
+  add_recompute(all, usual);
 }
 
 void add_servers(std::vector<Strategy>& all, int world) {
@@ -327,6 +368,11 @@ void add_servers(std::vector<Strategy>& all, int world) {
   Strategy bounded{"server bounded with staleness 0, 1 separate"};
   bounded.options.server = {.count = 1, .place = "separate", .mode = "bounded", .staleness = 0};
   all.push_back(bounded);
+  Strategy again{"server sync, 1 colocated, recompute full, dropout"};
+  again.options.server = {.count = 1, .place = "colocated"};
+  again.options.model.recompute = "full";
+  again.options.model.dropout = 0.1;
+  all.push_back(again);
 }
 
 // Parameters, gradients and AdamW's two moments; in bf16 and fp16 masters and moments in fp32, and
@@ -401,17 +447,15 @@ std::vector<VerifyCell> verify_cells(std::shared_ptr<Communicator> ranks, const 
   add_zero(strategies, disk.path(), false);
   if (hosts > 1 && world % hosts == 0) add_zero(strategies, disk.path(), true);
   add_narrow(strategies, hosts > 1);
-  std::map<std::string, Run> alone;  // by what is computed
+  std::map<std::string, Run> references;  // by what is computed
   std::vector<VerifyCell> cells;
   for (const auto& strategy : strategies) {
     const Run run =
         strategy.masters ? update_masters(strategy, ranks) : train(strategy, ranks, bind, token);
-    auto& reference = alone[computation(strategy.options)];
-    if (!strategy.masters && !reference.parameters.defined()) {
-      Strategy one = strategy;
-      one.options.zero = {};
-      reference = train(one, nullptr, bind, token);
-    }
+    const Strategy single = alone(strategy);
+    auto& reference = references[computation(single.options)];
+    if (!strategy.masters && !reference.parameters.defined())
+      reference = train(single, nullptr, bind, token);
     const ordered_json mine = {{"sent", run.sent},
                                {"difference", difference(strategy, run, reference)},
                                {"model", run.model_bytes},

@@ -18,7 +18,9 @@ def test_every_cell_holds(echelon):
     names = "\n".join(cell["name"] for cell in cells)
     for part in ("ring", "rabenseifner", "accumulation", "weighted shares", "server sync, 1 colocated",
                  "server sync, 1 separate", "bounded with staleness 0", "data parallel, fp16",
-                 "ZeRO 3, bf16, fp32 sums, 3 micro-batches", "ZeRO 2, fp16, masters given the same gradients"):
+                 "ZeRO 3, bf16, fp32 sums, 3 micro-batches", "ZeRO 2, fp16, masters given the same gradients",
+                 "data parallel, recompute full", "ZeRO 3, recompute selective", "ZeRO 2, dropout",
+                 "weighted shares, dropout"):
         assert part in names
 
 
