@@ -11,6 +11,7 @@
 #include "echelon/net/environment.h"
 #include "echelon/net/launcher.h"
 #include "echelon/train/job.h"
+#include "echelon/train/memory_forecast.h"
 #include "echelon/train/run_directory.h"
 
 namespace echelon::cli {
@@ -22,6 +23,7 @@ constexpr const char* examples = R"(Examples:
   echelon train --nproc 2                            on two ranks of this machine; srun, mpirun, torchrun: as it is
   echelon train job.toml --set optim.rate=1e-3       options from a file, one changed
   echelon train --print-config > job.toml            every option with its value and meaning
+  echelon train job.toml --nproc 4 --dry-run         what memory it will need, before it needs it
   echelon train --set model.init=weights/            start from GPT-2 weights in Hugging Face's format
   echelon train --resume runs/2026-01-31-120000      go on with an interrupted run)";
 
@@ -30,7 +32,7 @@ struct Arguments {
   std::vector<std::string> set;
   int nproc = 1;
   std::string trace, join;
-  bool print_config = false;
+  bool print_config = false, dry_run = false;
 };
 
 JobRequest request_of(const Arguments& arguments) {
@@ -94,6 +96,8 @@ void add_train(CLI::App& app, int& exit_code) {
       ->type_name("WHAT");
   command->add_flag("--print-config", arguments->print_config,
                     "Print every option with its value and meaning, and stop");
+  command->add_flag("--dry-run", arguments->dry_run,
+                    "Predict what memory each rank will need, say whether it fits, and stop");
   command->footer(examples);
   command->callback([arguments, &exit_code] {
     JobRequest request = request_of(*arguments);
@@ -102,6 +106,15 @@ void add_train(CLI::App& app, int& exit_code) {
       return;
     }
     const JobEnvironment environment = read_environment();
+    if (arguments->dry_run) {
+      const bool here = environment.world == 1;
+      const int ranks = here ? arguments->nproc : environment.world;
+      check_job(request, ranks);
+      resolve_model(request.options.model, request.given);
+      exit_code =
+          show_forecast(request.options, ranks, here ? ranks : environment.local_world) ? 0 : 1;
+      return;
+    }
     if (environment.world == 1 && arguments->nproc > 1) {
       check_job(request, arguments->nproc);
       if (request.resume.empty()) RunDirectory::require_new(request.runs, request.name);

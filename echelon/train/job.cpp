@@ -28,6 +28,7 @@
 #include "echelon/nn/gpt2_folder.h"
 #include "echelon/train/job_data.h"
 #include "echelon/train/job_report.h"
+#include "echelon/train/memory_forecast.h"
 #include "echelon/train/option_difference.h"
 #include "echelon/train/progress.h"
 #include "echelon/train/run_directory.h"
@@ -37,28 +38,8 @@
 #include "echelon/train/trainer.h"
 
 namespace echelon {
-namespace {
 
 using nlohmann::ordered_json;
-
-// Refuses what cannot fit before anything is taken: parameters, gradients, masters and optimiser
-// state alone.
-void require_memory(const JobOptions& options, const Stack& stack) {
-  const auto available = available_bytes();
-  if (options.train.device != "cpu" || available == 0) return;
-  // fp32: four copies of 4 bytes; fp64: of 8; bf16 and fp16: two of 2 and three of 4, as much as
-  // fp32, and where gradients are summed in fp32 one more.
-  const double a_parameter = compute_type(options.train) == at::kDouble ? 32
-                             : sums_in_fp32(options.train)              ? 20
-                                                                        : 16;
-  const double needed = a_parameter * static_cast<double>(stack.parameter_count());
-  if (needed < static_cast<double>(available)) return;
-  throw InvalidArgument(
-      fmt::format("the model's state needs {}, and this machine has {} free; give a smaller model",
-                  human_bytes(static_cast<std::uint64_t>(needed)), human_bytes(available)));
-}
-
-}  // namespace
 
 void resolve_model(ModelOptions& model, const std::vector<std::string>& given) {
   if (model.init.empty()) return;
@@ -93,7 +74,7 @@ std::string ledger_of(const JobRequest& request, const ServerJob* servers) {
 // out, they also take part in whatever the first shows and writes.
 JobEnd follow(const JobRequest& request, Trainer& trainer, const Stack& stack, const JobData& data,
               ServerJob* servers, const std::function<void(std::int64_t)>& run_until,
-              std::optional<SyncTrace>& trace) {
+              std::optional<SyncTrace>& trace, std::uint64_t start, PeakMemory& peak) {
   if (trace)
     trainer.on_step([&](const StepReport& report) {
       if (report.ages.empty()) trace->step(report.step, trainer.executor());
@@ -131,6 +112,9 @@ JobEnd follow(const JobRequest& request, Trainer& trainer, const Stack& stack, c
   }
   ledger_of(request, servers);
   if (trace) trace->write({});
+  if (finished)
+    memory_of_ranks(request.ranks.get(), trainer.memory().at_peak(), start, peak.bytes(),
+                    servers != nullptr);
   if (evaluates && finished) trainer.evaluate(*data.validation, data.validation->size());
   return finished ? JobEnd::finished : JobEnd::interrupted;
 }
@@ -274,7 +258,9 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   const std::uint64_t start = own_bytes();
   PeakMemory peak;
   Stack stack = gpt(options.model);
-  require_memory(options, stack);
+  const int all_ranks = request.ranks ? request.ranks->size() : 1;
+  const int local_ranks = read_environment().local_world;
+  require_memory(options, all_ranks, local_ranks);
   if (!request.join.empty()) return join_job(request, *data.training, stack, stop);
   std::optional<ServerJob> servers;
   if (options.server.count > 0) {
@@ -319,7 +305,7 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   if (trainer.tier() && request.ranks)
     left_behind = gather_texts(*request.ranks, trainer.tier()->left_behind(), "offload");
   if (request.ranks && request.ranks->rank() != 0)
-    return follow(request, trainer, stack, data, served, run_until, trace);
+    return follow(request, trainer, stack, data, served, run_until, trace, start, peak);
 
   RunDirectory run = resuming ? RunDirectory::open(request.resume)
                               : RunDirectory::create(request.runs, request.name);
@@ -369,6 +355,10 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
         "shorter warm-up",
         options.optim.warmup, options.train.steps));
   }
+
+  const MemoryForecast forecast = forecast_memory(options, all_ranks, local_ranks);
+  fmt::print("{}\n{}\n", memory_head(),
+             memory_row(all_ranks > 1 ? "each rank, predicted" : "predicted", forecast.device));
 
   const auto began = std::chrono::steady_clock::now();
   {
@@ -439,13 +429,15 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
     write_gpt2_folder(run.weights(), options.model, stack,
                       [&](const Parameter& p) { return trainer.master(p); });
   leave();
+  const std::uint64_t peak_process = peak.bytes();
+  const auto all_memory = memory_of_ranks(request.ranks.get(), trainer.memory().at_peak(), start,
+                                          peak_process, served != nullptr);
+  run.write_memory(forecast, all_memory);
   if (data.validation != nullptr) {
     outcome.validation_loss = trainer.evaluate(*data.validation, data.validation->size());
     outcome.validated = true;
     run.add_validation(trainer.step(), outcome.validation_loss, data.bytes);
   }
-  const std::uint64_t peak_process = peak.bytes();
-  run.write_memory(trainer.memory().at_peak(), start, peak_process);
   const ordered_json summary =
       summary_of(options, outcome, stack.parameter_count(), data.bytes, start, peak_process, run);
   if (!request.summary.empty()) write_file(request.summary, summary.dump(2) + "\n");
@@ -459,7 +451,7 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   show_loss_scale(outcome);
   if (trace) fmt::print("trace       {}/trace.json opens in Perfetto\n", run.path().string());
   show_validation(outcome, data, options.model.context);
-  show_memory(trainer.memory().at_peak());
+  show_memory(forecast, all_memory);
   if (data.bytes && options.parallel.zero < 3) {
     show_sample(stack, options.model.context);
   } else if (data.bytes &&

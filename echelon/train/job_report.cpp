@@ -9,6 +9,7 @@
 
 #include "echelon/base/bytes.h"
 #include "echelon/base/median.h"
+#include "echelon/comm/texts.h"
 #include "echelon/data/xz.h"
 #include "echelon/nn/attention.h"
 #include "echelon/nn/generate.h"
@@ -90,13 +91,41 @@ std::string plan_of(const JobOptions& options, const Trainer& trainer, const Com
       .dump(2);
 }
 
-void show_memory(const MemoryUse& peak) {
-  std::string parts;
-  for (std::size_t i = 0; i < memory_kind_names.size(); ++i) {
-    parts += fmt::format("{}{} {}", i == 0 ? "" : ", ", memory_kind_names[i],
-                         human_bytes(peak.bytes[i]));
+std::vector<RankMemory> memory_of_ranks(Communicator* ranks, const MemoryUse& peak,
+                                        std::uint64_t start, std::uint64_t peak_process,
+                                        bool this_one_alone) {
+  const RankMemory mine{peak, start, peak_process};
+  if (!ranks || this_one_alone) return {mine};
+  const ordered_json words = {{"tensors", peak.bytes}, {"start", start}, {"peak", peak_process}};
+  std::vector<RankMemory> all;
+  for (const auto& text : gather_texts(*ranks, words.dump(), "memory")) {
+    const auto one = ordered_json::parse(text);
+    all.push_back({{one["tensors"].get<decltype(peak.bytes)>()},
+                   one["start"].get<std::uint64_t>(),
+                   one["peak"].get<std::uint64_t>()});
   }
-  fmt::print("memory      {} of tensors at the peak: {}\n", human_bytes(peak.total()), parts);
+  return all;
+}
+
+void show_memory(const MemoryForecast& forecast, const std::vector<RankMemory>& ranks) {
+  constexpr std::size_t most = 8;  // rows: of more ranks, those that took least and most
+  fmt::print("{}\n{}\n", memory_head(),
+             memory_row(ranks.size() > 1 ? "each rank, predicted" : "predicted", forecast.device));
+  if (ranks.size() <= most) {
+    for (std::size_t r = 0; r < ranks.size(); ++r)
+      fmt::print("{}\n", memory_row(ranks.size() > 1 ? fmt::format("rank {} at its peak", r)
+                                                     : std::string("at the peak"),
+                                    ranks[r].tensors));
+    return;
+  }
+  const auto less = [](const RankMemory& a, const RankMemory& b) {
+    return a.tensors.total() < b.tensors.total();
+  };
+  const auto [least, greatest] = std::minmax_element(ranks.begin(), ranks.end(), less);
+  fmt::print(
+      "{}\n{}\n",
+      memory_row(fmt::format("rank {}, the least", least - ranks.begin()), least->tensors),
+      memory_row(fmt::format("rank {}, the most", greatest - ranks.begin()), greatest->tensors));
 }
 
 void show_servers(const ServerOptions& servers, int workers) {

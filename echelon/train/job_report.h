@@ -11,6 +11,7 @@
 #include "echelon/nn/memory.h"
 #include "echelon/nn/stack.h"
 #include "echelon/train/job_data.h"
+#include "echelon/train/memory_forecast.h"
 #include "echelon/train/options.h"
 #include "echelon/train/run_directory.h"
 #include "echelon/train/trainer.h"
@@ -38,7 +39,12 @@ nlohmann::ordered_json summary_of(const JobOptions& options, const JobOutcome& o
 // How the job is laid out, as JSON.
 std::string plan_of(const JobOptions& options, const Trainer& trainer, const Communicator* ranks);
 
-void show_memory(const MemoryUse& peak);
+// What each rank took. Every rank calls it; where parameter servers are used ranks come and go, and
+// it is of this one alone.
+std::vector<RankMemory> memory_of_ranks(Communicator* ranks, const MemoryUse& peak,
+                                        std::uint64_t start, std::uint64_t peak_process,
+                                        bool this_one_alone);
+void show_memory(const MemoryForecast& forecast, const std::vector<RankMemory>& ranks);
 void show_servers(const ServerOptions& servers, int workers);
 void show_synchronisation(const JobOutcome& outcome, const RunDirectory& run);
 void show_loss_scale(const JobOutcome& outcome);

@@ -34,6 +34,7 @@ struct TrainOptions {
   std::int64_t save_every = 0;
   bool save_last = true;
   std::int64_t check_every = 100;
+  double memory_mib = 0;
 
   void fields(Fields& f) {
     f.add("steps", steps, "optimiser steps", {.minimum = 1});
@@ -71,6 +72,10 @@ struct TrainOptions {
     f.add("save_every", save_every,
           "steps between states written for --resume; 0: at the end and when interrupted",
           {.minimum = 0});
+    f.add(
+        "memory_mib", memory_mib,
+        "what a rank may take, in MiB: a job that needs more is refused; 0: its part of what is free",
+        {.minimum = 0, .maximum = 1e12});
     f.add("save_last", save_last,
           "write the state and the weights when the last step is done; false: to try a model out");
     f.add(

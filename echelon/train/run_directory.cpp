@@ -129,16 +129,28 @@ void RunDirectory::write_ledger(const std::string& json) const {
   write_file(path_ / "ledger.json", json);
 }
 
-void RunDirectory::write_memory(const MemoryUse& peak, std::uint64_t start,
-                                std::uint64_t peak_process) const {
-  ordered_json tensors;
-  for (std::size_t i = 0; i < memory_kind_names.size(); ++i)
-    tensors[memory_kind_names[i]] = peak.bytes[i];
-  const ordered_json memory = {{"rank", 0},
-                               {"tensors_at_peak_bytes", tensors},
-                               {"tensors_peak_bytes", peak.total()},
-                               {"process_start_bytes", start},
-                               {"process_peak_bytes", peak_process}};
+void RunDirectory::write_memory(const MemoryForecast& forecast,
+                                const std::vector<RankMemory>& ranks) const {
+  const auto kinds = [](const MemoryUse& use) {
+    ordered_json tensors;
+    for (std::size_t i = 0; i < memory_kind_names.size(); ++i)
+      tensors[memory_kind_names[i]] = use.bytes[i];
+    return tensors;
+  };
+  const auto measured = [&](std::size_t rank) {
+    const RankMemory& one = ranks[rank];
+    return ordered_json{{"rank", rank},
+                        {"tensors_at_peak_bytes", kinds(one.tensors)},
+                        {"tensors_peak_bytes", one.tensors.total()},
+                        {"process_start_bytes", one.start},
+                        {"process_peak_bytes", one.peak}};
+  };
+  ordered_json memory = measured(0);
+  memory["predicted_bytes"] = kinds(forecast.device);
+  memory["predicted_host_bytes"] = forecast.host;
+  memory["predicted_disk_bytes"] = forecast.disk;
+  memory["ranks"] = ordered_json::array();
+  for (std::size_t r = 0; r < ranks.size(); ++r) memory["ranks"].push_back(measured(r));
   write_file(path_ / "memory.json", memory.dump(2) + "\n");
 }
 

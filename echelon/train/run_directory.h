@@ -7,7 +7,9 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <vector>
 
+#include "echelon/train/memory_forecast.h"
 #include "echelon/train/trainer.h"
 
 namespace echelon {
@@ -36,7 +38,7 @@ class RunDirectory {
 
   void write_plan(const std::string& json) const;
   void write_ledger(const std::string& json) const;
-  void write_memory(const MemoryUse& peak, std::uint64_t start, std::uint64_t peak_process) const;
+  void write_memory(const MemoryForecast& forecast, const std::vector<RankMemory>& ranks) const;
 
  private:
   explicit RunDirectory(std::filesystem::path path) : path_(std::move(path)) {}

@@ -1,0 +1,380 @@
+#include "echelon/train/memory_forecast.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <optional>
+#include <utility>
+
+#include "echelon/base/bytes.h"
+#include "echelon/base/error.h"
+#include "echelon/base/process_memory.h"
+#include "echelon/nn/flat_unit.h"
+#include "echelon/nn/gpt.h"
+#include "echelon/optim/optimizer.h"
+#include "echelon/optim/slice_update.h"
+#include "echelon/parallel/zero/zero_update.h"
+#include "echelon/step/device.h"
+#include "echelon/train/trainer.h"
+
+namespace echelon {
+namespace {
+
+constexpr double mib = 1024.0 * 1024.0;
+
+std::uint64_t& kind(MemoryUse& use, MemoryKind which) { return use.bytes[std::size_t(which)]; }
+
+// The model's parameters as they lie in memory, and how they are shared out.
+struct Layout {
+  std::vector<FlatUnit> units;
+  std::vector<ShardGroup> groups;
+  std::vector<std::vector<int>> uses;  // by layer
+  std::int64_t numel = 0;              // of all trainable units, with padding
+};
+
+Layout layout_of(const JobOptions& options, int owners) {
+  const Stack stack = gpt(options.model);
+  Layout layout;
+  std::vector<const Parameter*> described;
+  for (const auto& parameter : stack.parameters()) described.push_back(&parameter);
+  layout.units = lay_out(described);
+  const double element = double(at::elementSize(compute_type(options.train)));
+  const auto smallest =
+      options.parallel.zero > 0 ? std::int64_t(options.zero.group * mib / element) : 1 << 16;
+  layout.groups = share_out(layout.units, owners, smallest);
+  for (const auto& group : layout.groups) layout.numel += group.numel;
+  layout.uses.resize(std::size_t(stack.size()));
+  const auto group_of = [&](std::int64_t begin) {
+    for (std::size_t g = 0; g < layout.groups.size(); ++g)
+      if (begin >= layout.groups[g].begin &&
+          begin < layout.groups[g].begin + layout.groups[g].numel)
+        return int(g);
+    return 0;
+  };
+  const auto add = [&](int layer, int group) {
+    auto& all = layout.uses[std::size_t(layer)];
+    if (std::find(all.begin(), all.end(), group) == all.end()) all.push_back(group);
+  };
+  for (const auto& unit : layout.units)
+    if (unit.trainable) add(unit.layer, group_of(unit.begin));
+  for (const auto& tie : stack.ties())
+    for (const auto& unit : layout.units)
+      for (const auto& segment : unit.segments)
+        if (segment.name == tie.name) add(tie.user, group_of(unit.begin));
+  for (auto& all : layout.uses) std::sort(all.begin(), all.end());
+  return layout;
+}
+
+// The memory that a step lends to groups, piece by piece as ZeroShards takes and keeps it.
+std::uint64_t lent_bytes(const Layout& layout, const JobOptions& options, std::size_t element,
+                         bool wide_sums) {
+  const auto stage = int(options.parallel.zero);
+  StepShape shape;
+  shape.layers = int(layout.uses.size());
+  shape.micro_batches = int(options.train.micro_batches);
+  shape.uses = layout.uses;
+  shape.groups = int(layout.groups.size());
+  shape.lent_values = stage >= 3;
+  shape.lent_gradients = stage >= 2;
+  std::vector<std::int64_t> bytes;
+  for (const auto& group : layout.groups) bytes.push_back(group.numel * std::int64_t(element));
+  const Table table = zero(shape, stage, bytes, std::int64_t(options.zero.prefetch * mib));
+
+  using Piece = std::pair<std::int64_t, bool>;  // elements; fp32
+  std::vector<Piece> free, all;
+  std::vector<Piece> values(layout.groups.size()), grads(layout.groups.size());
+  std::vector<std::pair<int, Piece>> scattering;
+  const auto take = [&](std::int64_t numel, bool wide) {
+    auto best = free.end();
+    for (auto it = free.begin(); it != free.end(); ++it)
+      if (it->second == wide && it->first >= numel && (best == free.end() || *it < *best))
+        best = it;
+    if (best == free.end()) {
+      all.push_back({numel, wide});
+      return all.back();
+    }
+    const Piece piece = *best;
+    free.erase(best);
+    return piece;
+  };
+  for (const auto& action : table) {
+    const auto g = std::size_t(action.group);
+    switch (action.kind) {
+      case Action::Kind::gather:
+        values[g] = take(layout.groups[g].numel, false);
+        break;
+      case Action::Kind::release:
+        free.push_back(values[g]);
+        break;
+      case Action::Kind::open:
+        // As many as may be on their way to their owners, and this group's own.
+        for (std::size_t i = 0; i < scattering.size(); ++i)
+          if (scattering[i].first == action.group || i + 2 <= scattering.size()) {
+            free.push_back(scattering[i].second);
+            scattering[i].first = -1;
+          }
+        std::erase_if(scattering, [](const auto& one) { return one.first < 0; });
+        grads[g] = take(layout.groups[g].numel, false);
+        break;
+      case Action::Kind::scatter: {
+        if (stage < 2) break;
+        Piece piece = grads[g];
+        if (wide_sums) {
+          piece = take(layout.groups[g].numel, true);
+          free.push_back(grads[g]);
+        }
+        scattering.push_back({action.group, piece});
+        break;
+      }
+      default:
+        break;
+    }
+  }
+  std::uint64_t sum = 0;
+  for (const auto& [numel, wide] : all) sum += std::uint64_t(numel) * (wide ? 4 : element);
+  return sum;
+}
+
+// docs/recompute.md has the terms; what a block's backward holds beside them was measured.
+std::uint64_t activation_bytes(const JobOptions& options, int workers) {
+  const auto& model = options.model;
+  const auto samples = (options.train.batch + workers * options.train.micro_batches - 1) /
+                       (workers * options.train.micro_batches);
+  const auto tokens = std::uint64_t(samples * model.context);
+  const auto element = at::elementSize(compute_type(options.train));
+  const auto d = std::uint64_t(model.width), h = std::uint64_t(model.heads),
+             layers = std::uint64_t(model.layers), vocab = std::uint64_t(model.vocab);
+  const std::uint64_t narrow = (4 + h) * std::max<std::uint64_t>(4, element);
+  const std::uint64_t whole = 16 * d * element + narrow;
+  const std::uint64_t kept = model.recompute == "full"        ? d * element
+                             : model.recompute == "selective" ? 10 * d * element + narrow
+                                                              : whole;
+  const std::uint64_t backward = model.recompute == "full" ? whole - d * element + 5 * d * element
+                                 : model.recompute == "selective" ? 9 * d * element
+                                                                  : 5 * d * element;
+  // The head: its input, the norm's output and the logits' gradient, and a block of rows of
+  // logarithms.
+  const std::uint64_t a_block = std::min<std::uint64_t>(
+      tokens * vocab * element, options.train.device == "cpu" ? 4 << 20 : 512 << 20);
+  const std::uint64_t head = tokens * (2 * d + vocab) * element + a_block;
+  return 8 * tokens + tokens * kept * layers + std::max(head, tokens * (d * element + backward));
+}
+
+}  // namespace
+
+MemoryForecast forecast_memory(const JobOptions& options, int ranks, int local) {
+  MemoryForecast result;
+  const auto type = compute_type(options.train);
+  const std::uint64_t element = at::elementSize(type), wide = at::elementSize(master_type(type));
+  const auto stage = int(options.parallel.zero);
+  const bool servers = options.server.count > 0;
+  const int owners = stage == 0 ? 1 : options.zero.shard == "host" ? local : ranks;
+  const Layout layout = layout_of(options, owners);
+  const auto n = std::uint64_t(layout.numel), part = n / std::uint64_t(owners);
+  const bool sums = sums_in_fp32(options.train);
+  const std::uint64_t states = make_optimizer(options.optim)->state_names().size();
+
+  kind(result.device, MemoryKind::parameters) = (stage >= 3 ? part : n) * element;
+  kind(result.device, MemoryKind::gradients) =
+      stage >= 2 ? part * (sums ? 4 : element) : n * element + (sums ? 4 * n : 0);
+  kind(result.device, MemoryKind::optimizer) =
+      servers ? 0 : (states + (wide != element ? 1 : 0)) * wide * part;
+  kind(result.device, MemoryKind::activations) = activation_bytes(
+      options, servers
+                   ? ranks - (options.server.place == "separate" ? int(options.server.count) : 0)
+                   : ranks);
+  if (stage >= 2)
+    kind(result.device, MemoryKind::communication) = lent_bytes(layout, options, element, sums);
+  if (wide != element) {
+    std::int64_t longest = 0;
+    for (const auto& range :
+         ranges_within(layout.units, 0, layout.numel, type, grain_of(options.optim)))
+      longest = std::max(longest, range.numel);
+    const bool as_they_are =
+        make_optimizer(options.optim)
+            ->takes(sums ? at::kFloat : type, options.train.device == "cpu" ? at::kCPU : at::kCUDA);
+    if (!as_they_are && !sums)
+      kind(result.device, MemoryKind::workspace) =
+          std::uint64_t(std::min<std::int64_t>(longest, std::int64_t(part))) * wide;
+  }
+  if (options.zero.offload != "none" && stage > 0) {
+    const auto device =
+        options.train.device == "cpu" ? at::Device(at::kCPU) : at::Device(at::kCUDA);
+    std::uint64_t kept = 0;
+    const bool away = options.zero.offload == "disk" || !device.is_cpu();
+    for (const auto& array :
+         ZeroUpdate::arrays(options.optim, type, sums ? at::kFloat : type, stage, device))
+      kept += part * at::elementSize(array.type);
+    if (away) {
+      kind(result.device, MemoryKind::optimizer) = 0;
+      if (stage >= 3)
+        kind(result.device, MemoryKind::parameters) = kind(result.device, MemoryKind::gradients) =
+            0;
+      (options.zero.offload == "disk" ? result.disk : result.host) = kept;
+    }
+    // Pieces that are read, updated and written meanwhile, of each array.
+    if (options.zero.offload == "disk")
+      kind(result.device, MemoryKind::workspace) +=
+          std::uint64_t(std::min(options.zero.piece * mib, double(part * wide))) * 4 * (states + 2);
+  }
+  for (const auto& group : layout.groups) {
+    const auto bytes = std::uint64_t(group.numel) * element * 2;
+    if (bytes <= result.largest_group_bytes) continue;
+    result.largest_group_bytes = bytes;
+    std::vector<std::string> names;
+    for (const auto& unit : layout.units)
+      if (unit.trainable && unit.begin >= group.begin && unit.begin < group.begin + group.numel)
+        for (const auto& segment : unit.segments) names.push_back(segment.name);
+    result.largest_group =
+        names.size() == 1 ? names[0] : fmt::format("{} … {}", names.front(), names.back());
+  }
+  return result;
+}
+
+std::uint64_t memory_budget(const JobOptions& options, int local) {
+  if (options.train.memory_mib > 0) return std::uint64_t(options.train.memory_mib * mib);
+  if (options.train.device == "cpu") return available_bytes() / std::uint64_t(std::max(1, local));
+  return cuda_devices() > 0 ? device_memory().total : 0;
+}
+
+namespace {
+
+// Why it cannot be: empty where it can.
+std::string lack(const MemoryForecast& needs, const JobOptions& options, int local) {
+  const std::uint64_t budget = memory_budget(options, local);
+  if (budget == 0) return {};
+  if (needs.largest_group_bytes > budget)
+    return fmt::format("the values and gradients of {} are {} in one piece, and a rank may take {}",
+                       needs.largest_group, human_bytes(needs.largest_group_bytes),
+                       human_bytes(budget));
+  if (needs.device.total() > budget)
+    return fmt::format("a rank needs {}, and may take {}", human_bytes(needs.device.total()),
+                       human_bytes(budget));
+  const std::uint64_t host = available_bytes() / std::uint64_t(std::max(1, local));
+  if (host > 0 && needs.host > host)
+    return fmt::format("a rank needs {} of the host's memory, and may take {}",
+                       human_bytes(needs.host), human_bytes(host));
+  return {};
+}
+
+struct Change {
+  std::string what;
+  JobOptions options;
+};
+
+// What could be changed, the cheapest first: each with what comes before it.
+std::vector<Change> changes(const JobOptions& options, int ranks) {
+  std::vector<Change> all;
+  JobOptions next = options;
+  std::string what;
+  const auto add = [&](const std::string& word) {
+    what += (what.empty() ? "" : " ") + word;
+    all.push_back({what, next});
+  };
+  const bool shares = ranks > 1 && options.server.count == 0;
+  if (next.model.recompute == "none") {
+    next.model.recompute = "selective";
+    add("model.recompute=selective");
+  }
+  for (int stage = int(options.parallel.zero) + 1; shares && stage <= 3; ++stage) {
+    next.parallel.zero = stage;
+    what = {};
+    add(fmt::format("parallel.zero={}", stage));
+    if (options.model.recompute == "none") add("model.recompute=selective");
+  }
+  if (options.model.recompute != "full") {
+    next.model.recompute = "full";
+    const auto at = what.find(" model.recompute");
+    if (at != std::string::npos) what.erase(at);
+    if (what.starts_with("model.recompute")) what = {};
+    add("model.recompute=full");
+  }
+  for (auto m = options.train.micro_batches * 2; m * ranks <= options.train.batch; m *= 2) {
+    if (ranks == 1 && options.train.batch % m != 0) continue;
+    next.train.micro_batches = m;
+    const auto at = what.find(" train.micro_batches");
+    if (at != std::string::npos) what.erase(at);
+    add(fmt::format("train.micro_batches={}", m));
+  }
+  if (options.zero.offload == "none" && options.server.count == 0) {
+    if (next.parallel.zero == 0) {
+      next.parallel.zero = ranks > 1 ? 3 : 2;
+      add(fmt::format("parallel.zero={}", next.parallel.zero));
+    }
+    for (const char* tier : {"host", "disk"}) {
+      if (std::string(tier) == "host" && options.train.device == "cpu") continue;
+      next.zero.offload = tier;
+      const auto at = what.find(" zero.offload");
+      if (at != std::string::npos) what.erase(at);
+      add(fmt::format("zero.offload={}{}", tier,
+                      std::string(tier) == "disk" ? " zero.offload_path=FOLDER" : ""));
+    }
+  }
+  return all;
+}
+
+std::optional<Change> first_that_fits(const JobOptions& options, int ranks, int local) {
+  for (auto& change : changes(options, ranks))
+    if (lack(forecast_memory(change.options, ranks, local), change.options, local).empty())
+      return change;
+  return {};
+}
+
+}  // namespace
+
+void require_memory(const JobOptions& options, int ranks, int local) {
+  const MemoryForecast needs = forecast_memory(options, ranks, local);
+  const std::string missing = lack(needs, options, local);
+  if (missing.empty()) return;
+  const auto change = first_that_fits(options, ranks, local);
+  throw InvalidArgument(fmt::format(
+      "{}. {}", missing,
+      change ? fmt::format("It would fit with {}", change->what)
+             : std::string("Give a smaller model, a smaller batch or more ranks; echelon train "
+                           "--dry-run shows what takes the memory")));
+}
+
+std::string memory_head() {
+  std::string line = fmt::format("{:<22}", "memory, MiB");
+  for (const char* name : memory_kind_names) line += fmt::format("{:>14}", name);
+  return line + fmt::format("{:>14}", "together");
+}
+
+std::string memory_row(const std::string& label, const MemoryUse& use) {
+  std::string line = fmt::format("{:<22}", label);
+  for (const auto bytes : use.bytes) line += fmt::format("{:>14.1f}", double(bytes) / mib);
+  return line + fmt::format("{:>14.1f}", double(use.total()) / mib);
+}
+
+bool show_forecast(const JobOptions& options, int ranks, int local) {
+  const MemoryForecast needs = forecast_memory(options, ranks, local);
+  const std::uint64_t budget = memory_budget(options, local);
+  fmt::print("{}\n{}\n", memory_head(),
+             memory_row(ranks > 1 ? "each rank, predicted" : "predicted", needs.device));
+  if (needs.host > 0) fmt::print("and in the host's memory {}\n", human_bytes(needs.host));
+  if (needs.disk > 0) fmt::print("and on disk {}\n", human_bytes(needs.disk));
+  fmt::print("largest group of layers: {}, {} with its gradients\n", needs.largest_group,
+             human_bytes(needs.largest_group_bytes));
+  if (budget == 0) {
+    fmt::print("there is no {} here to say whether it fits\n",
+               options.train.device == "cuda" ? "GPU" : "way to tell what is free");
+    return true;
+  }
+  const std::string missing = lack(needs, options, local);
+  if (missing.empty()) {
+    fmt::print("fits: a rank may take {}\n", human_bytes(budget));
+    return true;
+  }
+  fmt::print("does not fit: {}\n", missing);
+  if (const auto change = first_that_fits(options, ranks, local)) {
+    fmt::print("it would fit with {}:\n{}\n", change->what,
+               memory_row("  then", forecast_memory(change->options, ranks, local).device));
+  } else {
+    fmt::print(
+        "no change of layout makes it fit: give a smaller model, a smaller batch or more ranks\n");
+  }
+  return false;
+}
+
+}  // namespace echelon
