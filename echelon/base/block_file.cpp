@@ -29,8 +29,10 @@ std::uint64_t free_bytes(const std::filesystem::path& folder) {
 BlockFile::BlockFile(std::filesystem::path path, std::uint64_t bytes,
                      std::unique_ptr<BlockEngine> engine)
     : path_(std::move(path)), bytes_(aligned(bytes)), engine_(std::move(engine)) {
+  const bool existed = ::access(path_.c_str(), F_OK) == 0;
   const auto refuse = [&](const std::string& why) {
     if (descriptor_ >= 0) ::close(descriptor_);
+    if (descriptor_ >= 0 && !existed) ::unlink(path_.c_str());
     throw InvalidArgument(fmt::format("{}: {}", path_.string(), why));
   };
   const int flags = O_RDWR | O_CREAT | O_CLOEXEC;
@@ -49,8 +51,9 @@ BlockFile::BlockFile(std::filesystem::path path, std::uint64_t bytes,
   if (::ftruncate(descriptor_, static_cast<off_t>(bytes_)) != 0) refuse(std::strerror(errno));
   try {
     reserve();
-  } catch (...) {
+  } catch (const Error&) {
     ::close(descriptor_);
+    if (!existed) ::unlink(path_.c_str());
     throw;
   }
   if (!engine_) engine_ = uring_engine();

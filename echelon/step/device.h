@@ -41,8 +41,8 @@ class DeviceGraph {
 struct DeviceMemory {
   std::uint64_t peak_reserved = 0;
   std::uint64_t peak_allocated = 0;
-  std::uint64_t total = 0;  // that the GPU has
 };
 DeviceMemory device_memory();
+std::uint64_t device_bytes();  // that the GPU has
 
 }  // namespace echelon

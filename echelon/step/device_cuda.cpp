@@ -40,8 +40,9 @@ DeviceMemory device_memory() {
   const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(c10::cuda::current_device());
   const auto total = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
   return {static_cast<std::uint64_t>(stats.reserved_bytes[total].peak),
-          static_cast<std::uint64_t>(stats.allocated_bytes[total].peak),
-          at::cuda::getCurrentDeviceProperties()->totalGlobalMem};
+          static_cast<std::uint64_t>(stats.allocated_bytes[total].peak)};
 }
+
+std::uint64_t device_bytes() { return at::cuda::getCurrentDeviceProperties()->totalGlobalMem; }
 
 }  // namespace echelon

@@ -358,7 +358,7 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
 
   const MemoryForecast forecast = forecast_memory(options, all_ranks, local_ranks);
   fmt::print("{}\n{}\n", memory_head(),
-             memory_row(all_ranks > 1 ? "each rank, predicted" : "predicted", forecast.device));
+             memory_row(all_ranks > 1 ? "each rank, predicted" : "predicted", forecast.tensors));
 
   const auto began = std::chrono::steady_clock::now();
   {

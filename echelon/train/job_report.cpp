@@ -110,7 +110,7 @@ std::vector<RankMemory> memory_of_ranks(Communicator* ranks, const MemoryUse& pe
 void show_memory(const MemoryForecast& forecast, const std::vector<RankMemory>& ranks) {
   constexpr std::size_t most = 8;  // rows: of more ranks, those that took least and most
   fmt::print("{}\n{}\n", memory_head(),
-             memory_row(ranks.size() > 1 ? "each rank, predicted" : "predicted", forecast.device));
+             memory_row(ranks.size() > 1 ? "each rank, predicted" : "predicted", forecast.tensors));
   if (ranks.size() <= most) {
     for (std::size_t r = 0; r < ranks.size(); ++r)
       fmt::print("{}\n", memory_row(ranks.size() > 1 ? fmt::format("rank {} at its peak", r)

@@ -175,47 +175,51 @@ MemoryForecast forecast_memory(const JobOptions& options, int ranks, int local) 
   const bool sums = sums_in_fp32(options.train);
   const std::uint64_t states = make_optimizer(options.optim)->state_names().size();
 
-  kind(result.device, MemoryKind::parameters) = (stage >= 3 ? part : n) * element;
-  kind(result.device, MemoryKind::gradients) =
+  kind(result.tensors, MemoryKind::parameters) = (stage >= 3 ? part : n) * element;
+  kind(result.tensors, MemoryKind::gradients) =
       stage >= 2 ? part * (sums ? 4 : element) : n * element + (sums ? 4 * n : 0);
-  kind(result.device, MemoryKind::optimizer) =
+  kind(result.tensors, MemoryKind::optimizer) =
       servers ? 0 : (states + (wide != element ? 1 : 0)) * wide * part;
-  kind(result.device, MemoryKind::activations) = activation_bytes(
+  kind(result.tensors, MemoryKind::activations) = activation_bytes(
       options, servers
                    ? ranks - (options.server.place == "separate" ? int(options.server.count) : 0)
                    : ranks);
   if (stage >= 2)
-    kind(result.device, MemoryKind::communication) = lent_bytes(layout, options, element, sums);
-  if (wide != element) {
+    kind(result.tensors, MemoryKind::communication) = lent_bytes(layout, options, element, sums);
+  // Gradients are widened a piece at a time, where the optimiser does not take them as they are.
+  const bool offloads = options.zero.offload != "none" && stage > 0;
+  const bool on_cpu = options.train.device == "cpu" || offloads;
+  const bool taken = make_optimizer(options.optim)->takes(type, on_cpu ? at::kCPU : at::kCUDA);
+  if (wide != element && !sums && !taken) {
     std::int64_t longest = 0;
     for (const auto& range :
          ranges_within(layout.units, 0, layout.numel, type, grain_of(options.optim)))
       longest = std::max(longest, range.numel);
-    const bool as_they_are =
-        make_optimizer(options.optim)
-            ->takes(sums ? at::kFloat : type, options.train.device == "cpu" ? at::kCPU : at::kCUDA);
-    if (!as_they_are && !sums)
-      kind(result.device, MemoryKind::workspace) =
-          std::uint64_t(std::min<std::int64_t>(longest, std::int64_t(part))) * wide;
+    longest = std::min(longest, std::int64_t(part));
+    if (offloads) longest = std::min(longest, std::int64_t(options.zero.piece * mib / 4));
+    kind(result.tensors, MemoryKind::workspace) = std::uint64_t(longest) * wide;
   }
-  if (options.zero.offload != "none" && stage > 0) {
+  if (offloads) {
     const auto device =
         options.train.device == "cpu" ? at::Device(at::kCPU) : at::Device(at::kCUDA);
     std::uint64_t kept = 0;
-    const bool away = options.zero.offload == "disk" || !device.is_cpu();
     for (const auto& array :
          ZeroUpdate::arrays(options.optim, type, sums ? at::kFloat : type, stage, device))
       kept += part * at::elementSize(array.type);
-    if (away) {
-      kind(result.device, MemoryKind::optimizer) = 0;
+    if (options.zero.offload == "disk") {
+      result.disk = kept;
+      kind(result.tensors, MemoryKind::optimizer) = 0;
       if (stage >= 3)
-        kind(result.device, MemoryKind::parameters) = kind(result.device, MemoryKind::gradients) =
+        kind(result.tensors, MemoryKind::parameters) = kind(result.tensors, MemoryKind::gradients) =
             0;
-      (options.zero.offload == "disk" ? result.disk : result.host) = kept;
+    } else if (!device.is_cpu()) {
+      result.host = kept;
+      // A wide model has its masters there too, beside its values.
+      if (stage < 3 && wide == element) kind(result.tensors, MemoryKind::optimizer) += part * wide;
     }
     // Pieces that are read, updated and written meanwhile, of each array.
     if (options.zero.offload == "disk")
-      kind(result.device, MemoryKind::workspace) +=
+      kind(result.tensors, MemoryKind::workspace) +=
           std::uint64_t(std::min(options.zero.piece * mib, double(part * wide))) * 4 * (states + 2);
   }
   for (const auto& group : layout.groups) {
@@ -235,7 +239,7 @@ MemoryForecast forecast_memory(const JobOptions& options, int ranks, int local) 
 std::uint64_t memory_budget(const JobOptions& options, int local) {
   if (options.train.memory_mib > 0) return std::uint64_t(options.train.memory_mib * mib);
   if (options.train.device == "cpu") return available_bytes() / std::uint64_t(std::max(1, local));
-  return cuda_devices() > 0 ? device_memory().total : 0;
+  return cuda_devices() > 0 ? device_bytes() : 0;
 }
 
 namespace {
@@ -248,8 +252,8 @@ std::string lack(const MemoryForecast& needs, const JobOptions& options, int loc
     return fmt::format("the values and gradients of {} are {} in one piece, and a rank may take {}",
                        needs.largest_group, human_bytes(needs.largest_group_bytes),
                        human_bytes(budget));
-  if (needs.device.total() > budget)
-    return fmt::format("a rank needs {}, and may take {}", human_bytes(needs.device.total()),
+  if (needs.on_device() > budget)
+    return fmt::format("a rank needs {}, and may take {}", human_bytes(needs.on_device()),
                        human_bytes(budget));
   const std::uint64_t host = available_bytes() / std::uint64_t(std::max(1, local));
   if (host > 0 && needs.host > host)
@@ -351,7 +355,7 @@ bool show_forecast(const JobOptions& options, int ranks, int local) {
   const MemoryForecast needs = forecast_memory(options, ranks, local);
   const std::uint64_t budget = memory_budget(options, local);
   fmt::print("{}\n{}\n", memory_head(),
-             memory_row(ranks > 1 ? "each rank, predicted" : "predicted", needs.device));
+             memory_row(ranks > 1 ? "each rank, predicted" : "predicted", needs.tensors));
   if (needs.host > 0) fmt::print("and in the host's memory {}\n", human_bytes(needs.host));
   if (needs.disk > 0) fmt::print("and on disk {}\n", human_bytes(needs.disk));
   fmt::print("largest group of layers: {}, {} with its gradients\n", needs.largest_group,
@@ -369,7 +373,7 @@ bool show_forecast(const JobOptions& options, int ranks, int local) {
   fmt::print("does not fit: {}\n", missing);
   if (const auto change = first_that_fits(options, ranks, local)) {
     fmt::print("it would fit with {}:\n{}\n", change->what,
-               memory_row("  then", forecast_memory(change->options, ranks, local).device));
+               memory_row("  then", forecast_memory(change->options, ranks, local).tensors));
   } else {
     fmt::print(
         "no change of layout makes it fit: give a smaller model, a smaller batch or more ranks\n");

@@ -16,8 +16,9 @@
 namespace echelon {
 
 struct MemoryForecast {
-  MemoryUse device;        // of one rank, where the model computes
-  std::uint64_t host = 0;  // of one rank in the host's memory, where that is another
+  MemoryUse tensors;       // of one rank
+  std::uint64_t host = 0;  // of them, in the host's memory where the model is on a GPU
+  std::uint64_t on_device() const { return tensors.total() - host; }
   std::uint64_t disk = 0;  // of one rank
   // What has to be in one piece: the largest group of layers, its values and gradients.
   std::string largest_group;

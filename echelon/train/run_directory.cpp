@@ -146,7 +146,7 @@ void RunDirectory::write_memory(const MemoryForecast& forecast,
                         {"process_peak_bytes", one.peak}};
   };
   ordered_json memory = measured(0);
-  memory["predicted_bytes"] = kinds(forecast.device);
+  memory["predicted_bytes"] = kinds(forecast.tensors);
   memory["predicted_host_bytes"] = forecast.host;
   memory["predicted_disk_bytes"] = forecast.disk;
   memory["ranks"] = ordered_json::array();

@@ -240,7 +240,8 @@ void Trainer::run_until(std::int64_t until, const std::atomic<bool>* stop) {
   while (step_ < stop_at_ && (ranks_ || stop == nullptr || !stop->load())) {
     issue(step_, stop != nullptr && stop->load());
     ++step_;
-    collect(device_.is_cuda() ? steps_ahead : 0);
+    // Where the host updates, it has waited for the GPU already.
+    collect(device_.is_cuda() && !tier_ ? steps_ahead : 0);
     if (ranks_ && train_.check_every > 0 && step_ % train_.check_every == 0) {
       // A GPU and a CPU round differently, and would drift apart.
       mixed_ && !zero_ ? take_first_values(stack_, *update_, *ranks_) : check_same_parameters();

@@ -39,15 +39,13 @@ Seen measured(const JobOptions& options, int world) {
     Trainer trainer(stack, data, options.train, options.optim, ranks, options.parallel,
                     options.zero);
     trainer.run();
-    if (!ranks || ranks->rank() == 0)
-      seen = {trainer.memory().now(), trainer.memory().at_peak()};
+    if (!ranks || ranks->rank() == 0) seen = {trainer.memory().now(), trainer.memory().at_peak()};
   };
   if (world == 1)
     train(nullptr);
   else
-    run_ranks_well({.world = world}, [&](Group& group) {
-      train(native_communicator(group.shared_from_this()));
-    });
+    run_ranks_well({.world = world},
+                   [&](Group& group) { train(native_communicator(group.shared_from_this())); });
   return seen;
 }
 
@@ -58,7 +56,7 @@ TEST(MemoryForecast, IsExactForWhatAModelKeeps) {
         for (const int world : {2, 3}) {
           JobOptions options = job(stage, precision);
           options.optim.name = optimizer;
-          const MemoryUse predicted = forecast_memory(options, world, world).device,
+          const MemoryUse predicted = forecast_memory(options, world, world).tensors,
                           seen = measured(options, world).now;
           for (const auto kind :
                {MemoryKind::parameters, MemoryKind::gradients, MemoryKind::optimizer})
@@ -75,11 +73,11 @@ TEST(MemoryForecast, BoundsWhatIsLentToGroups) {
       JobOptions options = job(stage);
       options.zero.prefetch = prefetch;
       options.train.micro_batches = 2;
-      const auto predicted =
-                     forecast_memory(options, 2, 2).device[MemoryKind::communication],
+      const auto predicted = forecast_memory(options, 2, 2).tensors[MemoryKind::communication],
                  seen = measured(options, 2).now[MemoryKind::communication];
       EXPECT_LE(seen, predicted) << "stage " << stage << ", prefetch " << prefetch;
-      EXPECT_GE(double(seen), 0.5 * double(predicted)) << "stage " << stage << ", prefetch " << prefetch;
+      EXPECT_GE(double(seen), 0.5 * double(predicted))
+          << "stage " << stage << ", prefetch " << prefetch;
     }
 }
 
@@ -93,7 +91,7 @@ TEST(MemoryForecast, IsWithinATenthForActivations) {
         options.model.context = 128;
         options.train.micro_batches = micro_batches;
         const double predicted =
-                         double(forecast_memory(options, 1, 1).device[MemoryKind::activations]),
+                         double(forecast_memory(options, 1, 1).tensors[MemoryKind::activations]),
                      seen = double(measured(options, 1).peak[MemoryKind::activations]);
         EXPECT_NEAR(predicted / seen, 1, 0.1)
             << recompute << ", " << micro_batches << " micro-batches, vocabulary " << vocab << ": "
@@ -104,7 +102,7 @@ TEST(MemoryForecast, IsWithinATenthForActivations) {
 TEST(MemoryForecast, RefusesWhatDoesNotFitAndSaysWhatWould) {
   JobOptions options = job();
   options.model.layers = 8;
-  const auto all = forecast_memory(options, 4, 4).device.total();
+  const auto all = forecast_memory(options, 4, 4).tensors.total();
   options.train.memory_mib = double(all) * 0.75 / 1024 / 1024;
   const std::string refusal = thrown<InvalidArgument>([&] { require_memory(options, 4, 4); });
   EXPECT_NE(refusal.find("a rank needs"), std::string::npos) << refusal;

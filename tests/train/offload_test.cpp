@@ -58,9 +58,7 @@ OptimOptions optim_of(const Case& one) {
   return optim;
 }
 
-Stack model() {
-  return gpt({.layers = 2, .width = 64, .heads = 2, .vocab = 64, .context = 16});
-}
+Stack model() { return gpt({.layers = 2, .width = 64, .heads = 2, .vocab = 64, .context = 16}); }
 
 at::Tensor all_parameters(Stack& stack, Trainer& trainer) {
   std::vector<at::Tensor> all;
@@ -155,8 +153,7 @@ TEST(Hybrid, EqualsShardingOverAllRanks) {
 TEST(Hybrid, NeedsAsManyRanksOnEveryHost) {
   run_ranks_well({.world = 3, .hosts = 2}, [&](Group& group) {
     const auto ranks = native_communicator(group.shared_from_this());
-    EXPECT_EQ(thrown<InvalidArgument>([&] { owners_of(ranks, true); })
-                  .substr(0, 53),
+    EXPECT_EQ(thrown<InvalidArgument>([&] { owners_of(ranks, true); }).substr(0, 53),
               "zero.shard=host needs as many ranks on every host; th");
   });
 }
@@ -251,9 +248,8 @@ TEST(DiskTier, SaysThatADamagedFileIsLost) {
 TEST(DiskTier, IsRefusedWhereThereIsNoRoomForIt) {
   const ScratchFolder folder;
   const auto huge = [&] {
-    disk_tier(folder.path().string(), 0, 1,
-              {{"master", at::kFloat, MemoryKind::optimizer, false}}, {std::int64_t{1} << 56},
-              ordinary());
+    disk_tier(folder.path().string(), 0, 1, {{"master", at::kFloat, MemoryKind::optimizer, false}},
+              {std::int64_t{1} << 56}, ordinary());
   };
   EXPECT_NE(thrown<InvalidArgument>(huge).find("give a folder with more room"), std::string::npos);
   EXPECT_NE(thrown<InvalidArgument>([&] { tier_in(folder / "none"); }).find("cannot be written"),

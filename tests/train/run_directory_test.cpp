@@ -140,7 +140,7 @@ TEST(RunDirectory, WritesWhatWasMeasured) {
   const RunDirectory run = RunDirectory::create(folder.path(), "run");
   MemoryUse peak;
   peak.bytes = {1, 2, 3, 4, 5, 6};
-  run.write_memory(peak, 100, 200);
+  run.write_memory({}, {{peak, 100, 200}, {peak, 300, 400}});
   run.write_ledger(job_ledger(nullptr));
   const json memory = json::parse(read_file(run.path() / "memory.json"));
   EXPECT_EQ(memory["tensors_at_peak_bytes"], (json{{"parameters", 1},
