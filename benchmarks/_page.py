@@ -29,10 +29,17 @@ def output_of(*command):
         return ""
 
 
-def machine(cpu_note="", device="cpu"):
-    """What a result depends on, as (name, value)."""
-    import torch
+def torch_version():
+    """A benchmark of the program alone also runs where Python has no torch."""
+    try:
+        import torch
+    except ImportError:
+        return []
+    return [("torch", f"{torch.__version__}, {torch.backends.cpu.get_cpu_capability()}")]
 
+
+def machine(cpu_note="", device="cpu", program=BUILD / "echelon"):
+    """What a result depends on, as (name, value)."""
     model = platform.processor() or platform.machine()
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -40,23 +47,29 @@ def machine(cpu_note="", device="cpu"):
             break
     facts = [("CPU", f"{model}, {len(os.sched_getaffinity(0))} cores{cpu_note}"),
              ("Load before", " ".join(f"{x:.1f}" for x in os.getloadavg())),
-             ("torch", f"{torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"),
-             ("Echelon", output_of(str(BUILD / "echelon"), "version")),
+             *torch_version(),
+             ("Echelon", output_of(str(program), "version")),
              ("Commit", output_of("git", "describe", "--always", "--dirty") or "unknown")]
     if device == "cuda":
+        import torch
+
         driver = output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0]
         facts.insert(1, ("GPU", f"{torch.cuda.get_device_name()}, driver {driver or 'unknown'}, CUDA {torch.version.cuda}"))
     return facts
 
 
-def save(name, title, facts, rounds, tables):
-    """Writes docs/benchmarks/DATE-NAME.md: what was run where, and (heading, rows) one after another."""
-    today, bench = datetime.date.today().isoformat(), Path(sys.argv[0]).stem
-    command = f"./dev bench {bench} " + " ".join(a for a in sys.argv[1:] if a != "--save")
+def command_line():
+    return f"./dev bench {Path(sys.argv[0]).stem} {' '.join(a for a in sys.argv[1:] if a != '--save')}".strip()
+
+
+def save(name, title, facts, rounds, tables, docs=ROOT / "docs", today=None, command=None):
+    """Writes docs/benchmarks/DATE-NAME.md: what was run where, and (heading, rows or prose) one after another."""
+    today, bench = today or datetime.date.today().isoformat(), Path(sys.argv[0]).stem
     out = [f"# {title}, {today}", ""] + [f"- {fact}: {value}" for fact, value in facts]
-    out += [f"- Command: `{command.strip()}`", f"- Rounds: {rounds}", ""]
+    out += [f"- Command: `{command or command_line()}`", f"- Rounds: {rounds}", ""]
     for heading, rows in tables:
-        out += [f"## {heading}", "", markdown(rows), ""]
-    path = ROOT / "docs" / "benchmarks" / f"{today}-{name}.md"
+        out += [f"## {heading}", "", rows if isinstance(rows, str) else markdown(rows), ""]
+    path = docs / "benchmarks" / f"{today}-{name}.md"
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join([*out, f"benchmarks/{bench}.py says how it is measured.", ""]))
-    print(f"\nwritten: {path.relative_to(ROOT)}")
+    print(f"\nwritten: {os.path.relpath(path)}")
