@@ -217,10 +217,17 @@ MemoryForecast forecast_memory(const JobOptions& options, int ranks, int local) 
       // A wide model has its masters there too, beside its values.
       if (stage < 3 && wide == element) kind(result.tensors, MemoryKind::optimizer) += part * wide;
     }
-    // Pieces that are read, updated and written meanwhile, of each array.
-    if (options.zero.offload == "disk")
+    // Pieces that are written meanwhile, those that are updated and that come next, of each array,
+    // and slices that are gathered.
+    if (options.zero.offload == "disk") {
+      const double piece = std::min(options.zero.piece * mib, double(part * wide));
       kind(result.tensors, MemoryKind::workspace) +=
-          std::uint64_t(std::min(options.zero.piece * mib, double(part * wide))) * 4 * (states + 2);
+          std::uint64_t(piece * double(16 + 2 * (states + 2)));
+      std::uint64_t largest = 0;
+      for (const auto& group : layout.groups)
+        largest = std::max(largest, std::uint64_t(group.numel) / std::uint64_t(owners) * element);
+      if (stage >= 3) kind(result.tensors, MemoryKind::workspace) += 2 * largest;
+    }
   }
   for (const auto& group : layout.groups) {
     const auto bytes = std::uint64_t(group.numel) * element * 2;
