@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <functional>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "echelon/base/bytes.h"
@@ -347,15 +348,17 @@ void require_memory(const JobOptions& options, int ranks, int local) {
 }
 
 std::string memory_head() {
-  std::string line = fmt::format("{:<22}", "memory, MiB");
-  for (const char* name : memory_kind_names) line += fmt::format("{:>14}", name);
-  return line + fmt::format("{:>14}", "together");
+  std::string line = fmt::format("{:<12}{:<20}", "memory", "MiB");
+  for (const char* name : memory_kind_names) line += fmt::format("  {}", name);
+  return line + "  together";
 }
 
 std::string memory_row(const std::string& label, const MemoryUse& use) {
-  std::string line = fmt::format("{:<22}", label);
-  for (const auto bytes : use.bytes) line += fmt::format("{:>14.1f}", double(bytes) / mib);
-  return line + fmt::format("{:>14.1f}", double(use.total()) / mib);
+  std::string line = fmt::format("{:<12}{:<20}", "", label);
+  for (std::size_t i = 0; i < use.bytes.size(); ++i)
+    line += fmt::format("{:>{}.1f}", double(use.bytes[i]) / mib,
+                        std::string_view(memory_kind_names[i]).size() + 2);
+  return line + fmt::format("{:>10.1f}", double(use.total()) / mib);
 }
 
 bool show_forecast(const JobOptions& options, int ranks, int local) {
@@ -380,7 +383,7 @@ bool show_forecast(const JobOptions& options, int ranks, int local) {
   fmt::print("does not fit: {}\n", missing);
   if (const auto change = first_that_fits(options, ranks, local)) {
     fmt::print("it would fit with {}:\n{}\n", change->what,
-               memory_row("  then", forecast_memory(change->options, ranks, local).tensors));
+               memory_row("then", forecast_memory(change->options, ranks, local).tensors));
   } else {
     fmt::print(
         "no change of layout makes it fit: give a smaller model, a smaller batch or more ranks\n");
