@@ -525,18 +525,25 @@ double Trainer::evaluate(const Dataset& data, std::int64_t samples) {
   MemoryScope scope(MemoryKind::activations);
   const auto share = train_.batch / train_.micro_batches;
   samples = std::min(samples, data.size());
+  // Where parameters are shared out all ranks are here, and each takes its part of the samples.
+  const bool together = shards_ && shards_->stage() == 3;
+  const std::int64_t parts = together ? ranks_->size() : 1, part = together ? ranks_->rank() : 0;
   at::Tensor total = at::zeros({}, at::TensorOptions(device_).dtype(at::kDouble));
-  for (std::int64_t at = 0; at < samples; at += share) {
+  for (std::int64_t at = 0; at < samples; at += share * parts) {
+    const auto first = std::min(samples, at + part * share), end = std::min(samples, first + share);
     std::vector<std::int64_t> indices;
-    for (auto i = at; i < std::min(samples, at + share); ++i) indices.push_back(i);
+    for (auto i = first; i < end; ++i) indices.push_back(i);
+    if (indices.empty()) indices.push_back(0);  // of no weight: the others need this rank's slices
     const Batch batch = data.get(indices);
     const auto there = [&](const at::Tensor& t) {
       return t.is_floating_point() ? t.to(device_, stack_.type()) : t.to(device_);
     };
     const at::Tensor input = there(batch.input), target = there(batch.target);
     total.add_(shards_ ? shards_->infer(input, target) : stack_.infer(input, target),
-               static_cast<double>(indices.size()));
+               static_cast<double>(end - first));
   }
+  if (together)
+    ranks_->all_reduce(total, ReduceOp::sum, {.tag = "validation", .blocking = true}).wait();
   in_flight_->last = Clock::now();  // a validation is no part of the next step's time
   return total.item<double>() / static_cast<double>(samples);
 }
