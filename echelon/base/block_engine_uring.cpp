@@ -1,15 +1,16 @@
 #include <liburing.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 
 #include "echelon/base/block_engine.h"
-#include "echelon/base/error.h"
 
 namespace echelon {
 namespace {
 
 constexpr unsigned entries = 64;
+constexpr std::size_t most_at_once = std::size_t{1} << 30;  // bytes; the rest is asked for after it
 
 class UringEngine final : public BlockEngine {
  public:
@@ -21,25 +22,30 @@ class UringEngine final : public BlockEngine {
   const char* name() const override { return "io_uring"; }
 
   void begin(BlockRequest& request) override {
-    io_uring_sqe* entry = io_uring_get_sqe(&ring_);
     const auto deadline = Deadline::in(std::chrono::minutes(1));
+    io_uring_sqe* entry = io_uring_get_sqe(&ring_);
     while (entry == nullptr) {  // all are taken: one has to come back first
-      if (!reap(deadline)) throw Timeout("the disk has answered no request for a minute");
+      if (!reap(deadline)) return fail(request, ETIMEDOUT);
       entry = io_uring_get_sqe(&ring_);
     }
     auto* const at = static_cast<char*>(request.memory) + request.moved;
-    const auto left = static_cast<unsigned>(request.bytes - request.moved);
+    const auto left = static_cast<unsigned>(std::min(request.bytes - request.moved, most_at_once));
     const auto offset = request.offset + request.moved;
     if (request.write)
       io_uring_prep_write(entry, request.descriptor, at, left, offset);
     else
       io_uring_prep_read(entry, request.descriptor, at, left, offset);
     io_uring_sqe_set_data(entry, &request);
-    const int status = io_uring_submit(&ring_);
-    if (status < 0) {
-      request.error = -status;
-      request.done = true;
+    int status = io_uring_submit(&ring_);
+    while (status == -EAGAIN || status == -EBUSY || status == -EINTR) {
+      if (!reap(deadline)) break;
+      status = io_uring_submit(&ring_);
     }
+    if (status >= 0) return;
+    // The entry stays in the ring, and must not do anything should it be sent later.
+    io_uring_prep_nop(entry);
+    io_uring_sqe_set_data(entry, nullptr);
+    fail(request, -status);
   }
 
   bool wait(BlockRequest& request, Deadline deadline) override {
@@ -51,6 +57,11 @@ class UringEngine final : public BlockEngine {
   }
 
  private:
+  static void fail(BlockRequest& request, int error) {
+    request.error = error;
+    request.done = true;
+  }
+
   bool reap(Deadline deadline) {
     const auto left =
         std::chrono::duration_cast<std::chrono::nanoseconds>(deadline.remaining()).count();
@@ -66,12 +77,9 @@ class UringEngine final : public BlockEngine {
     auto* const request = static_cast<BlockRequest*>(io_uring_cqe_get_data(completion));
     const int moved = completion->res;
     io_uring_cqe_seen(&ring_, completion);
+    if (request == nullptr) return;  // of an entry that was taken back
     if (moved == -EAGAIN || moved == -EINTR) return begin(*request);
-    if (moved <= 0) {
-      request->error = moved == 0 ? ENODATA : -moved;
-      request->done = true;
-      return;
-    }
+    if (moved <= 0) return fail(*request, moved == 0 ? ENODATA : -moved);
     request->moved += static_cast<std::size_t>(moved);
     if (request->moved < request->bytes) return begin(*request);
     request->done = true;

@@ -42,8 +42,10 @@ BlockFile::BlockFile(std::filesystem::path path, std::uint64_t bytes,
     refuse(fmt::format("cannot be written: {}; give a folder that can", std::strerror(errno)));
   if (::flock(descriptor_, LOCK_EX | LOCK_NB) != 0)
     refuse("another process is using it; give each job a folder of its own");
-  struct stat now = {};
+  struct stat now = {}, named = {};
   if (::fstat(descriptor_, &now) != 0) refuse(std::strerror(errno));
+  if (::stat(path_.c_str(), &named) != 0 || named.st_ino != now.st_ino)
+    refuse("another process has just removed it; start again");
   const std::uint64_t has = std::uint64_t(now.st_blocks) * 512;
   if (const auto free = free_bytes(path_.parent_path()); has < bytes_ && free < bytes_ - has)
     refuse(fmt::format("needs {} on disk and {} are free there; give a folder with more room",
@@ -61,9 +63,12 @@ BlockFile::BlockFile(std::filesystem::path path, std::uint64_t bytes,
 }
 
 void BlockFile::reserve() {
-  if (const int error = ::posix_fallocate(descriptor_, 0, static_cast<off_t>(bytes_)); error != 0)
-    throw InvalidArgument(fmt::format("{}: needs {} on disk: {}; give a folder with more room",
-                                      path_.string(), human_bytes(bytes_), std::strerror(error)));
+  const auto size = static_cast<off_t>(bytes_);
+  if (::fallocate(descriptor_, 0, 0, size) == 0) return;
+  // Some file systems give room only as it is written to.
+  if (errno == EOPNOTSUPP && ::ftruncate(descriptor_, size) == 0) return;
+  throw InvalidArgument(fmt::format("{}: needs {} on disk: {}; give a folder with more room",
+                                    path_.string(), human_bytes(bytes_), std::strerror(errno)));
 }
 
 void BlockFile::clear() {
@@ -73,9 +78,11 @@ void BlockFile::clear() {
 }
 
 BlockFile::~BlockFile() {
-  // Memory that the kernel still writes to must not go away before it is done.
+  // Memory that the kernel still writes to must not go away before it is done, however long a bad
+  // disk takes.
   for (auto& [ticket, request] : under_way_)
-    engine_->wait(*request, Deadline::in(std::chrono::minutes(1)));
+    while (!engine_->wait(*request, Deadline::in(std::chrono::minutes(1)))) {
+    }
   engine_.reset();
   ::close(descriptor_);
 }

@@ -4,15 +4,8 @@
 #include <array>
 #include <cstddef>
 
+#include "echelon/base/clones.h"
 #include "echelon/base/random.h"
-
-// The choice runs while the program is being loaded, before a sanitizer is ready for it.
-#if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__) && \
-    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define ECHELON_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define ECHELON_CLONES
-#endif
 
 namespace echelon {
 namespace {

@@ -20,6 +20,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "echelon/base/clones.h"
 #include "echelon/base/error.h"
 
 #if defined(__x86_64__)
@@ -27,13 +28,6 @@
 #include <immintrin.h>
 #endif
 
-// The choice runs while the program is being loaded, before a sanitizer is ready for it.
-#if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__) && \
-    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define ECHELON_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define ECHELON_CLONES
-#endif
 #define ECHELON_INLINE inline __attribute__((always_inline))
 
 // An iteration reads and writes its own elements alone, even where `out` is an input.

@@ -4,14 +4,8 @@
 #include <cmath>
 #include <cstdint>
 
+#include "echelon/base/clones.h"
 #include "echelon/nn/parallel_over.h"
-
-// The best that the machine has, chosen when the program is loaded.
-#if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__)
-#define ECHELON_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define ECHELON_CLONES
-#endif
 
 namespace echelon {
 namespace {

@@ -42,8 +42,7 @@ class SliceUpdate {
               const std::optional<LossScale::Setup>& scaling = {});
 
   // The same where masters and state are not in memory: `walk` shows them run by run, all of them
-  // in the order of parts, each with its gradient. `device` is where they then are; `wide` the type
-  // of masters, `ranges` those of each part.
+  // in the order of parts, each with its gradient, on the CPU. `ranges`: those of each part.
   struct Run {
     std::size_t part = 0;
     std::int64_t begin = 0;  // within the part

@@ -158,8 +158,17 @@ std::uint64_t activation_bytes(const JobOptions& options, int workers) {
   // logarithms.
   const std::uint64_t a_block = std::min<std::uint64_t>(
       tokens * vocab * element, options.train.device == "cpu" ? 4 << 20 : 512 << 20);
-  const std::uint64_t head = tokens * (2 * d + vocab) * element + a_block;
-  return 8 * tokens + tokens * kept * layers + std::max(head, tokens * (d * element + backward));
+  // fp16 has that block in fp32.
+  const std::uint64_t rows = options.train.precision == "fp16" ? 2 * a_block : a_block;
+  const std::uint64_t head = tokens * (2 * d + vocab) * element + rows;
+  // A gradient and its masked copy; on a GPU, masks are made of integers, 16 Mi at a time.
+  std::uint64_t masks = 0;
+  if (model.dropout > 0)
+    masks =
+        tokens * d * element +
+        (options.train.device == "cuda" ? std::min<std::uint64_t>(tokens * d, 1 << 24) * 28 : 0);
+  return masks + 8 * tokens + tokens * kept * layers +
+         std::max(head, tokens * (d * element + backward));
 }
 
 }  // namespace
@@ -218,16 +227,17 @@ MemoryForecast forecast_memory(const JobOptions& options, int ranks, int local) 
       // A wide model has its masters there too, beside its values.
       if (stage < 3 && wide == element) kind(result.tensors, MemoryKind::optimizer) += part * wide;
     }
-    // Pieces that are written meanwhile, those that are updated and that come next, of each array,
-    // and slices that are gathered.
+    // What waits to be written; pieces that are updated and that come next, of each array; and
+    // slices that are gathered.
     if (options.zero.offload == "disk") {
-      const double piece = std::min(options.zero.piece * mib, double(part * wide));
-      kind(result.tensors, MemoryKind::workspace) +=
-          std::uint64_t(piece * double(16 + 2 * (states + 2)));
       std::uint64_t largest = 0;
       for (const auto& group : layout.groups)
-        largest = std::max(largest, std::uint64_t(group.numel) / std::uint64_t(owners) * element);
-      if (stage >= 3) kind(result.tensors, MemoryKind::workspace) += 2 * largest;
+        largest = std::max(largest, std::uint64_t(group.numel) / std::uint64_t(owners) * wide);
+      const auto piece = std::min<std::uint64_t>(std::uint64_t(options.zero.piece * mib), largest);
+      const auto writing =
+          std::min<std::uint64_t>(std::max<std::uint64_t>(Tier::most_writing, largest), kept);
+      kind(result.tensors, MemoryKind::workspace) +=
+          writing + 2 * (states + 2) * piece + (stage >= 3 ? 2 * largest : 0);
     }
   }
   for (const auto& group : layout.groups) {

@@ -39,14 +39,26 @@ std::vector<std::int64_t> gathered(std::int64_t mine, at::Device device, Communi
 
 }  // namespace
 
-std::vector<int> ranks_that_differ(const Stack& stack, Communicator& ranks) {
-  std::uint64_t sum = checksum_of(stack.values());
-  each_fixed(stack, [&](const at::Tensor& value) { sum = sum * 31 + checksum_of(value); });
-  const auto sums = gathered(static_cast<std::int64_t>(sum), stack.device(), ranks);
+namespace {
+
+std::vector<int> that_differ(std::uint64_t sum, at::Device device, Communicator& ranks) {
+  const auto sums = gathered(static_cast<std::int64_t>(sum), device, ranks);
   std::vector<int> others;
   for (int r = 1; r < ranks.size(); ++r)
     if (sums[std::size_t(r)] != sums[0]) others.push_back(r);
   return others;
+}
+
+}  // namespace
+
+std::vector<int> ranks_that_differ(const Stack& stack, Communicator& ranks) {
+  std::uint64_t sum = checksum_of(stack.values());
+  each_fixed(stack, [&](const at::Tensor& value) { sum = sum * 31 + checksum_of(value); });
+  return that_differ(sum, stack.device(), ranks);
+}
+
+std::vector<int> ranks_that_differ(const at::Tensor& values, Communicator& ranks) {
+  return that_differ(checksum_of(values), values.device(), ranks);
 }
 
 void require_same_state(const MasterUpdate& update, std::int64_t step, Communicator& ranks) {

@@ -12,6 +12,8 @@ namespace echelon {
 
 // Those whose parameters are not rank 0's, to the bit, as far as a checksum tells.
 std::vector<int> ranks_that_differ(const Stack& stack, Communicator& ranks);
+// The same of values that each of these ranks has a copy of.
+std::vector<int> ranks_that_differ(const at::Tensor& values, Communicator& ranks);
 
 // Ranks that go on from a saved state must all have the same: throws InvalidArgument that names the
 // first that has not.

@@ -155,6 +155,10 @@ Trainer::Trainer(Stack& stack, const Dataset& data, const TrainOptions& train,
   if (zero.offload != "none" && train.graph == "on")
     throw InvalidArgument(
         "train.graph=on, but with zero.offload the host takes part in every step; use auto or off");
+  if (stage == 0 && (zero.offload != "none" || zero.shard != "all"))
+    throw InvalidArgument(
+        "zero.offload and zero.shard are for a state that ranks share out: give the trainer a "
+        "communicator, and parallel.zero = 1, 2 or 3");
   Stack::Placement placement;
   Owners owners;
   if (stage > 0) {
@@ -335,7 +339,7 @@ bool Trainer::stopped(const std::atomic<bool>* stop) {
 void Trainer::begin_alike() {
   if (alike_ || !ranks_) return;
   if (zero_) {
-    // Every owner began with its own values, and there is one owner.
+    // Every owner began with its own values, which are functions of the seed or come from a file.
   } else if (step_ > 0)
     require_same_state(*update_, step_, *ranks_);
   else if (!ranks_that_differ(stack_, *ranks_).empty())
@@ -345,7 +349,17 @@ void Trainer::begin_alike() {
 }
 
 void Trainer::check_same_parameters() const {
-  if (shards_ && shards_->stage() == 3) return;  // there is one of each
+  if (shards_ && shards_->stage() == 3) {
+    // There is one of each slice, or one on each host.
+    if (!shards_->replicas() || tier_) return;
+    const auto hosts = ranks_that_differ(shards_->all_values(), *shards_->replicas());
+    if (!hosts.empty())
+      throw Error(fmt::format(
+          "after step {} the parameters of host{} {} are not those of the first: the hosts computed "
+          "different updates. Faulty memory does that",
+          step_, hosts.size() > 1 ? "s" : "", fmt::join(hosts, ", ")));
+    return;
+  }
   if (shards_) shards_->wait_for_values();
   const auto others = ranks_that_differ(stack_, *ranks_);
   if (!others.empty())
@@ -418,7 +432,7 @@ void Trainer::issue(std::int64_t step, bool stop) {
     };
     pinned(slot.input, batch.input);
     pinned(slot.target, batch.target);
-    pinned(slot.rate_value, at::zeros({}, at::kFloat).fill_(rate));
+    pinned(slot.rate_value, at::zeros({}, owner().rate().scalar_type()).fill_(rate));
     pinned(slot.step_value, at::zeros({}, at::kLong).fill_(step));
     if (!slot.report.defined())
       slot.report = at::empty({reported}, at::TensorOptions(at::kDouble).pinned_memory(true));

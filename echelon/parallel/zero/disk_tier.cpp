@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstring>
 #include <deque>
@@ -22,7 +23,6 @@
 namespace echelon {
 namespace {
 
-constexpr std::size_t most_writing = 16;  // runs, whose memory is held meanwhile
 constexpr std::int64_t block = BlockFile::alignment;
 
 // What is at the beginning of the file.
@@ -58,7 +58,7 @@ class DiskTier final : public Tier {
       : Tier(std::move(arrays), std::move(numels)),
         memory_(std::move(memory)),
         file_(path, lay_out()) {
-    mark_block_ = aligned_memory(block);
+    mark_block_ = aligned_memory(block, false);
     read_mark();
     file_.clear();
     mark_.rank = rank;
@@ -75,7 +75,7 @@ class DiskTier final : public Tier {
     for (auto& one : writing_)  // what is read must have been written
       if (one.offset < at.offset + at.bytes && at.offset < one.offset + one.bytes)
         file_.wait(one.ticket);
-    Held held{buffer(at.bytes), 0};
+    Held held{buffer(run, at.bytes), 0};
     held.ticket = file_.read(at.offset, span_of(held.memory, at.bytes));
     held_.emplace(at.offset, std::move(held));
   }
@@ -94,29 +94,27 @@ class DiskTier final : public Tier {
     for (auto& one : writing_)
       if (one.offset < at.offset + at.bytes && at.offset < one.offset + one.bytes)
         file_.wait(one.ticket);
-    Held held{buffer(at.bytes), 0};
+    Held held{buffer(run, at.bytes), 0};
     const at::Tensor memory = held.memory;
-    held_.emplace(at.offset, std::move(held));
+    if (!held_.emplace(at.offset, std::move(held)).second)
+      throw Error("a slice is to be written anew while it is being read");
     return as_run(memory, run);
   }
 
   void give_back(const Run& run, bool changed) override {
     const auto at = place(run);
     auto held = held_.extract(at.offset);
-    if (!changed) {
-      free_.push_back(held.mapped().memory);
-      return;
-    }
+    if (held.empty()) throw Error("a slice is given back that was not taken");
+    if (held.mapped().ticket != 0) file_.wait(held.mapped().ticket);
     const at::Tensor& memory = held.mapped().memory;
+    if (!changed) return keep(memory, run);
     writing_.push_back(
-        {at.offset, at.bytes, file_.write(at.offset, span_of(memory, at.bytes)), memory});
-    if (writing_.size() > most_writing) reclaim();
+        {at.offset, at.bytes, file_.write(at.offset, span_of(memory, at.bytes)), memory, run});
+    writing_bytes_ += std::int64_t(at.bytes);
+    while (writing_bytes_ > most_writing && writing_.size() > 1) reclaim();
   }
 
-  void begin_update(std::int64_t updates) override {
-    settle();
-    mark(updates, true);
-  }
+  void begin_update(std::int64_t updates) override { mark(updates, true); }
   void end_update(std::int64_t updates) override {
     settle();
     mark(updates, false);
@@ -137,6 +135,7 @@ class DiskTier final : public Tier {
     std::uint64_t offset, bytes;
     BlockFile::Ticket ticket;
     at::Tensor memory;
+    Run run;
   };
   struct Place {
     std::uint64_t offset, bytes;  // whole blocks
@@ -171,30 +170,46 @@ class DiskTier final : public Tier {
     return memory.narrow(0, 0, run.numel * std::int64_t(c10::elementSize(type))).view(type);
   }
 
-  at::Tensor aligned_memory(std::int64_t bytes) const {
+  at::Tensor aligned_memory(std::int64_t bytes, bool travels) const {
     MemoryScope scope(MemoryKind::workspace);
-    const at::Tensor all = memory_(bytes + block, true);
+    const at::Tensor all = memory_(bytes + block, travels);
     const auto address = reinterpret_cast<std::uintptr_t>(all.data_ptr());
     return all.narrow(0, (block - std::int64_t(address % std::uintptr_t(block))) % block, bytes);
   }
 
-  at::Tensor buffer(std::uint64_t bytes) {
+  bool travels(const Run& run) const { return arrays_[std::size_t(run.array)].travels; }
+
+  at::Tensor buffer(const Run& run, std::uint64_t bytes) {
     while (!writing_.empty() && file_.done(writing_.front().ticket)) reclaim();
-    auto best = free_.end();
-    for (auto it = free_.begin(); it != free_.end(); ++it)
-      if (it->numel() >= std::int64_t(bytes) &&
-          (best == free_.end() || it->numel() < best->numel()))
+    auto& free = free_[travels(run) ? 1 : 0];
+    auto best = free.end();
+    for (auto it = free.begin(); it != free.end(); ++it)
+      if (it->numel() >= std::int64_t(bytes) && (best == free.end() || it->numel() < best->numel()))
         best = it;
-    if (best == free_.end()) return aligned_memory(std::int64_t(bytes));
+    if (best == free.end()) return aligned_memory(std::int64_t(bytes), travels(run));
     const at::Tensor memory = *best;
-    free_.erase(best);
+    free.erase(best);
     return memory;
   }
 
+  // For the next run; what is more than may be written at a time goes, the oldest first.
+  void keep(const at::Tensor& memory, const Run& run) {
+    auto& free = free_[travels(run) ? 1 : 0];
+    free.push_back(memory);
+    std::int64_t bytes = 0;
+    for (const auto& one : free) bytes += one.numel();
+    while (bytes > 2 * most_writing && free.size() > 2) {
+      bytes -= free.front().numel();
+      free.erase(free.begin());
+    }
+  }
+
   void reclaim() {
-    file_.wait(writing_.front().ticket);
-    free_.push_back(writing_.front().memory);
+    Writing one = std::move(writing_.front());
     writing_.pop_front();
+    writing_bytes_ -= std::int64_t(one.bytes);
+    file_.wait(one.ticket);
+    keep(one.memory, one.run);
   }
 
   void settle() {
@@ -239,7 +254,8 @@ class DiskTier final : public Tier {
   ByteMemory memory_;
   std::map<std::uint64_t, Held> held_;
   std::deque<Writing> writing_;
-  std::vector<at::Tensor> free_;
+  std::int64_t writing_bytes_ = 0;
+  std::array<std::vector<at::Tensor>, 2> free_;  // ordinary memory, and such that travels
   at::Tensor mark_block_;
   Mark mark_;
   std::string left_behind_;

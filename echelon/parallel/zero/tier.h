@@ -34,6 +34,8 @@ class Tier {
     std::int64_t begin = 0, numel = 0;  // elements; begins at a multiple of `grain`
   };
   static constexpr std::int64_t grain = 4096;
+  // That wait to be written at most, unless one run is more.
+  static constexpr std::int64_t most_writing = std::int64_t{16} << 20;
 
   virtual ~Tier() = default;
   const std::vector<Array>& arrays() const { return arrays_; }

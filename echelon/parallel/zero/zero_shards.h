@@ -60,6 +60,7 @@ class ZeroShards final : public Shards {
   // keeps.
   at::Tensor values(int group) const;
   at::Tensor grads(int group) const;
+  const at::Tensor& all_values() const { return own_values_; }  // stage 3: of all groups
   at::ScalarType sum_type() const;
   // The norm of the own gradients of a group, in the wide type, where a tier keeps them.
   const at::Tensor& norm(int group) const { return norms_[std::size_t(group)]; }

@@ -183,8 +183,10 @@ void ZeroUpdate::walk(bool values_change,
     if (!grads_kept) run.grad = staging_ ? staging_->brought(i, piece.numel) : grads_of(piece);
     visit(run);
     if (values_change) put_values(i, run.master);
-    for (const auto& one : runs)
-      tier_->give_back(one, tier_->arrays()[std::size_t(one.array)].name != "grad");
+    for (const auto& one : runs) {
+      const std::string& name = tier_->arrays()[std::size_t(one.array)].name;
+      tier_->give_back(one, name != "grad" && (values_change || name != "master"));
+    }
     if (values_change && shards_.stage() < 3 &&
         (i + 1 == pieces_.size() || pieces_[i + 1].group != piece.group))
       shards_.publish(piece.group);
@@ -232,6 +234,7 @@ void ZeroUpdate::each_part(std::size_t kind, const Parameter& parameter, bool ch
 // Every parameter is made whole for a moment, and the own part of it kept.
 void ZeroUpdate::load(const ValueSource& source) {
   const at::NoGradGuard no_grad;
+  if (tier_) tier_->begin_update(0);
   for (const auto& parameter : stack_.parameters()) {
     if (!parameter.trainable) {
       source(parameter, parameter.value);
@@ -267,6 +270,7 @@ at::Tensor ZeroUpdate::whole(std::size_t kind, const Parameter& parameter) const
 
 void ZeroUpdate::put(std::size_t kind, const Parameter& parameter, const at::Tensor& whole) {
   const at::NoGradGuard no_grad;
+  if (tier_) tier_->begin_update(static_cast<std::int64_t>(slices_->updates()));
   each_part(kind, parameter, /*changes=*/true, [&](at::Tensor part, std::int64_t at) {
     part.copy_(whole.view({-1}).narrow(0, at, part.numel()));
   });
@@ -305,6 +309,7 @@ void ZeroUpdate::publish() {
       put_values(i, tier_->take(run));
       tier_->give_back(run, false);
     }
+    tier_->end_update(static_cast<std::int64_t>(slices_->updates()));
   } else if (masters_.defined()) {
     const auto masters = slices_->parted_state().front().parts;
     for (int g = 0; g < int(masters.size()); ++g) shards_.values(g).copy_(masters[std::size_t(g)]);
