@@ -40,8 +40,8 @@ SCALES = ["none", "linear", "sqrt"]
 WARMUP = 0.05  # of the steps
 LIMIT = 1800  # seconds that one run may take
 
-# Peak rates at batch x1. AdamW's is the default job's; the others are where --search begins, not yet what it found.
-RATES = {"adamw": 0.004, "lamb": 0.01, "lars": 2.0, "sgd": 0.2}
+# Peak rates at batch x1, as --search found them (docs/benchmarks/2026-11-15-large-batch.md), and where it begins.
+RATES = {"adamw": 0.002, "lamb": 0.01, "lars": 8.0, "sgd": 0.1}
 
 # sgd and lars add the decay to the gradient, where the 0.1 that adamw and lamb apply apart from it would drown it.
 DECAY = {"adamw": 0.1, "lamb": 0.1, "lars": 1e-4, "sgd": 1e-4}
