@@ -136,11 +136,6 @@ void BlockFile::wait(Ticket ticket) {
   check(*request);
 }
 
-void BlockFile::sync() {
-  if (::fdatasync(descriptor_) != 0)
-    throw Error(fmt::format("{}: writing failed: {}", path_.string(), std::strerror(errno)));
-}
-
 void BlockFile::remove() { ::unlink(path_.c_str()); }
 
 }  // namespace echelon

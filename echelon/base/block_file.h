@@ -47,7 +47,6 @@ class BlockFile {
   // Throws Error with the path and the system's reason, or Timeout after a minute.
   void wait(Ticket ticket);
   void clear();  // all of it becomes zeros; nothing may be under way
-  void sync();   // what was written, and waited for, survives a loss of power
 
   const std::filesystem::path& path() const { return path_; }
   const char* engine() const { return engine_->name(); }

@@ -67,7 +67,6 @@ TEST_P(BlockFiles, GiveBackWhatWasWritten) {
     tickets.push_back(file.write(i * 3 * block, out.back()->bytes()));
   }
   for (const auto ticket : tickets) file.wait(ticket);
-  file.sync();
   tickets.clear();
   for (std::size_t i = pieces; i-- > 0;) {
     in.push_back(std::make_unique<Block>((i % 3 + 1) * block));

@@ -72,9 +72,7 @@ class DiskTier final : public Tier {
   void want(const Run& run) override {
     const auto at = place(run);
     if (held_.contains(at.offset)) return;
-    for (auto& one : writing_)  // what is read must have been written
-      if (one.offset < at.offset + at.bytes && at.offset < one.offset + one.bytes)
-        file_.wait(one.ticket);
+    wait_for_writes(at);
     Held held{buffer(run, at.bytes), 0};
     held.ticket = file_.read(at.offset, span_of(held.memory, at.bytes));
     held_.emplace(at.offset, std::move(held));
@@ -91,9 +89,7 @@ class DiskTier final : public Tier {
 
   at::Tensor blank(const Run& run) override {
     const auto at = place(run);
-    for (auto& one : writing_)
-      if (one.offset < at.offset + at.bytes && at.offset < one.offset + one.bytes)
-        file_.wait(one.ticket);
+    wait_for_writes(at);
     Held held{buffer(run, at.bytes), 0};
     const at::Tensor memory = held.memory;
     if (!held_.emplace(at.offset, std::move(held)).second)
@@ -163,6 +159,13 @@ class DiskTier final : public Tier {
     return {
         first_[std::size_t(run.array)][std::size_t(run.group)] + std::uint64_t(run.begin) * element,
         BlockFile::aligned(std::uint64_t(run.numel) * element)};
+  }
+
+  // What is read or written anew must have been written: requests under way are not ordered.
+  void wait_for_writes(const Place& at) {
+    for (const auto& one : writing_)
+      if (one.offset < at.offset + at.bytes && at.offset < one.offset + one.bytes)
+        file_.wait(one.ticket);
   }
 
   at::Tensor as_run(const at::Tensor& memory, const Run& run) const {
