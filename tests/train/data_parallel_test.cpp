@@ -6,7 +6,6 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/mse_loss.h>
-#include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <fmt/format.h>
 #include <torch/nn/modules/batchnorm.h>
@@ -19,20 +18,12 @@
 #include "echelon/nn/module_layer.h"
 #include "echelon/train/trainer.h"
 #include "tests/collective/ranks.h"
+#include "tests/train/tiny.h"
 
 namespace echelon {
 namespace {
 
 constexpr double bound = 1e-12;  // sums of a dozen values in another order, over a few steps
-
-const TensorDataset& tokens() {
-  static const TensorDataset data = [] {  // once: torch's generator is everybody's
-    at::manual_seed(3);
-    const at::Tensor text = at::randint(32, {60, 9});
-    return TensorDataset(text.narrow(1, 0, 8).contiguous(), text.narrow(1, 1, 8).contiguous());
-  }();
-  return data;
-}
 
 const ModelOptions tiny = {.layers = 2, .width = 16, .heads = 2, .vocab = 32, .context = 8};
 

@@ -5,7 +5,6 @@
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
@@ -19,6 +18,7 @@
 #include "tests/base/scratch_folder.h"
 #include "tests/base/thrown.h"
 #include "tests/collective/ranks.h"
+#include "tests/train/tiny.h"
 
 namespace echelon {
 namespace {
@@ -59,13 +59,6 @@ OptimOptions optim_of(const Case& one) {
 }
 
 Stack model() { return gpt({.layers = 2, .width = 64, .heads = 2, .vocab = 64, .context = 16}); }
-
-at::Tensor all_parameters(Stack& stack, Trainer& trainer) {
-  std::vector<at::Tensor> all;
-  for (const auto& parameter : stack.parameters())
-    all.push_back(trainer.master(parameter).reshape({-1}).to(at::kDouble));
-  return at::cat(all);
-}
 
 // Parameters of rank 0; with `saved`, after a state was written there and read by another trainer.
 at::Tensor trained(const Case& one, const std::filesystem::path& saved = {},

@@ -6,7 +6,6 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/mse_loss.h>
-#include <ATen/ops/randint.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 #include <torch/nn/modules/activation.h>
@@ -25,6 +24,7 @@
 #include "tests/base/scratch_folder.h"
 #include "tests/base/thrown.h"
 #include "tests/collective/ranks.h"
+#include "tests/train/tiny.h"
 
 namespace echelon {
 namespace {
@@ -259,15 +259,6 @@ TEST(Fp16, IsNotForParameterServers) {
 
 const ModelOptions tiny = {.layers = 2, .width = 16, .heads = 2, .vocab = 32, .context = 8};
 constexpr std::int64_t batch = 16;
-
-const TensorDataset& tokens() {
-  static const TensorDataset data = [] {
-    at::manual_seed(3);
-    const at::Tensor text = at::randint(32, {60, 9});
-    return TensorDataset(text.narrow(1, 0, 8).contiguous(), text.narrow(1, 1, 8).contiguous());
-  }();
-  return data;
-}
 
 TrainOptions narrow(const char* type, const char* reduce, int micro_batches) {
   TrainOptions train;

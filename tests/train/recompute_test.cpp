@@ -22,20 +22,12 @@
 #include "echelon/train/trainer.h"
 #include "tests/base/scratch_folder.h"
 #include "tests/collective/ranks.h"
+#include "tests/train/tiny.h"
 
 namespace echelon {
 namespace {
 
 constexpr double bound = 1e-12;  // sums of a few dozen values in another order, over a few steps
-
-const TensorDataset& tokens() {
-  static const TensorDataset data = [] {  // once: torch's generator is everybody's
-    at::manual_seed(3);
-    const at::Tensor text = at::randint(32, {60, 9});
-    return TensorDataset(text.narrow(1, 0, 8).contiguous(), text.narrow(1, 1, 8).contiguous());
-  }();
-  return data;
-}
 
 struct Case {
   double dropout = 0;
@@ -71,13 +63,6 @@ Stack model(const Case& one) {
               .context = 8,
               .dropout = one.dropout,
               .recompute = one.recompute});
-}
-
-at::Tensor all_parameters(Stack& stack, Trainer& trainer) {
-  std::vector<at::Tensor> all;
-  for (const auto& parameter : stack.parameters())
-    all.push_back(trainer.master(parameter).reshape({-1}).clone());
-  return at::cat(all);
 }
 
 struct Result {

@@ -4,10 +4,8 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full_like.h>
-#include <ATen/ops/randint.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
@@ -16,20 +14,12 @@
 #include "echelon/nn/gpt.h"
 #include "echelon/train/server_job.h"
 #include "tests/collective/ranks.h"
+#include "tests/train/tiny.h"
 
 namespace echelon {
 namespace {
 
 constexpr double bound = 1e-12;
-
-const TensorDataset& tokens() {
-  static const TensorDataset data = [] {
-    at::manual_seed(3);
-    const at::Tensor text = at::randint(32, {60, 9});
-    return TensorDataset(text.narrow(1, 0, 8).contiguous(), text.narrow(1, 1, 8).contiguous());
-  }();
-  return data;
-}
 
 JobOptions tiny(bool tied = true) {
   JobOptions options;
@@ -40,13 +30,6 @@ JobOptions tiny(bool tied = true) {
   options.optim.warmup = 2;
   options.comm.timeout = 20;
   return options;
-}
-
-at::Tensor all_parameters(Stack& stack, Trainer& trainer) {
-  std::vector<at::Tensor> all;
-  for (const auto& parameter : stack.parameters())
-    all.push_back(trainer.master(parameter).reshape({-1}).clone());
-  return at::cat(all);
 }
 
 struct Result {

@@ -3,10 +3,8 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/mse_loss.h>
-#include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <fmt/format.h>
 #include <torch/nn/modules/activation.h>
@@ -18,20 +16,12 @@
 #include "echelon/train/trainer.h"
 #include "tests/base/scratch_folder.h"
 #include "tests/collective/ranks.h"
+#include "tests/train/tiny.h"
 
 namespace echelon {
 namespace {
 
 constexpr double bound = 1e-12;
-
-const TensorDataset& tokens() {
-  static const TensorDataset data = [] {  // once: torch's generator is everybody's
-    at::manual_seed(3);
-    const at::Tensor text = at::randint(32, {60, 9});
-    return TensorDataset(text.narrow(1, 0, 8).contiguous(), text.narrow(1, 1, 8).contiguous());
-  }();
-  return data;
-}
 
 struct Case {
   std::string optimizer = "adamw";
@@ -64,13 +54,6 @@ OptimOptions optim_of(const Case& one) {
 
 Stack model(const Case& one) {
   return gpt({.layers = 2, .width = 16, .heads = 2, .vocab = 32, .context = 8, .tied = one.tied});
-}
-
-at::Tensor all_parameters(Stack& stack, Trainer& trainer) {
-  std::vector<at::Tensor> all;
-  for (const auto& parameter : stack.parameters())
-    all.push_back(trainer.master(parameter).reshape({-1}).clone());
-  return at::cat(all);
 }
 
 struct Result {
