@@ -9,6 +9,7 @@
 #include "cli/ranks.h"
 #include "echelon/base/error.h"
 #include "echelon/base/file.h"
+#include "echelon/base/folder.h"
 #include "echelon/base/log.h"
 #include "echelon/net/endpoint.h"
 #include "echelon/net/environment.h"
@@ -86,7 +87,7 @@ int run(const Arguments& arguments) {
     one(world, "1");
     if (world == 4) one(world, "2");
   }
-  std::filesystem::remove_all(folder);
+  remove_whole(folder);
   const auto failed =
       std::count_if(cells.begin(), cells.end(), [](const auto& c) { return !c.ok(); });
   fmt::print("{} cells, {} failed{}\n", cells.size(), failed,

@@ -1,4 +1,5 @@
 """Includes go downward only, the lowest rooms know nothing of torch, and no header drags torch's umbrella in.
+Nor does anything use the parts of std::filesystem that torch's wheels replace (see echelon/base/folder.h).
 
 Run from anywhere: python3 include_direction_test.py [ROOT]
 """
@@ -15,6 +16,7 @@ UMBRELLAS = {"torch/torch.h", "torch/all.h", "torch/extension.h"}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)')
 TORCH = re.compile(r"^(torch|ATen|c10)/")
+REPLACED = re.compile(r"^(?!\s*//).*\b(?:fs|filesystem)::(remove_all|(?:recursive_)?directory_iterator|copy)\b")
 SUFFIXES = {".h", ".hpp", ".cpp", ".cu", ".cuh"}
 
 
@@ -69,6 +71,9 @@ def check(root: Path):
         for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
             match = INCLUDE.match(line)
             what = match and complaint(room, file, match[1] or match[2])
+            replaced = REPLACED.match(line)
+            if replaced:
+                what = f"std::filesystem::{replaced[1]} may be torch's: use echelon/base/folder.h"
             if what:
                 found.append(f"{name}:{number}: {what}")
     return found
@@ -84,6 +89,7 @@ def self_check():
         "echelon/misc/e.cpp": ("", "'misc' is no room"),
         "kernels/f.cu": ('#include "echelon/base/error.h"', "kernels includes nothing"),
         "echelon/train/g.h": ('#include "cli/command.h"', "train includes cli"),
+        "echelon/data/h.cpp": ("  for (auto& e : fs::directory_iterator(root)) {", "may be torch's"),
     }
     allowed = {
         "echelon/nn/ok.h": '#include "echelon/base/error.h"\n#include "kernels/adam.h"\n#include <ATen/core/Tensor.h>',

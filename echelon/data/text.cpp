@@ -8,6 +8,7 @@
 
 #include "echelon/base/build_config.h"
 #include "echelon/base/error.h"
+#include "echelon/base/folder.h"
 #include "echelon/base/random.h"
 
 namespace echelon {
@@ -22,43 +23,41 @@ struct Found {
   std::vector<std::string> names;  // relative, what the order and the split go by
 };
 
-// A folder is read whole but for hidden entries; of the standard library only what is its own
-// source.
-Found find_files(const fs::path& root, bool stdlib) {
-  Found found;
-  std::error_code error, ignored;
-  fs::recursive_directory_iterator it(root, error), end;
-  if (error)
-    throw InvalidArgument(
-        fmt::format("cannot read the folder {}: {}", root.string(), error.message()));
-  std::vector<std::string> names;
-  for (; it != end; it.increment(error)) {
-    const std::string name = it->path().filename().string();
-    if (it->is_directory(ignored)) {
+// Adds the files of the folder that is `below` the root (empty: the root itself), to
+// `names`. A folder is read whole but for hidden entries and links to folders; of the standard
+// library only what is its own source.
+void add_names(const fs::path& root, const std::string& below, bool stdlib,
+               std::vector<std::string>& names) {
+  const fs::path folder = below.empty() ? root : root / below;
+  std::error_code error;
+  for (const auto& [name, is_folder, is_file, is_link] : list_folder(folder, error)) {
+    if (name.starts_with('.')) continue;
+    const std::string place = below.empty() ? name : below + '/' + name;
+    if (is_folder) {
       const bool foreign = name == "site-packages" || name == "dist-packages" ||
                            name == "__pycache__" || name == "test" || name == "tests" ||
                            name == "idle_test" || name == "lib2to3";
-      if (name.starts_with('.') || (stdlib && foreign)) it.disable_recursion_pending();
+      if (!is_link && !(stdlib && foreign)) add_names(root, place, stdlib, names);
       continue;
     }
-    if (name.starts_with('.') || !it->is_regular_file(ignored)) continue;
-    if (stdlib && !name.ends_with(".py")) continue;
-    names.push_back(it->path().lexically_relative(root).generic_string());
+    if (!is_file || (stdlib && !name.ends_with(".py"))) continue;
+    names.push_back(place);
     if (names.size() > most_files) {
       throw InvalidArgument(
           fmt::format("{} has more than {} files; join them into fewer and larger ones",
                       root.string(), most_files));
     }
   }
-  // An iterator that cannot go on becomes the end.
   if (error)
     throw InvalidArgument(
-        fmt::format("cannot read a folder below {}: {}", root.string(), error.message()));
-  std::sort(names.begin(), names.end());
-  for (auto& name : names) {
-    found.files.push_back(root / name);
-    found.names.push_back(std::move(name));
-  }
+        fmt::format("cannot read the folder {}: {}", folder.string(), error.message()));
+}
+
+Found find_files(const fs::path& root, bool stdlib) {
+  Found found;
+  add_names(root, "", stdlib, found.names);
+  std::sort(found.names.begin(), found.names.end());
+  for (const auto& name : found.names) found.files.push_back(root / name);
   return found;
 }
 

@@ -21,6 +21,7 @@
 #include <thread>
 
 #include "echelon/base/error.h"
+#include "echelon/base/folder.h"
 #include "echelon/base/random.h"
 
 namespace echelon {
@@ -156,15 +157,14 @@ int cores(const std::filesystem::path& cgroups, const std::filesystem::path& own
 std::vector<CpuList> numa_nodes(const CpuList& allowed, const std::filesystem::path& folder) {
   std::map<int, CpuList> nodes;  // by the node's number
   std::error_code missing;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, missing)) {
-    const std::string name = entry.path().filename().string();
+  for (const auto& [name, is_folder, is_file, is_link] : list_folder(folder, missing)) {
     int number = 0;
     if (!name.starts_with("node") ||
         std::from_chars(name.data() + 4, name.data() + name.size(), number).ptr !=
             name.data() + name.size())
       continue;
     CpuList ours;
-    for (const int cpu : parse_cpus(first_line(entry.path() / "cpulist")))
+    for (const int cpu : parse_cpus(first_line(folder / name / "cpulist")))
       if (std::find(allowed.begin(), allowed.end(), cpu) != allowed.end()) ours.push_back(cpu);
     if (!ours.empty()) nodes[number] = std::move(ours);
   }

@@ -17,6 +17,7 @@
 
 #include "echelon/base/build_config.h"
 #include "echelon/base/error.h"
+#include "echelon/base/folder.h"
 #include "echelon/base/random.h"
 #include "echelon/comm/texts.h"
 #include "echelon/nn/gpt.h"
@@ -418,10 +419,7 @@ class ScratchDisk {
               fmt::format("echelon-verify-{}", ::getpid())) {
     std::filesystem::create_directories(path_);
   }
-  ~ScratchDisk() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
+  ~ScratchDisk() { remove_whole(path_); }
   std::string path() const { return path_.string(); }
 
  private:

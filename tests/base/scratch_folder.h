@@ -5,7 +5,11 @@
 #include <filesystem>
 #include <stdexcept>
 #include <string>
+#include <system_error>
+#include <utility>
 #include <vector>
+
+#include "echelon/base/folder.h"
 
 namespace echelon {
 
@@ -18,10 +22,7 @@ class ScratchFolder {
   }
   ScratchFolder(const ScratchFolder&) = delete;
   ScratchFolder& operator=(const ScratchFolder&) = delete;
-  ~ScratchFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
+  ~ScratchFolder() { remove_whole(path_); }
 
   const std::filesystem::path& path() const { return path_; }
   std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
@@ -29,9 +30,9 @@ class ScratchFolder {
   // The names in it: a test says with this that nothing was left behind.
   std::vector<std::string> names() const {
     std::vector<std::string> names;
-    for (const auto& entry : std::filesystem::directory_iterator(path_)) {
-      names.push_back(entry.path().filename().string());
-    }
+    std::error_code error;
+    for (auto& entry : list_folder(path_, error)) names.push_back(std::move(entry.name));
+    if (error) throw std::system_error(error, path_.string());
     return names;
   }
 
