@@ -1,8 +1,8 @@
 // What is in a folder, and how it goes away with all of it.
 //
-// std::filesystem's iterators and remove_all are not used here nor anywhere in Echelon: torch's wheels
-// export copies of them (pytorch issue 133437). A program takes some of its calls from there and some
-// from its own standard library, and where the two differ (seen with GCC 13) it dies.
+// std::filesystem's iterators and remove_all are not used here nor anywhere in Echelon: torch's
+// wheels export copies of them (pytorch issue 133437). A program takes some of its calls from there
+// and some from its own standard library, and where the two differ (seen with GCC 13) it dies.
 #pragma once
 
 #include <filesystem>
@@ -19,7 +19,8 @@ struct FolderEntry {
   bool is_link = false;
 };
 
-// Sorted by name, without "." and "..". Where the folder cannot be read: empty, and `error` says why.
+// Sorted by name, without "." and "..". Where the folder cannot be read: empty, and `error` says
+// why.
 [[nodiscard]] std::vector<FolderEntry> list_folder(const std::filesystem::path& folder,
                                                    std::error_code& error);
 

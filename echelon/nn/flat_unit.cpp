@@ -61,7 +61,7 @@ std::vector<ShardGroup> share_out(std::vector<FlatUnit>& units, int shards, std:
   std::vector<ShardGroup> groups;
   std::int64_t end = 0;
   for (const auto& of : members) {
-    ShardGroup group{of.front()->layer, of.back()->layer, end, 0};
+    ShardGroup group{.begin = end};
     for (FlatUnit* unit : of) {
       unit->begin = group.begin + group.numel;
       group.numel += unit->numel;

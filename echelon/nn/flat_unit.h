@@ -48,9 +48,8 @@ std::vector<FlatUnit> lay_out(const std::vector<const Parameter*>& parameters);
 // Consecutive units of trainable parameters that several owners share: each has one of `shards`
 // even slices. What is gathered and reduced at a time.
 struct ShardGroup {
-  int first_layer = 0, last_layer = 0;  // whose parameters these are
-  std::int64_t begin = 0;               // within the Stack's buffer
-  std::int64_t numel = 0;               // with padding: divides by shards * segment_alignment
+  std::int64_t begin = 0;  // within the Stack's buffer
+  std::int64_t numel = 0;  // with padding: divides by shards * segment_alignment
 };
 
 // Groups of at least `smallest` elements, as far as there are so many; pads the last unit of each

@@ -157,14 +157,21 @@ at::Tensor take_back(const at::Tensor& tensor, at::Tensor& kept) {
 
 }  // namespace
 
+void Stack::lay_out(const Placement& placement) {
+  std::vector<const Parameter*> described;
+  for (const auto& p : parameters_) described.push_back(&p);
+  units_ = echelon::lay_out(described);
+  groups_ = share_out(units_, placement.shards, placement.smallest);
+  for (const auto& unit : units_)
+    for (const auto& segment : unit.segments)
+      find(segment.name)->begin = unit.begin + segment.offset;
+}
+
 void Stack::allocate(at::Device device, at::ScalarType type, Gradients gradients,
                      const Placement& placement) {
   device_ = device;
   type_ = type;
-  std::vector<const Parameter*> described;
-  for (const auto& p : parameters_) described.push_back(&p);
-  units_ = lay_out(described);
-  groups_ = share_out(units_, placement.shards, placement.smallest);
+  lay_out(placement);
 
   std::int64_t trainable = 0, frozen = 0;
   for (const auto& unit : units_) (unit.trainable ? trainable : frozen) += unit.numel;
@@ -205,7 +212,6 @@ void Stack::allocate(at::Device device, at::ScalarType type, Gradients gradients
     const auto index = std::size_t(group - groups_.begin());
     for (const auto& segment : unit.segments) {
       Parameter& p = *find(segment.name);
-      p.begin = unit.begin + segment.offset;
       const auto view = [&](const at::Tensor& of, std::int64_t first) {
         return of.narrow(0, p.begin - first, segment.numel).view(segment.shape);
       };

@@ -79,6 +79,9 @@ class Stack : private Declaration {
     // A group's values, or gradients, have no memory of their own: they are where they are lent to.
     bool lent_values = false, lent_gradients = false;
   };
+  // Gives every parameter its place, and no memory: units() and groups() are there.
+  void lay_out(const Placement& placement);
+  // Lays out, and gives memory.
   void allocate(at::Device device, at::ScalarType type, Gradients gradients,
                 const Placement& placement);
   void allocate(at::Device device, at::ScalarType type, Gradients gradients) {
@@ -86,7 +89,7 @@ class Stack : private Declaration {
   }
   void load(const ValueSource& source);
 
-  // After allocate. The buffers of all trainable units, one after another; a unit is the range
+  // After lay_out. The buffers of all trainable units, one after another; a unit is the range
   // [begin, begin + numel). Undefined where groups are lent their memory.
   const std::vector<FlatUnit>& units() const { return units_; }
   // The trainable units in groups; which of them a layer computes with, tied parameters included.

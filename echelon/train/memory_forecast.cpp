@@ -10,10 +10,11 @@
 #include "echelon/base/bytes.h"
 #include "echelon/base/error.h"
 #include "echelon/base/process_memory.h"
-#include "echelon/nn/flat_unit.h"
 #include "echelon/nn/gpt.h"
 #include "echelon/optim/optimizer.h"
 #include "echelon/optim/slice_update.h"
+#include "echelon/parallel/zero/lending_pool.h"
+#include "echelon/parallel/zero/zero_shards.h"
 #include "echelon/parallel/zero/zero_update.h"
 #include "echelon/step/device.h"
 #include "echelon/train/trainer.h"
@@ -25,114 +26,88 @@ constexpr double mib = 1024.0 * 1024.0;
 
 std::uint64_t& kind(MemoryUse& use, MemoryKind which) { return use.bytes[std::size_t(which)]; }
 
-// The model's parameters as they lie in memory, and how they are shared out.
-struct Layout {
-  std::vector<FlatUnit> units;
-  std::vector<ShardGroup> groups;
-  std::vector<std::vector<int>> uses;  // by layer
-  std::int64_t numel = 0;              // of all trainable units, with padding
-};
-
-Layout layout_of(const JobOptions& options, int owners) {
-  const Stack stack = gpt(options.model);
-  Layout layout;
-  std::vector<const Parameter*> described;
-  for (const auto& parameter : stack.parameters()) described.push_back(&parameter);
-  layout.units = lay_out(described);
-  const double element = double(at::elementSize(compute_type(options.train)));
-  const auto smallest =
-      options.parallel.zero > 0 ? std::int64_t(options.zero.group * mib / element) : 1 << 16;
-  layout.groups = share_out(layout.units, owners, smallest);
-  for (const auto& group : layout.groups) layout.numel += group.numel;
-  layout.uses.resize(std::size_t(stack.size()));
-  const auto group_of = [&](std::int64_t begin) {
-    for (std::size_t g = 0; g < layout.groups.size(); ++g)
-      if (begin >= layout.groups[g].begin &&
-          begin < layout.groups[g].begin + layout.groups[g].numel)
-        return int(g);
-    return 0;
-  };
-  const auto add = [&](int layer, int group) {
-    auto& all = layout.uses[std::size_t(layer)];
-    if (std::find(all.begin(), all.end(), group) == all.end()) all.push_back(group);
-  };
-  for (const auto& unit : layout.units)
-    if (unit.trainable) add(unit.layer, group_of(unit.begin));
-  for (const auto& tie : stack.ties())
-    for (const auto& unit : layout.units)
-      for (const auto& segment : unit.segments)
-        if (segment.name == tie.name) add(tie.user, group_of(unit.begin));
-  for (auto& all : layout.uses) std::sort(all.begin(), all.end());
-  return layout;
+// The model with all parameters in their places, as its job lays it out, and without memory.
+Stack laid_out(const JobOptions& options, int owners) {
+  Stack stack = gpt(options.model);
+  Stack::Placement placement;
+  placement.shards = owners;
+  if (options.parallel.zero > 0)
+    placement.smallest = std::int64_t(options.zero.group * mib /
+                                      double(at::elementSize(compute_type(options.train))));
+  stack.lay_out(placement);
+  return stack;
 }
 
 // The memory that a step lends to groups, piece by piece as ZeroShards takes and keeps it.
-std::uint64_t lent_bytes(const Layout& layout, const JobOptions& options, std::size_t element,
-                         bool wide_sums) {
+std::uint64_t lent_bytes(const Stack& stack, const JobOptions& options, at::ScalarType type,
+                         ZeroShards::Lending lending) {
+  if (!lending.values && !lending.gradients) return 0;
   const auto stage = int(options.parallel.zero);
   StepShape shape;
-  shape.layers = int(layout.uses.size());
+  shape.layers = stack.size();
   shape.micro_batches = int(options.train.micro_batches);
-  shape.uses = layout.uses;
-  shape.groups = int(layout.groups.size());
+  for (int l = 0; l < stack.size(); ++l) shape.uses.push_back(stack.groups_of(l));
+  shape.groups = int(stack.groups().size());
   shape.lent_values = stage >= 3;
   shape.lent_gradients = stage >= 2;
   std::vector<std::int64_t> bytes;
-  for (const auto& group : layout.groups) bytes.push_back(group.numel * std::int64_t(element));
+  for (const auto& group : stack.groups())
+    bytes.push_back(group.numel * std::int64_t(at::elementSize(type)));
   const Table table = zero(shape, stage, bytes, std::int64_t(options.zero.prefetch * mib));
 
-  using Piece = std::pair<std::int64_t, bool>;  // elements; fp32
-  std::vector<Piece> free, all;
-  std::vector<Piece> values(layout.groups.size()), grads(layout.groups.size());
-  std::vector<std::pair<int, Piece>> scattering;
-  const auto take = [&](std::int64_t numel, bool wide) {
-    auto best = free.end();
-    for (auto it = free.begin(); it != free.end(); ++it)
-      if (it->second == wide && it->first >= numel && (best == free.end() || *it < *best))
-        best = it;
-    if (best == free.end()) {
-      all.push_back({numel, wide});
-      return all.back();
-    }
-    const Piece piece = *best;
-    free.erase(best);
-    return piece;
+  struct Piece {
+    std::int64_t elements = 0;
+    at::ScalarType type = at::kFloat;
+    std::int64_t numel() const { return elements; }
+    at::ScalarType scalar_type() const { return type; }
   };
+  LendingPool<Piece> pool;
+  std::uint64_t sum = 0;
+  const auto take = [&](int group, at::ScalarType kind) {
+    const auto numel = stack.groups()[std::size_t(group)].numel;
+    return pool.take(numel, kind, [&] {
+      sum += std::uint64_t(numel) * at::elementSize(kind);
+      return Piece{numel, kind};
+    });
+  };
+  std::vector<Piece> values(stack.groups().size()), grads(stack.groups().size());
+  std::vector<std::pair<int, Piece>> scattering;
   for (const auto& action : table) {
-    const auto g = std::size_t(action.group);
+    const int group = action.group;
+    const auto g = std::size_t(group);
     switch (action.kind) {
       case Action::Kind::gather:
-        values[g] = take(layout.groups[g].numel, false);
+        if (lending.values) values[g] = take(group, type);
         break;
       case Action::Kind::release:
-        free.push_back(values[g]);
+        if (lending.values) pool.give_back(values[g]);
         break;
       case Action::Kind::open:
+        if (!lending.gradients) break;
         // As many as may be on their way to their owners, and this group's own.
         for (std::size_t i = 0; i < scattering.size(); ++i)
-          if (scattering[i].first == action.group || i + 2 <= scattering.size()) {
-            free.push_back(scattering[i].second);
+          if (scattering[i].first == group ||
+              i + ZeroShards::most_scattering <= scattering.size()) {
+            pool.give_back(scattering[i].second);
             scattering[i].first = -1;
           }
         std::erase_if(scattering, [](const auto& one) { return one.first < 0; });
-        grads[g] = take(layout.groups[g].numel, false);
+        grads[g] = take(group, type);
         break;
       case Action::Kind::scatter: {
-        if (stage < 2) break;
+        if (!lending.gradients) break;
         Piece piece = grads[g];
-        if (wide_sums) {
-          piece = take(layout.groups[g].numel, true);
-          free.push_back(grads[g]);
+        if (sums_in_fp32(options.train)) {
+          piece = take(group, at::kFloat);
+          pool.give_back(grads[g]);
         }
-        scattering.push_back({action.group, piece});
+        scattering.push_back({group, piece});
         break;
       }
       default:
         break;
     }
   }
-  std::uint64_t sum = 0;
-  for (const auto& [numel, wide] : all) sum += std::uint64_t(numel) * (wide ? 4 : element);
   return sum;
 }
 
@@ -179,8 +154,10 @@ MemoryForecast forecast_memory(const JobOptions& options, int ranks, int local) 
   const auto stage = int(options.parallel.zero);
   const bool servers = options.server.count > 0;
   const int owners = stage == 0 ? 1 : options.zero.shard == "host" ? local : ranks;
-  const Layout layout = layout_of(options, owners);
-  const auto n = std::uint64_t(layout.numel), part = n / std::uint64_t(owners);
+  const Stack stack = laid_out(options, owners);
+  std::int64_t numel = 0;  // of all trainable units, with padding
+  for (const auto& group : stack.groups()) numel += group.numel;
+  const auto n = std::uint64_t(numel), part = n / std::uint64_t(owners);
   const bool sums = sums_in_fp32(options.train);
   const std::uint64_t states = make_optimizer(options.optim)->state_names().size();
 
@@ -193,16 +170,15 @@ MemoryForecast forecast_memory(const JobOptions& options, int ranks, int local) 
       options, servers
                    ? ranks - (options.server.place == "separate" ? int(options.server.count) : 0)
                    : ranks);
-  if (stage >= 2)
-    kind(result.tensors, MemoryKind::communication) = lent_bytes(layout, options, element, sums);
-  // Gradients are widened a piece at a time, where the optimiser does not take them as they are.
   const bool offloads = options.zero.offload != "none" && stage > 0;
+  kind(result.tensors, MemoryKind::communication) = lent_bytes(
+      stack, options, type, ZeroShards::lending(stage, owners, owners < ranks, offloads, sums));
+  // Gradients are widened a piece at a time, where the optimiser does not take them as they are.
   const bool on_cpu = options.train.device == "cpu" || offloads;
   const bool taken = make_optimizer(options.optim)->takes(type, on_cpu ? at::kCPU : at::kCUDA);
   if (wide != element && !sums && !taken) {
     std::int64_t longest = 0;
-    for (const auto& range :
-         ranges_within(layout.units, 0, layout.numel, type, grain_of(options.optim)))
+    for (const auto& range : ranges_within(stack.units(), 0, numel, type, grain_of(options.optim)))
       longest = std::max(longest, range.numel);
     longest = std::min(longest, std::int64_t(part));
     if (offloads) longest = std::min(longest, std::int64_t(options.zero.piece * mib / 4));
@@ -230,7 +206,7 @@ MemoryForecast forecast_memory(const JobOptions& options, int ranks, int local) 
     // slices that are gathered.
     if (options.zero.offload == "disk") {
       std::uint64_t largest = 0;
-      for (const auto& group : layout.groups)
+      for (const auto& group : stack.groups())
         largest = std::max(largest, std::uint64_t(group.numel) / std::uint64_t(owners) * wide);
       const auto piece = std::min<std::uint64_t>(std::uint64_t(options.zero.piece * mib), largest);
       const auto writing =
@@ -239,12 +215,12 @@ MemoryForecast forecast_memory(const JobOptions& options, int ranks, int local) 
           writing + 2 * (states + 2) * piece + (stage >= 3 ? 2 * largest : 0);
     }
   }
-  for (const auto& group : layout.groups) {
+  for (const auto& group : stack.groups()) {
     const auto bytes = std::uint64_t(group.numel) * element * 2;
     if (bytes <= result.largest_group_bytes) continue;
     result.largest_group_bytes = bytes;
     std::vector<std::string> names;
-    for (const auto& unit : layout.units)
+    for (const auto& unit : stack.units())
       if (unit.trainable && unit.begin >= group.begin && unit.begin < group.begin + group.numel)
         for (const auto& segment : unit.segments) names.push_back(segment.name);
     result.largest_group =

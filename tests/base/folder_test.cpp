@@ -30,8 +30,9 @@ TEST(Folder, ListsFilesFoldersAndLinks) {
     seen += entry.name + (entry.is_link ? " link" : "") + (entry.is_folder ? " folder" : "") +
             (entry.is_file ? " file" : "") + "\n";
   EXPECT_FALSE(error);
-  EXPECT_EQ(seen,
-            ".hidden file\na folder\nb file\npipe\nto a link folder\nto b link file\nto nothing link\n");
+  EXPECT_EQ(
+      seen,
+      ".hidden file\na folder\nb file\npipe\nto a link folder\nto b link file\nto nothing link\n");
 }
 
 TEST(Folder, SaysWhyItCannotBeListed) {

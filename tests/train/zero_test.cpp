@@ -106,6 +106,32 @@ TEST(Zero, EqualsOneProcessForOptimisersOfWholeParameters) {
   expect_one_process({.optimizer = "lamb", .micro_batches = 2});
 }
 
+// An owner that is alone works in its slices: nothing is lent, nor moved but across hosts.
+TEST(Zero, EqualsOneProcessWithOneOwner) {
+  at::set_num_threads(1);
+  for (const int micro_batches : {1, 3}) {
+    Case one{.micro_batches = micro_batches};
+    const Result expected = trained(one, nullptr);
+    for (one.stage = 1; one.stage <= 3; ++one.stage)
+      for (const int hosts : {1, 2})
+        run_ranks_well({.world = hosts, .hosts = hosts}, [&](Group& group) {
+          const auto ranks = native_communicator(group.shared_from_this());
+          Stack stack = model(one);
+          Trainer trainer(stack, tokens(), train_of(one), optim_of(one), ranks,
+                          {.exchange_alone = true, .zero = one.stage},
+                          {.prefetch = one.prefetch, .group = one.group, .shard = "host"});
+          trainer.run();
+          const at::Tensor seen = all_parameters(stack, trainer);
+          if (hosts == 1)
+            EXPECT_TRUE(at::equal(seen, expected.parameters)) << one.stage << micro_batches;
+          else
+            EXPECT_LT((seen - expected.parameters).abs().max().item<double>(), bound);
+          EXPECT_EQ(trainer.memory().at_peak()[MemoryKind::communication] == 0,
+                    hosts == 1 || one.stage == 1);
+        });
+  }
+}
+
 // Over messages as over shared memory.
 TEST(Zero, EqualsOneProcessAcrossHosts) {
   at::set_num_threads(1);

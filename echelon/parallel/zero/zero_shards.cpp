@@ -19,11 +19,6 @@
 #include "echelon/nn/memory.h"
 
 namespace echelon {
-namespace {
-
-constexpr std::size_t most_scattering = 2;  // groups, whose memory is held meanwhile
-
-}  // namespace
 
 Stack::Placement ZeroShards::placement(std::shared_ptr<Communicator> shards, int stage,
                                        at::Device device, std::int64_t smallest_group) {
@@ -37,6 +32,13 @@ Stack::Placement ZeroShards::placement(std::shared_ptr<Communicator> shards, int
       return shards->allocate({numel}, type).zero_();
     };
   return placement;
+}
+
+ZeroShards::Lending ZeroShards::lending(int stage, int owners, bool has_replicas, bool offloaded,
+                                        bool fp32_sums) {
+  const bool elsewhere = owners > 1 || (stage >= 3 && offloaded);
+  return {.values = stage >= 3 && elsewhere,
+          .gradients = stage >= 2 && (elsewhere || has_replicas || fp32_sums)};
 }
 
 Owners owners_of(std::shared_ptr<Communicator> ranks, bool per_host) {
@@ -114,7 +116,8 @@ ZeroShards::ZeroShards(Stack& stack, Owners owners, int stage, Tier* tier, bool 
       replicas_(std::move(owners.replicas)),
       stage_(stage),
       fp32_sums_(fp32_sums),
-      tier_(stage >= 3 ? tier : nullptr) {
+      tier_(stage >= 3 ? tier : nullptr),
+      lending_(lending(stage, ranks_->size(), replicas_ != nullptr, tier != nullptr, fp32_sums)) {
   std::int64_t all = 0;
   for (int g = 0; g < int(stack.groups().size()); ++g) {
     first_.push_back(all);
@@ -158,20 +161,12 @@ at::Tensor ZeroShards::grads(int group) const {
 }
 
 at::Tensor ZeroShards::take(std::int64_t numel, at::ScalarType type) {
-  auto best = free_.end();
-  for (auto it = free_.begin(); it != free_.end(); ++it)
-    if (it->scalar_type() == type && it->numel() >= numel &&
-        (best == free_.end() || it->numel() < best->numel()))
-      best = it;
-  if (best != free_.end()) {
-    const at::Tensor memory = *best;
-    free_.erase(best);
-    return memory;
-  }
-  MemoryScope scope(MemoryKind::communication);
-  return stack_.device().is_cpu()
-             ? ranks_->allocate({numel}, type)
-             : at::zeros({numel}, at::TensorOptions(stack_.device()).dtype(type));
+  return pool_.take(numel, type, [&] {
+    MemoryScope scope(MemoryKind::communication);
+    return stack_.device().is_cpu()
+               ? ranks_->allocate({numel}, type)
+               : at::zeros({numel}, at::TensorOptions(stack_.device()).dtype(type));
+  });
 }
 
 void ZeroShards::wait(Work& work) {
@@ -243,6 +238,7 @@ void ZeroShards::fetch(int group) {
 }
 
 void ZeroShards::gather(int group) {
+  if (!lending_.values) return stack_.lend_values(group, values(group));
   stack_.lend_values(group, take(stack_.groups()[std::size_t(group)].numel, stack_.type()));
   const at::Tensor all = stack_.group_values(group);
   auto& work = gathering_[std::size_t(group)];
@@ -278,7 +274,8 @@ void ZeroShards::release(int group) {
     lane_->wait(group);
     tier_->give_back(kept_values(group), /*changed=*/false);
   }
-  free_.push_back(stack_.take_back_values(group));
+  const at::Tensor memory = stack_.take_back_values(group);
+  if (lending_.values) pool_.give_back(memory);
 }
 
 // What has arrived is put away first, since its memory may do; and the same group of an earlier
@@ -286,6 +283,12 @@ void ZeroShards::release(int group) {
 // all ranks begin their exchanges in the same order. On a GPU every step takes the same memory for
 // the same group, so that a graph can record it.
 void ZeroShards::open(int group) {
+  if (!lending_.gradients) {
+    stack_.lend_grads(group, grads(group));
+    if (!kept_[std::size_t(group)]) stack_.forget_grads(group);
+    kept_[std::size_t(group)] = true;  // later micro-batches add to it
+    return;
+  }
   for (std::size_t i = 0; i < scattering_.size(); ++i)
     if (scattering_[i].group == group || i + most_scattering <= scattering_.size() ||
         ((!replicas_ || scattering_[i].across) && stack_.device().is_cpu() &&
@@ -305,13 +308,17 @@ void ZeroShards::scatter(int group) {
   const at::NoGradGuard no_grad;
   const auto& place = stack_.groups()[std::size_t(group)];
   if (!stack_.has_fp32_sums()) stack_.zero_unwritten_grads(place.begin, place.begin + place.numel);
+  if (stage_ >= 2 && !lending_.gradients) {
+    stack_.take_back_grads(group);
+    return;
+  }
   Scattering one;
   one.group = group;
   one.all = stack_.group_sums(group);
   if (stage_ >= 2 && fp32_sums_) {
     one.memory = take(place.numel, at::kFloat);
     one.all = one.memory.narrow(0, 0, place.numel).copy_(one.all);
-    free_.push_back(stack_.take_back_grads(group));
+    pool_.give_back(stack_.take_back_grads(group));
   }
   // On a GPU straight to where it is kept; on a CPU where it lies, which shared memory does best.
   one.kept = stage_ >= 2 && !tier_ && stack_.device().is_cuda() && !kept_[std::size_t(group)];
@@ -334,7 +341,7 @@ void ZeroShards::finish(Scattering& one) {
   wait(one.work);
   if (stage_ >= 2) {
     if (!one.kept) keep(one.group, one.sum);
-    free_.push_back(one.memory.defined() ? one.memory : stack_.take_back_grads(one.group));
+    pool_.give_back(one.memory.defined() ? one.memory : stack_.take_back_grads(one.group));
   }
   one = {};
 }

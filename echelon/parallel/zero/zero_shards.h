@@ -11,7 +11,8 @@
 // own slices are fp32.
 //
 // Memory that is lent to groups is the communicator's, so a gather on one host reads the owners'
-// slices and writes each element once; it is used again for the next group.
+// slices and writes each element once; it is used again for the next group. An owner that is alone
+// has all of a group in its slice: nothing is lent nor moved, layers work in the slice.
 //
 // Hybrid sharding: the owners are the ranks of a host and every host has a copy of everything.
 // Gradients are then summed within a host, and the owners of the same slice sum theirs across.
@@ -25,6 +26,7 @@
 
 #include "echelon/comm/communicator.h"
 #include "echelon/nn/stack.h"
+#include "echelon/parallel/zero/lending_pool.h"
 #include "echelon/parallel/zero/tier.h"
 #include "echelon/step/shards.h"
 
@@ -47,6 +49,13 @@ class ZeroShards final : public Shards {
   ~ZeroShards() override;
   static Stack::Placement placement(std::shared_ptr<Communicator> shards, int stage,
                                     at::Device device, std::int64_t smallest_group);
+
+  // What needs memory beside the owners' slices while a step runs.
+  struct Lending {
+    bool values = false, gradients = false;
+  };
+  static Lending lending(int stage, int owners, bool has_replicas, bool offloaded, bool fp32_sums);
+  static constexpr std::size_t most_scattering = 2;  // groups, whose memory is held meanwhile
 
   int stage() const { return stage_; }
   Communicator& ranks() const { return *ranks_; }  // one for each slice
@@ -109,7 +118,8 @@ class ZeroShards final : public Shards {
   std::shared_ptr<Communicator> ranks_, replicas_;
   int stage_;
   bool fp32_sums_;
-  Tier* tier_;                       // null: slices are kept here
+  Tier* tier_;  // null: slices are kept here
+  Lending lending_;
   std::unique_ptr<CopyLane> lane_;   // between a device and the host's memory
   std::vector<std::int64_t> first_;  // by group: where its own slice begins in the flat ones below
   at::Tensor own_values_, own_grads_;  // stage 3; stages 2 and 3
@@ -117,7 +127,7 @@ class ZeroShards final : public Shards {
   std::vector<Scattering> scattering_;
   std::vector<bool> kept_;         // by group: own_grads_ has gradients of this step
   std::vector<at::Tensor> norms_;  // by group
-  std::vector<at::Tensor> free_;   // memory that nobody is lent
+  LendingPool<at::Tensor> pool_;
   double exchanging_ = 0, waited_ = 0;
 };
 
