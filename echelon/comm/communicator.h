@@ -119,6 +119,7 @@ class Communicator {
   // of algorithms. Collective.
   virtual void measure_links() {}
 
+  // What this rank has sent, through this and all that were split from the same one.
   virtual Ledger& ledger() = 0;
   virtual std::string plan() const { return "{}\n"; }  // what was measured and chosen, as JSON
 };

@@ -46,8 +46,8 @@ struct Context {
   MPI_Comm comm = MPI_COMM_NULL;
   int rank = 0, size = 1;
   CommOptions options;
-  Ledger ledger;
-  std::exception_ptr broken;  // under Library::mutex
+  std::shared_ptr<Ledger> ledger;  // that of all that were split from one
+  std::exception_ptr broken;       // under Library::mutex
 };
 
 // Bytes of memory from the first to the last of a tensor.

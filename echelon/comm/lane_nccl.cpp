@@ -65,8 +65,13 @@ void Piece::keep(const at::Tensor& tensor, const c10::cuda::CUDAStream& stream) 
     c10::cuda::CUDACachingAllocator::recordStream(tensor.storage().data_ptr(), stream);
 }
 
-Lane::Lane(ncclComm_t collectives, ncclComm_t messages, c10::DeviceIndex on, CommOptions with)
-    : device(on), options(std::move(with)), collective(collectives, on), message(messages, on) {
+Lane::Lane(ncclComm_t collectives, ncclComm_t messages, c10::DeviceIndex on, CommOptions with,
+           std::shared_ptr<Ledger> in)
+    : device(on),
+      options(std::move(with)),
+      collective(collectives, on),
+      message(messages, on),
+      ledger(std::move(in)) {
   must(ncclCommUserRank(collectives, &rank), "the rank", collectives);
   must(ncclCommCount(collectives, &size), "the number of ranks", collectives);
   const c10::cuda::CUDAStreamGuard ours(collective.stream);
@@ -233,7 +238,7 @@ Work make_work(std::shared_ptr<Lane> lane, std::shared_ptr<Lane::Operated> opera
 }
 
 std::shared_ptr<Lane> split_lane(ncclComm_t of, int colour, int key, c10::DeviceIndex device,
-                                 const CommOptions& options) {
+                                 const CommOptions& options, std::shared_ptr<Ledger> ledger) {
   const int group = colour < 0 ? NCCL_SPLIT_NOCOLOR : colour;
   ncclComm_t parts[2] = {};
   for (auto& part : parts) {
@@ -246,7 +251,8 @@ std::shared_ptr<Lane> split_lane(ncclComm_t of, int colour, int key, c10::Device
     }
     must(result, "split", of);
   }
-  return parts[0] ? std::make_shared<Lane>(parts[0], parts[1], device, options) : nullptr;
+  if (!parts[0]) return nullptr;
+  return std::make_shared<Lane>(parts[0], parts[1], device, options, std::move(ledger));
 }
 
 }  // namespace echelon::nccl

@@ -104,7 +104,8 @@ class Lane {
  public:
   struct Operated;
 
-  Lane(ncclComm_t collectives, ncclComm_t messages, c10::DeviceIndex on, CommOptions with);
+  Lane(ncclComm_t collectives, ncclComm_t messages, c10::DeviceIndex on, CommOptions with,
+       std::shared_ptr<Ledger> in);
 
   // After what is still under way, or its deadline: what was dropped goes on.
   ~Lane();
@@ -119,8 +120,8 @@ class Lane {
   CommOptions options;
   Channel collective, message;
   int rank = 0, size = 1;
-  Ledger ledger;
-  at::Tensor token;  // what a barrier sums
+  std::shared_ptr<Ledger> ledger;  // that of all that were split from one
+  at::Tensor token;                // what a barrier sums
 
   std::mutex mutex;  // calls of NCCL, and all below
   std::exception_ptr broken;
@@ -158,6 +159,6 @@ Work make_work(std::shared_ptr<Lane> lane, std::shared_ptr<Lane::Operated> opera
 
 // Both halves of a communicator of these ranks; nullptr where this rank takes no part. Collective.
 std::shared_ptr<Lane> split_lane(ncclComm_t of, int colour, int key, c10::DeviceIndex device,
-                                 const CommOptions& options);
+                                 const CommOptions& options, std::shared_ptr<Ledger> ledger);
 
 }  // namespace echelon::nccl

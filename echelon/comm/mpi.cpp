@@ -32,10 +32,12 @@ using namespace mpi;
 constexpr std::size_t most = std::size_t{1} << 30;  // elements of one call of MPI
 
 // Under the mutex: `comm` is ours from here on.
-std::shared_ptr<Context> make_context(MPI_Comm comm, const CommOptions& options) {
+std::shared_ptr<Context> make_context(MPI_Comm comm, const CommOptions& options,
+                                      std::shared_ptr<Ledger> ledger) {
   auto context = std::make_shared<Context>();
   context->comm = comm;
   context->options = options;
+  context->ledger = std::move(ledger);
   must(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "set a communicator's error handler");
   must(MPI_Comm_rank(comm, &context->rank), "say this rank");
   must(MPI_Comm_size(comm, &context->size), "say how many ranks there are");
@@ -74,7 +76,7 @@ class MpiCommunicator final : public Communicator {
   const char* backend() const override { return "mpi"; }
   int rank() const override { return context_->rank; }
   int size() const override { return context_->size; }
-  Ledger& ledger() override { return context_->ledger; }
+  Ledger& ledger() override { return *context_->ledger; }
 
   Work all_reduce(at::Tensor tensor, ReduceOp op, const CommCall& call) override {
     const auto exchange = make(Operation::all_reduce, call, {}, tensor);
@@ -308,7 +310,8 @@ class MpiCommunicator final : public Communicator {
     must(MPI_Comm_split(comm(), colour < 0 ? MPI_UNDEFINED : colour, key, &made),
          "split a communicator");
     if (made == MPI_COMM_NULL) return nullptr;
-    return std::make_shared<MpiCommunicator>(make_context(made, context_->options));
+    return std::make_shared<MpiCommunicator>(
+        make_context(made, context_->options, context_->ledger));
   }
 
  private:
@@ -341,8 +344,8 @@ class MpiCommunicator final : public Communicator {
       exchange->fail(std::current_exception());
       return Work(exchange);
     }
-    context_->ledger.add(exchange->operation, exchange->tag, Algorithm::automatic, LinkKind::tcp,
-                         bytes);
+    context_->ledger->add(exchange->operation, exchange->tag, Algorithm::automatic, LinkKind::tcp,
+                          bytes);
     library_.keep(exchange);
     return Work(exchange);
   }
@@ -449,7 +452,7 @@ std::shared_ptr<Communicator> duplicate(MPI_Comm comm, const CommOptions& option
   const std::lock_guard lock(Library::get().mutex);
   MPI_Comm made = MPI_COMM_NULL;
   must(MPI_Comm_dup(comm, &made), "duplicate a communicator");
-  return std::make_shared<MpiCommunicator>(make_context(made, options));
+  return std::make_shared<MpiCommunicator>(make_context(made, options, std::make_shared<Ledger>()));
 }
 
 }  // namespace

@@ -55,7 +55,7 @@ class NcclCommunicator final : public Communicator {
   int size() const override { return lane_->size; }
   bool recordable() const override { return true; }
   at::Device device() const override { return {at::kCUDA, lane_->device}; }
-  Ledger& ledger() override { return lane_->ledger; }
+  Ledger& ledger() override { return *lane_->ledger; }
 
   Work all_reduce(at::Tensor tensor, ReduceOp op, const CommCall& call) override {
     const DataType type = data_type(tensor.scalar_type());
@@ -244,7 +244,7 @@ class NcclCommunicator final : public Communicator {
       lock.lock();
     }
     const c10::cuda::CUDAGuard guard(lane_->device);
-    auto lane = split_lane(comm(), colour, key, lane_->device, lane_->options);
+    auto lane = split_lane(comm(), colour, key, lane_->device, lane_->options, lane_->ledger);
     return lane ? std::make_shared<NcclCommunicator>(std::move(lane)) : nullptr;
   }
 
@@ -292,7 +292,7 @@ class NcclCommunicator final : public Communicator {
         work->end->record(stream());
         work->launched = true;
         lane_->last_collective = work;
-        lane_->ledger.add(operation, options.tag, Algorithm::automatic, LinkKind::tcp, bytes);
+        lane_->ledger->add(operation, options.tag, Algorithm::automatic, LinkKind::tcp, bytes);
       } catch (...) {
         lane_->fail(std::current_exception());  // comes out of the work
       }
@@ -309,8 +309,8 @@ class NcclCommunicator final : public Communicator {
     const std::lock_guard lock(lane_->mutex);
     lane_->message.follow_current();
     lane_->collected.push_back({std::move(piece), elements(tensor), type, peer, work});
-    lane_->ledger.add(operation, options.tag, Algorithm::automatic, LinkKind::tcp,
-                      sends ? tensor.nbytes() : 0);
+    lane_->ledger->add(operation, options.tag, Algorithm::automatic, LinkKind::tcp,
+                       sends ? tensor.nbytes() : 0);
     return make_work(lane_, work, sends ? -1 : peer);
   }
 
@@ -337,7 +337,7 @@ std::shared_ptr<Communicator> nccl_world(std::shared_ptr<Communicator> control,
          "a communicator of all ranks", nullptr);
   }
   return std::make_shared<NcclCommunicator>(
-      std::make_shared<Lane>(comms[0], comms[1], device, options));
+      std::make_shared<Lane>(comms[0], comms[1], device, options, std::make_shared<Ledger>()));
 }
 
 std::shared_ptr<Communicator> Communicator::adopt_nccl(ncclComm* comm, const CommOptions& options) {
@@ -346,7 +346,8 @@ std::shared_ptr<Communicator> Communicator::adopt_nccl(ncclComm* comm, const Com
   must(ncclCommUserRank(comm, &rank), "the rank in an adopted communicator", comm);
   const auto on = c10::DeviceIndex(device);
   const c10::cuda::CUDAGuard guard(on);
-  return std::make_shared<NcclCommunicator>(split_lane(comm, 0, rank, on, options));
+  return std::make_shared<NcclCommunicator>(
+      split_lane(comm, 0, rank, on, options, std::make_shared<Ledger>()));
 }
 
 }  // namespace echelon

@@ -438,6 +438,7 @@ class CommSuite {
     expect(again->size() == size() && again->rank() == rank(), "split changed the whole");
     expect((rank() == 0) == !some, "split with a negative colour gave a communicator");
     if (some) expect(some->size() == size() - 1, "split counted who took no part");
+    expect(&half->ledger() == &comm_.ledger(), "split began a ledger of its own");
 
     std::vector<at::Tensor> part;
     for (int r = rank() % 2; r < size(); r += 2) part.push_back(values(r, 501, at::kFloat, 1));

@@ -1,6 +1,6 @@
 // Memory that groups of parameters are lent in turn: what comes back is lent again, and new memory
-// is made where nothing free is large enough. The best fit is taken, the oldest of equals, so that a
-// step that repeats takes the same memory for the same group.
+// is made where nothing free is large enough. The best fit is taken, the oldest of equals, so that
+// a step that repeats takes the same memory for the same group.
 #pragma once
 
 #include <cstdint>
