@@ -28,6 +28,7 @@ struct Case {
   std::string offload = "none", precision = "fp32", optimizer = "adamw", shard = "all";
   int micro_batches = 1;
   int world = 2, hosts = 1;
+  std::string reduce = "auto";
 };
 
 ZeroOptions zero_of(const Case& one, const ScratchFolder& folder) {
@@ -47,6 +48,7 @@ TrainOptions train_of(const Case& one) {
   train.micro_batches = one.micro_batches;
   train.precision = one.precision;
   train.loss_scale = 1024;
+  train.reduce = one.reduce;
   return train;
 }
 
@@ -148,6 +150,23 @@ TEST(Hybrid, EqualsShardingOverAllRanks) {
     const at::Tensor expected = trained(one);
     one.shard = "host";
     EXPECT_LT((trained(one) - expected).abs().max().item<double>(), 1e-12) << "stage " << stage;
+  }
+}
+
+// Sums of bf16 gradients in fp32, in another order: their last bits differ, and now and then the
+// bf16 value that a step computes with.
+TEST(Hybrid, SumsInFp32AcrossHosts) {
+  for (int stage = 1; stage <= 3; ++stage) {
+    Case one{.stage = stage,
+             .precision = "bf16",
+             .optimizer = "sgd",
+             .micro_batches = 2,
+             .world = 4,
+             .hosts = 2,
+             .reduce = "fp32"};
+    const at::Tensor expected = trained(one);
+    one.shard = "host";
+    EXPECT_LT((trained(one) - expected).abs().max().item<double>(), 1e-6) << "stage " << stage;
   }
 }
 

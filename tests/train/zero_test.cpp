@@ -106,6 +106,24 @@ TEST(Zero, EqualsOneProcessForOptimisersOfWholeParameters) {
   expect_one_process({.optimizer = "lamb", .micro_batches = 2});
 }
 
+// Ranks that take unequal parts of a batch, as parallel.shares=speed has them.
+TEST(Zero, EqualsOneProcessWithUnevenShares) {
+  at::set_num_threads(1);
+  Case one{.micro_batches = 2};
+  const Result expected = trained(one, nullptr);
+  for (one.stage = 1; one.stage <= 3; ++one.stage)
+    run_ranks_well({.world = 3}, [&](Group& group) {
+      const auto ranks = native_communicator(group.shared_from_this());
+      Stack stack = model(one);
+      Trainer trainer(stack, tokens(), train_of(one), optim_of(one), ranks, {.zero = one.stage});
+      trainer.run_until(2);
+      trainer.share_out({5, 2, 17});
+      trainer.run();
+      EXPECT_LT((all_parameters(stack, trainer) - expected.parameters).abs().max().item<double>(),
+                bound);
+    });
+}
+
 // An owner that is alone works in its slices: nothing is lent, nor moved but across hosts.
 TEST(Zero, EqualsOneProcessWithOneOwner) {
   at::set_num_threads(1);
