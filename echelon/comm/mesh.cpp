@@ -1,0 +1,162 @@
+#include "echelon/comm/mesh.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "echelon/base/error.h"
+#include "echelon/comm/texts.h"
+
+namespace echelon {
+namespace {
+
+// The hosts in the order in which ranks name them, and each rank's among them.
+struct Hosts {
+  std::vector<std::string> names;
+  std::vector<int> of;  // by rank
+};
+
+Hosts number(const std::vector<std::string>& hosts) {
+  Hosts result;
+  for (const auto& host : hosts) {
+    const auto at = std::find(result.names.begin(), result.names.end(), host);
+    result.of.push_back(int(at - result.names.begin()));
+    if (at == result.names.end()) result.names.push_back(host);
+  }
+  return result;
+}
+
+}  // namespace
+
+std::string to_string(const MeshShape& shape) {
+  return fmt::format("pipeline {} x data {} x tensor {}", shape.pipeline, shape.data, shape.tensor);
+}
+
+MeshPlace place_at(const MeshShape& shape, int position) {
+  return {.pipeline = position / (shape.data * shape.tensor),
+          .data = position / shape.tensor % shape.data,
+          .tensor = position % shape.tensor};
+}
+
+MeshShape mesh_shape(int ranks, int pipeline, int data, int tensor) {
+  if (ranks < 1 || pipeline < 1 || data < 0 || tensor < 1)
+    throw InvalidArgument(fmt::format(
+        "a mesh of {} ranks, pipeline {} x data {} x tensor {}, cannot be: each is 1 or more", ranks,
+        pipeline, data, tensor));
+  const int group = pipeline * std::max(1, data) * tensor;
+  if (data > 0 && group != ranks)
+    throw InvalidArgument(fmt::format(
+        "pipeline {} x data {} x tensor {} takes {} ranks, and there are {}: start {}, or leave "
+        "parallel.data at 0",
+        pipeline, data, tensor, group, ranks, group));
+  if (ranks % group != 0) {
+    const int below = ranks / group * group;
+    const std::string nearest =
+        below > 0 ? fmt::format("{} or {}", below, below + group) : fmt::format("{}", group);
+    throw InvalidArgument(
+        fmt::format("pipeline {} x tensor {} takes {} ranks or a multiple, and there are {}: start {}",
+                    pipeline, tensor, group, ranks, nearest));
+  }
+  return {.pipeline = pipeline, .data = ranks / (pipeline * tensor), .tensor = tensor};
+}
+
+std::vector<int> mesh_order(const std::vector<std::string>& hosts) {
+  const Hosts numbered = number(hosts);
+  std::vector<int> order(hosts.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
+    return numbered.of[std::size_t(a)] < numbered.of[std::size_t(b)];
+  });
+  return order;
+}
+
+bool tensor_within_hosts(const MeshShape& shape, const std::vector<std::string>& hosts) {
+  const auto order = mesh_order(hosts);
+  for (int position = 0; position < shape.ranks(); ++position) {
+    const int first = position / shape.tensor * shape.tensor;
+    if (hosts[std::size_t(order[std::size_t(position)])] !=
+        hosts[std::size_t(order[std::size_t(first)])])
+      return false;
+  }
+  return true;
+}
+
+std::string draw_mesh(const MeshShape& shape, const std::vector<std::string>& hosts) {
+  const auto order = mesh_order(hosts);
+  const Hosts numbered = number(hosts);
+  const bool several = numbered.names.size() > 1;
+  const auto digits = fmt::formatted_size("{}", shape.ranks() - 1);
+  std::string picture = fmt::format("{} rank{} on {} host{}: {}", shape.ranks(),
+                                    shape.ranks() > 1 ? "s" : "", numbered.names.size(),
+                                    several ? "s" : "", to_string(shape));
+  if (several && shape.tensor > 1)
+    picture += tensor_within_hosts(shape, hosts) ? ", tensor groups within a host"
+                                                 : ", tensor groups span hosts";
+  picture += "\n\n";
+  const auto box = [&](int stage, int data) {
+    std::string ranks;
+    int before = -1;  // the host that was named last
+    for (int t = 0; t < shape.tensor; ++t) {
+      const int rank = order[std::size_t((stage * shape.data + data) * shape.tensor + t)];
+      const int host = numbered.of[std::size_t(rank)];
+      if (several && std::exchange(before, host) != host)
+        ranks += fmt::format("{}h{}:", t > 0 ? " " : "", host);
+      ranks += fmt::format(" {:>{}}", rank, digits);
+    }
+    return fmt::format("[{} ]", ranks);
+  };
+  std::size_t width = 0;
+  for (int position = 0; position < shape.ranks(); position += shape.tensor) {
+    const MeshPlace place = place_at(shape, position);
+    width = std::max(width, box(place.pipeline, place.data).size());
+  }
+  picture += fmt::format("{:9}", "");
+  for (int d = 0; d < shape.data; ++d) picture += fmt::format("  {:<{}}", fmt::format("data {}", d), width);
+  for (int s = 0; s < shape.pipeline; ++s) {
+    picture += fmt::format("\n{:9}", fmt::format("stage {}", s));
+    for (int d = 0; d < shape.data; ++d) picture += fmt::format("  {:<{}}", box(s, d), width);
+  }
+  picture += "\n";
+  if (several) {
+    picture += "\n";
+    for (std::size_t h = 0; h < numbered.names.size(); ++h)
+      picture += fmt::format("h{} is {}\n", h, numbered.names[h]);
+  }
+  // Trailing blanks of the last column.
+  std::string lines;
+  for (std::size_t at = 0; at < picture.size();) {
+    const auto end = picture.find('\n', at);
+    auto line = picture.substr(at, end - at);
+    line.erase(line.find_last_not_of(' ') + 1);
+    lines += line + "\n";
+    at = end + 1;
+  }
+  return lines;
+}
+
+Mesh make_mesh(std::shared_ptr<Communicator> ranks, const MeshShape& shape) {
+  if (shape.ranks() != ranks->size())
+    throw InvalidArgument(fmt::format("a mesh of {} takes {} ranks, and there are {}",
+                                      to_string(shape), shape.ranks(), ranks->size()));
+  Mesh mesh;
+  mesh.shape = shape;
+  mesh.hosts = gather_texts(*ranks, ranks->host(), "hosts");
+  mesh.order = mesh_order(mesh.hosts);
+  const auto position =
+      int(std::find(mesh.order.begin(), mesh.order.end(), ranks->rank()) - mesh.order.begin());
+  const MeshPlace place = mesh.place = place_at(shape, position);
+  const auto along = [&](int size, int colour, int key) {
+    return size > 1 ? ranks->split(colour, key) : nullptr;
+  };
+  mesh.tensor =
+      along(shape.tensor, place.pipeline * shape.data + place.data, place.tensor);
+  mesh.data = along(shape.data, place.pipeline * shape.tensor + place.tensor, place.data);
+  mesh.pipeline =
+      along(shape.pipeline, place.data * shape.tensor + place.tensor, place.pipeline);
+  mesh.all = std::move(ranks);
+  return mesh;
+}
+
+}  // namespace echelon

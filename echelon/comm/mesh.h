@@ -1,0 +1,57 @@
+// Ranks as a mesh: pipeline x data x tensor.
+//
+// Positions are counted with tensor innermost, since it talks most, then data, then pipeline. Ranks
+// of one host have neighbouring positions whatever their numbers are, so a tensor group stays within
+// a host wherever the ranks of every host divide by it.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "echelon/comm/communicator.h"
+
+namespace echelon {
+
+struct MeshShape {
+  int pipeline = 1, data = 1, tensor = 1;
+
+  int ranks() const { return pipeline * data * tensor; }
+  bool operator==(const MeshShape&) const = default;
+};
+std::string to_string(const MeshShape& shape);  // "pipeline 2 x data 4 x tensor 1"
+
+// Where a rank is, along each dimension.
+struct MeshPlace {
+  int pipeline = 0, data = 0, tensor = 0;
+  bool operator==(const MeshPlace&) const = default;
+};
+MeshPlace place_at(const MeshShape& shape, int position);
+
+// The shape over so many ranks; data = 0: what the others leave. Throws InvalidArgument where it does
+// not come out even, naming the nearest numbers of ranks that do.
+MeshShape mesh_shape(int ranks, int pipeline, int data, int tensor);
+
+// By position: the rank there. `hosts`: of every rank, as Communicator::host gives them.
+std::vector<int> mesh_order(const std::vector<std::string>& hosts);
+
+// Whether no tensor group spans two hosts.
+bool tensor_within_hosts(const MeshShape& shape, const std::vector<std::string>& hosts);
+
+// A picture: a row for each pipeline stage, a box for each tensor group.
+std::string draw_mesh(const MeshShape& shape, const std::vector<std::string>& hosts);
+
+struct Mesh {
+  MeshShape shape;
+  MeshPlace place;
+  std::vector<int> order;  // by position
+  std::vector<std::string> hosts;
+  // Of this rank: all ranks, and those that differ from it along one dimension alone, in the order
+  // of their places; null where there is no other.
+  std::shared_ptr<Communicator> all, pipeline, data, tensor;
+};
+
+// Collective: all ranks give the same shape.
+Mesh make_mesh(std::shared_ptr<Communicator> ranks, const MeshShape& shape);
+
+}  // namespace echelon
