@@ -26,7 +26,7 @@ struct OptimOptions {
 
   void fields(Fields& f) {
     f.add("name", name, "the optimiser", {.choices = {"adamw", "sgd", "lars", "lamb"}});
-    f.add("rate", rate, "peak learning rate", {.minimum = 0});
+    f.add("rate", rate, "peak learning rate", {.minimum = 0, .maximum = 1e6});
     f.add(
         "scale", scale,
         "what the rate becomes with larger batches: linear: times train.batch / optim.base_batch; "
@@ -43,9 +43,9 @@ struct OptimOptions {
     f.add("decay", decay, "weight decay of matrices; norms and biases have none", {.minimum = 0});
     f.add("clip", clip, "largest norm of all gradients together; 0: no limit", {.minimum = 0});
     f.add("beta1", beta1, "adamw, lamb: decay of the mean of gradients",
-          {.minimum = 0, .maximum = 1});
+          {.minimum = 0, .maximum = 0.9999999});
     f.add("beta2", beta2, "adamw, lamb: decay of the mean of their squares",
-          {.minimum = 0, .maximum = 1});
+          {.minimum = 0, .maximum = 0.9999999});
     f.add("epsilon", epsilon, "adamw, lamb: added to the root of the mean square", {.minimum = 0});
     f.add("momentum", momentum, "sgd, lars: decay of the velocity; sgd: 0 for none",
           {.minimum = 0, .maximum = 1});

@@ -11,6 +11,7 @@
 #include <limits>
 
 #include "echelon/nn/memory.h"
+#include "echelon/optim/flat_norm.h"
 
 namespace echelon {
 namespace {
@@ -107,9 +108,7 @@ void SliceUpdate::prepare(std::int64_t longest, int parameters, at::TensorOption
     scalars_.squares = at::zeros({parameters, 2}, wide.dtype(at::kDouble));
 }
 
-at::Tensor SliceUpdate::norm_of_part(const at::Tensor& grad) const {
-  return at::linalg_vector_norm(grad, 2, {}, false, single_ ? at::kFloat : at::kDouble);
-}
+at::Tensor SliceUpdate::norm_of_part(const at::Tensor& grad) const { return flat_norm(grad); }
 
 at::Tensor SliceUpdate::norm_of_norms(const std::vector<at::Tensor>& norms) {
   return norms.size() == 1 ? norms[0] : at::linalg_vector_norm(at::stack(norms));

@@ -1,7 +1,6 @@
 #include "echelon/parallel/zero/zero_shards.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
@@ -17,6 +16,7 @@
 #include "echelon/base/error.h"
 #include "echelon/comm/texts.h"
 #include "echelon/nn/memory.h"
+#include "echelon/optim/flat_norm.h"
 
 namespace echelon {
 
@@ -359,8 +359,7 @@ void ZeroShards::keep(int group, at::Tensor sum) {
   at::Tensor mine = first ? tier_->blank(run) : tier_->take(run);
   if (!first) sum.add_(mine.to(sum.device(), /*non_blocking=*/true));
   mine.copy_(sum, /*non_blocking=*/true);
-  norms_[std::size_t(group)] = at::linalg_vector_norm(
-      sum, 2, {}, false, sum.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+  norms_[std::size_t(group)] = flat_norm(sum);
   if (lane_) lane_->wait_for_device();
   tier_->give_back(run, /*changed=*/true);
 }
