@@ -26,6 +26,19 @@ std::uint64_t free_bytes(const std::filesystem::path& folder) {
 
 }  // namespace
 
+std::string why_no_room(const std::filesystem::path& folder, std::uint64_t bytes) {
+  struct stat about = {};
+  if (::stat(folder.c_str(), &about) != 0 || !S_ISDIR(about.st_mode))
+    return fmt::format("{} is no folder; make it, or give another", folder.string());
+  if (::access(folder.c_str(), W_OK | X_OK) != 0)
+    return fmt::format("{} cannot be written: {}; give a folder that can", folder.string(),
+                       std::strerror(errno));
+  if (const auto free = free_bytes(folder); free < bytes)
+    return fmt::format("{}: needs {} on disk and {} are free there; give a folder with more room",
+                       folder.string(), human_bytes(bytes), human_bytes(free));
+  return {};
+}
+
 BlockFile::BlockFile(std::filesystem::path path, std::uint64_t bytes,
                      std::unique_ptr<BlockEngine> engine)
     : path_(std::move(path)), bytes_(aligned(bytes)), engine_(std::move(engine)) {

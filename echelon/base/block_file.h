@@ -21,6 +21,9 @@
 
 namespace echelon {
 
+// Why a folder cannot take files of so many bytes together: empty where it can.
+std::string why_no_room(const std::filesystem::path& folder, std::uint64_t bytes);
+
 class BlockFile {
  public:
   // Of offsets, sizes and addresses.

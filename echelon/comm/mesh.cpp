@@ -43,8 +43,8 @@ MeshPlace place_at(const MeshShape& shape, int position) {
 MeshShape mesh_shape(int ranks, int pipeline, int data, int tensor) {
   if (ranks < 1 || pipeline < 1 || data < 0 || tensor < 1)
     throw InvalidArgument(fmt::format(
-        "a mesh of {} ranks, pipeline {} x data {} x tensor {}, cannot be: each is 1 or more", ranks,
-        pipeline, data, tensor));
+        "a mesh of {} ranks, pipeline {} x data {} x tensor {}, cannot be: each is 1 or more",
+        ranks, pipeline, data, tensor));
   const int group = pipeline * std::max(1, data) * tensor;
   if (data > 0 && group != ranks)
     throw InvalidArgument(fmt::format(
@@ -55,9 +55,9 @@ MeshShape mesh_shape(int ranks, int pipeline, int data, int tensor) {
     const int below = ranks / group * group;
     const std::string nearest =
         below > 0 ? fmt::format("{} or {}", below, below + group) : fmt::format("{}", group);
-    throw InvalidArgument(
-        fmt::format("pipeline {} x tensor {} takes {} ranks or a multiple, and there are {}: start {}",
-                    pipeline, tensor, group, ranks, nearest));
+    throw InvalidArgument(fmt::format(
+        "pipeline {} x tensor {} takes {} ranks or a multiple, and there are {}: start {}",
+        pipeline, tensor, group, ranks, nearest));
   }
   return {.pipeline = pipeline, .data = ranks / (pipeline * tensor), .tensor = tensor};
 }
@@ -88,9 +88,9 @@ std::string draw_mesh(const MeshShape& shape, const std::vector<std::string>& ho
   const Hosts numbered = number(hosts);
   const bool several = numbered.names.size() > 1;
   const auto digits = fmt::formatted_size("{}", shape.ranks() - 1);
-  std::string picture = fmt::format("{} rank{} on {} host{}: {}", shape.ranks(),
-                                    shape.ranks() > 1 ? "s" : "", numbered.names.size(),
-                                    several ? "s" : "", to_string(shape));
+  std::string picture =
+      fmt::format("{} rank{} on {} host{}: {}", shape.ranks(), shape.ranks() > 1 ? "s" : "",
+                  numbered.names.size(), several ? "s" : "", to_string(shape));
   if (several && shape.tensor > 1)
     picture += tensor_within_hosts(shape, hosts) ? ", tensor groups within a host"
                                                  : ", tensor groups span hosts";
@@ -113,7 +113,8 @@ std::string draw_mesh(const MeshShape& shape, const std::vector<std::string>& ho
     width = std::max(width, box(place.pipeline, place.data).size());
   }
   picture += fmt::format("{:9}", "");
-  for (int d = 0; d < shape.data; ++d) picture += fmt::format("  {:<{}}", fmt::format("data {}", d), width);
+  for (int d = 0; d < shape.data; ++d)
+    picture += fmt::format("  {:<{}}", fmt::format("data {}", d), width);
   for (int s = 0; s < shape.pipeline; ++s) {
     picture += fmt::format("\n{:9}", fmt::format("stage {}", s));
     for (int d = 0; d < shape.data; ++d) picture += fmt::format("  {:<{}}", box(s, d), width);
@@ -150,11 +151,9 @@ Mesh make_mesh(std::shared_ptr<Communicator> ranks, const MeshShape& shape) {
   const auto along = [&](int size, int colour, int key) {
     return size > 1 ? ranks->split(colour, key) : nullptr;
   };
-  mesh.tensor =
-      along(shape.tensor, place.pipeline * shape.data + place.data, place.tensor);
+  mesh.tensor = along(shape.tensor, place.pipeline * shape.data + place.data, place.tensor);
   mesh.data = along(shape.data, place.pipeline * shape.tensor + place.tensor, place.data);
-  mesh.pipeline =
-      along(shape.pipeline, place.data * shape.tensor + place.tensor, place.pipeline);
+  mesh.pipeline = along(shape.pipeline, place.data * shape.tensor + place.tensor, place.pipeline);
   mesh.all = std::move(ranks);
   return mesh;
 }

@@ -1,8 +1,8 @@
 // Ranks as a mesh: pipeline x data x tensor.
 //
 // Positions are counted with tensor innermost, since it talks most, then data, then pipeline. Ranks
-// of one host have neighbouring positions whatever their numbers are, so a tensor group stays within
-// a host wherever the ranks of every host divide by it.
+// of one host have neighbouring positions whatever their numbers are, so a tensor group stays
+// within a host wherever the ranks of every host divide by it.
 #pragma once
 
 #include <memory>
@@ -28,8 +28,8 @@ struct MeshPlace {
 };
 MeshPlace place_at(const MeshShape& shape, int position);
 
-// The shape over so many ranks; data = 0: what the others leave. Throws InvalidArgument where it does
-// not come out even, naming the nearest numbers of ranks that do.
+// The shape over so many ranks; data = 0: what the others leave. Throws InvalidArgument where it
+// does not come out even, naming the nearest numbers of ranks that do.
 MeshShape mesh_shape(int ranks, int pipeline, int data, int tensor);
 
 // By position: the rank there. `hosts`: of every rank, as Communicator::host gives them.

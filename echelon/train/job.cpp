@@ -190,8 +190,10 @@ void check_combination(const JobRequest& request, int ranks) {
   refuse(options.zero.offload != "disk" && !options.zero.offload_path.empty(),
          "zero.offload_path is for zero.offload=disk: set that too, or leave it out");
   refuse(options.zero.shard == "host" && !shared, "zero.shard is for parallel.zero: set that too");
-  refuse(shared && ranks == 1 && !options.parallel.exchange_alone && !offloads,
-         "parallel.zero shares a model's state out over ranks: start several with --nproc");
+  refuse(
+      shared && ranks == 1 && !options.parallel.exchange_alone && !offloads,
+      "parallel.zero shares a model's state out over ranks: start several with --nproc, keep it elsewhere with "
+      "zero.offload, or train alone with parallel.zero=0");
   refuse(
       shared && servers,
       "parallel.zero and server.count both say who owns the optimiser's state: leave out either");
@@ -445,8 +447,8 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
 
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
-  fmt::print("trained     {} steps in {:.0f} s, {} tokens/s\n", outcome.step_seconds.size(),
-             seconds, human_count(summary["tokens_per_s"].get<double>()));
+  fmt::print("trained     {} steps, {} tokens/s; {:.0f} s in all\n", outcome.step_seconds.size(),
+             human_count(summary["tokens_per_s"].get<double>()), seconds);
   show_synchronisation(outcome, run);
   show_loss_scale(outcome);
   if (trace) fmt::print("trace       {}/trace.json opens in Perfetto\n", run.path().string());

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include "echelon/base/block_file.h"
 #include "echelon/base/bytes.h"
 #include "echelon/base/error.h"
 #include "echelon/base/process_memory.h"
@@ -45,7 +46,8 @@ std::uint64_t lent_bytes(const Stack& stack, const JobOptions& options, at::Scal
   const auto stage = int(options.parallel.zero);
   StepShape shape;
   shape.layers = stack.size();
-  shape.micro_batches = int(options.train.micro_batches);
+  // What is lent repeats from the second on.
+  shape.micro_batches = int(std::min<std::int64_t>(options.train.micro_batches, 3));
   for (int l = 0; l < stack.size(); ++l) shape.uses.push_back(stack.groups_of(l));
   shape.groups = int(stack.groups().size());
   shape.lent_values = stage >= 3;
@@ -132,8 +134,11 @@ std::uint64_t activation_bytes(const JobOptions& options, int workers) {
   // logarithms.
   const std::uint64_t a_block = std::min<std::uint64_t>(
       tokens * vocab * element, options.train.device == "cpu" ? 4 << 20 : 512 << 20);
-  // fp16 has that block in fp32.
-  const std::uint64_t rows = options.train.precision == "fp16" ? 2 * a_block : a_block;
+  // fp16 has that block in fp32; of bf16 a CPU's operators make an fp32 copy.
+  const std::uint64_t rows = options.train.precision == "fp16" ? 2 * a_block
+                             : options.train.precision == "bf16" && options.train.device == "cpu"
+                                 ? 3 * a_block
+                                 : a_block;
   const std::uint64_t head = tokens * (2 * d + vocab) * element + rows;
   // A gradient and its masked copy; on a GPU, masks are made of integers, 16 Mi at a time.
   std::uint64_t masks = 0;
@@ -255,66 +260,70 @@ std::string lack(const MemoryForecast& needs, const JobOptions& options, int loc
   return {};
 }
 
-struct Change {
-  std::string what;
-  JobOptions options;
-};
-
-// What could be changed, the cheapest first: each with what comes before it.
-std::vector<Change> changes(const JobOptions& options, int ranks) {
-  std::vector<Change> all;
-  JobOptions next = options;
-  std::string what;
-  const auto add = [&](const std::string& word) {
-    what += (what.empty() ? "" : " ") + word;
-    all.push_back({what, next});
+// What differs, as arguments: "parallel.zero=2 model.recompute=full".
+std::string changed(const JobOptions& from, const JobOptions& to) {
+  std::string text;
+  const auto add = [&](const char* key, const auto& before, const auto& after) {
+    if (before != after) text += fmt::format("{}{}={}", text.empty() ? "" : " ", key, after);
   };
-  const bool shares = ranks > 1 && options.server.count == 0;
-  if (next.model.recompute == "none") {
-    next.model.recompute = "selective";
-    add("model.recompute=selective");
+  add("parallel.zero", from.parallel.zero, to.parallel.zero);
+  add("model.recompute", from.model.recompute, to.model.recompute);
+  add("train.micro_batches", from.train.micro_batches, to.train.micro_batches);
+  add("zero.prefetch", from.zero.prefetch, to.zero.prefetch);
+  add("zero.group", from.zero.group, to.zero.group);
+  add("zero.offload", from.zero.offload, to.zero.offload);
+  if (to.zero.offload == "disk" && to.zero.offload_path.empty())
+    text += " zero.offload_path=FOLDER";
+  return text;
+}
+
+// What could be changed, the cheapest first: stages that share more cost little, to compute again
+// costs time, more micro-batches make each less efficient, to keep state elsewhere costs most.
+std::vector<JobOptions> changes(const JobOptions& options, int ranks) {
+  std::vector<std::int64_t> micro_batches = {options.train.micro_batches};
+  const auto most = options.train.batch / ranks;
+  while (micro_batches.back() < most)
+    micro_batches.push_back(std::min(most, micro_batches.back() * 2));
+  std::vector<std::string> recompute = {"none", "selective", "full"};
+  recompute.erase(recompute.begin(),
+                  std::find(recompute.begin(), recompute.end(), options.model.recompute));
+  const bool servers = options.server.count > 0;
+  const std::int64_t last = ranks > 1 && !servers ? 3 : options.parallel.zero;
+
+  std::vector<JobOptions> all;
+  JobOptions next = options;
+  for (const auto pieces : micro_batches)
+    for (const auto& again : recompute)
+      for (auto stage = options.parallel.zero; stage <= last; ++stage) {
+        next.train.micro_batches = pieces;
+        next.model.recompute = again;
+        next.parallel.zero = stage;
+        all.push_back(next);
+      }
+  if (next.parallel.zero == 3) {
+    next.zero.prefetch = next.zero.group = 0;
+    all.push_back(next);
   }
-  for (int stage = int(options.parallel.zero) + 1; shares && stage <= 3; ++stage) {
-    next.parallel.zero = stage;
-    what = {};
-    add(fmt::format("parallel.zero={}", stage));
-    if (options.model.recompute == "none") add("model.recompute=selective");
-  }
-  if (options.model.recompute != "full") {
-    next.model.recompute = "full";
-    const auto at = what.find(" model.recompute");
-    if (at != std::string::npos) what.erase(at);
-    if (what.starts_with("model.recompute")) what = {};
-    add("model.recompute=full");
-  }
-  for (auto m = options.train.micro_batches * 2; m * ranks <= options.train.batch; m *= 2) {
-    if (ranks == 1 && options.train.batch % m != 0) continue;
-    next.train.micro_batches = m;
-    const auto at = what.find(" train.micro_batches");
-    if (at != std::string::npos) what.erase(at);
-    add(fmt::format("train.micro_batches={}", m));
-  }
-  if (options.zero.offload == "none" && options.server.count == 0) {
-    if (next.parallel.zero == 0) {
-      next.parallel.zero = ranks > 1 ? 3 : 2;
-      add(fmt::format("parallel.zero={}", next.parallel.zero));
-    }
-    for (const char* tier : {"host", "disk"}) {
-      if (std::string(tier) == "host" && options.train.device == "cpu") continue;
-      next.zero.offload = tier;
-      const auto at = what.find(" zero.offload");
-      if (at != std::string::npos) what.erase(at);
-      add(fmt::format("zero.offload={}{}", tier,
-                      std::string(tier) == "disk" ? " zero.offload_path=FOLDER" : ""));
-    }
+  if (options.zero.offload != "none" || servers) return all;
+  for (const char* tier : {"host", "disk"}) {
+    if (std::string(tier) == "host" && options.train.device == "cpu") continue;
+    next = options;
+    next.zero.offload = tier;
+    for (const auto pieces : {micro_batches.front(), micro_batches.back()})
+      for (const auto& again : recompute)
+        for (const int stage : {ranks > 1 ? 3 : 2, 3}) {
+          next.parallel.zero = std::max<std::int64_t>(stage, options.parallel.zero);
+          next.model.recompute = again;
+          next.train.micro_batches = pieces;
+          all.push_back(next);
+        }
   }
   return all;
 }
 
-std::optional<Change> first_that_fits(const JobOptions& options, int ranks, int local) {
-  for (auto& change : changes(options, ranks))
-    if (lack(forecast_memory(change.options, ranks, local), change.options, local).empty())
-      return change;
+std::optional<JobOptions> first_that_fits(const JobOptions& options, int ranks, int local) {
+  for (const auto& change : changes(options, ranks))
+    if (lack(forecast_memory(change, ranks, local), change, local).empty()) return change;
   return {};
 }
 
@@ -327,7 +336,7 @@ void require_memory(const JobOptions& options, int ranks, int local) {
   const auto change = first_that_fits(options, ranks, local);
   throw InvalidArgument(fmt::format(
       "{}. {}", missing,
-      change ? fmt::format("It would fit with {}", change->what)
+      change ? fmt::format("It would fit with {}", changed(options, *change))
              : std::string("Give a smaller model, a smaller batch or more ranks; echelon train "
                            "--dry-run shows what takes the memory")));
 }
@@ -352,9 +361,18 @@ bool show_forecast(const JobOptions& options, int ranks, int local) {
   fmt::print("{}\n{}\n", memory_head(),
              memory_row(ranks > 1 ? "each rank, predicted" : "predicted", needs.tensors));
   if (needs.host > 0) fmt::print("and in the host's memory {}\n", human_bytes(needs.host));
-  if (needs.disk > 0) fmt::print("and on disk {}\n", human_bytes(needs.disk));
+  if (needs.disk > 0)
+    fmt::print("and on disk {}{}\n", human_bytes(needs.disk), ranks > 1 ? " a rank" : "");
   fmt::print("largest group of layers: {}, {} with its gradients\n", needs.largest_group,
              human_bytes(needs.largest_group_bytes));
+  if (needs.disk > 0) {
+    const std::string why =
+        why_no_room(options.zero.offload_path, needs.disk * std::uint64_t(std::max(1, local)));
+    if (!why.empty()) {
+      fmt::print("does not fit: zero.offload_path: {}\n", why);
+      return false;
+    }
+  }
   if (budget == 0) {
     fmt::print("there is no {} here to say whether it fits\n",
                options.train.device == "cuda" ? "GPU" : "way to tell what is free");
@@ -367,11 +385,12 @@ bool show_forecast(const JobOptions& options, int ranks, int local) {
   }
   fmt::print("does not fit: {}\n", missing);
   if (const auto change = first_that_fits(options, ranks, local)) {
-    fmt::print("it would fit with {}:\n{}\n", change->what,
-               memory_row("then", forecast_memory(change->options, ranks, local).tensors));
+    fmt::print("it would fit with {}:\n{}\n", changed(options, *change),
+               memory_row("then", forecast_memory(*change, ranks, local).tensors));
   } else {
     fmt::print(
-        "no change of layout makes it fit: give a smaller model, a smaller batch or more ranks\n");
+        "no other stage, recompute, number of micro-batches or place of the state that was tried "
+        "makes it fit: give a smaller model, a smaller batch or more ranks\n");
   }
   return false;
 }

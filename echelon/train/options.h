@@ -40,9 +40,10 @@ struct TrainOptions {
     f.add("steps", steps, "optimiser steps", {.minimum = 1});
     f.add("batch", batch, "the global batch of a step",
           {.minimum = 1, .maximum = 1e9, .unit = "sequences"});
-    f.add("micro_batches", micro_batches,
-          "pieces that a batch is cut into, one in memory at a time; must divide the batch",
-          {.minimum = 1});
+    f.add(
+        "micro_batches", micro_batches,
+        "pieces that a rank's part of a batch is cut into, as even as can be, one in memory at a time",
+        {.minimum = 1});
     f.add("seed", seed, "first weights, the order of samples and dropout are functions of it",
           {.minimum = 0});
     f.add("device", device, "where tensors live", {.choices = {"cpu", "cuda"}});

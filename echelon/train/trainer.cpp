@@ -79,14 +79,12 @@ bool sums_in_fp32(const TrainOptions& options) {
 }
 
 void check_share(const TrainOptions& options, int ranks) {
-  if (ranks == 1 && options.batch % options.micro_batches != 0)
-    throw InvalidArgument(fmt::format("train.micro_batches = {} does not divide train.batch = {}",
-                                      options.micro_batches, options.batch));
   if (options.batch < options.micro_batches * ranks)
-    throw InvalidArgument(fmt::format(
-        "train.batch = {} is too small for {} ranks of {} micro-batch{}: each needs a "
-        "sample",
-        options.batch, ranks, options.micro_batches, options.micro_batches == 1 ? "" : "es"));
+    throw InvalidArgument(
+        fmt::format("train.batch = {} is too small for {} rank{} of {} micro-batch{}: each needs a "
+                    "sample",
+                    options.batch, ranks, ranks == 1 ? "" : "s", options.micro_batches,
+                    options.micro_batches == 1 ? "" : "es"));
 }
 
 // Steps that were issued and not yet reported. On the CPU a step is done when it returns; on a GPU

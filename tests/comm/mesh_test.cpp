@@ -84,7 +84,7 @@ TEST(Mesh, ConnectsThoseThatDifferAlongOneDimension) {
     const auto position = [&](MeshPlace at) {
       return (at.pipeline * shape.data + at.data) * shape.tensor + at.tensor;
     };
-    const auto check = [&](Communicator& ranks, int MeshPlace::* along) {
+    const auto check = [&](Communicator& ranks, int MeshPlace::*along) {
       at::Tensor mine = at::full({1}, group.rank(), at::kLong),
                  all = at::empty({ranks.size()}, at::kLong);
       ranks.all_gather(all, mine).wait();
@@ -103,7 +103,9 @@ TEST(Mesh, ConnectsThoseThatDifferAlongOneDimension) {
   run_ranks_well({.world = 3}, [&](Group& group) {
     const Mesh mesh = make_mesh(native_communicator(group.shared_from_this()), {1, 3, 1});
     EXPECT_TRUE(mesh.data && !mesh.tensor && !mesh.pipeline);
-    EXPECT_EQ(thrown<InvalidArgument>([&] { make_mesh(mesh.all, {2, 2, 1}); }),
+    EXPECT_EQ(thrown<InvalidArgument>([&] {
+                make_mesh(mesh.all, {2, 2, 1});
+              }),
               "a mesh of pipeline 2 x data 2 x tensor 1 takes 4 ranks, and there are 3");
   });
 }

@@ -147,3 +147,24 @@ def test_a_dry_run_predicts_and_says_what_would_fit(echelon):
                                                                (word.split("=") for word in change)})
     assert then.returncode == 0, then.stdout
     assert not (echelon.folder / "runs").exists()
+
+
+SMALL = dict(model_layers=3, model_width=128, model_heads=4, model_context=64, train_batch=12, data_source="random")
+
+
+@pytest.mark.parametrize("ranks, mib", [(2, 16), (4, 11), (4, 8.5), (1, 11), (2, 9.5)])
+def test_what_a_dry_run_says_would_fit_does(echelon, ranks, mib):
+    result = echelon.train("--nproc", ranks, "--dry-run", **SMALL, train_memory_mib=mib)
+    assert result.returncode == 1 and "it would fit with " in result.stdout, result.stdout + result.stderr
+    change = result.stdout.split("it would fit with ")[1].splitlines()[0].rstrip(":").split()
+    words = {key.replace(".", "_", 1): value for key, value in (word.split("=") for word in change)}
+    if words.get("zero_offload_path"):
+        words["zero_offload_path"] = echelon.folder
+    then = echelon.train("--nproc", ranks, "--dry-run", **SMALL | words, train_memory_mib=mib)
+    assert then.returncode == 0 and "fits: a rank may take" in then.stdout, f"{change}\n{then.stdout}"
+
+
+def test_a_dry_run_looks_at_the_offload_folder(echelon):
+    missing = echelon.train("--nproc", 2, "--dry-run", **SMALL, parallel_zero=3, zero_offload="disk",
+                            zero_offload_path=echelon.folder / "missing")
+    assert missing.returncode == 1 and "is no folder; make it, or give another" in missing.stdout, missing.stdout

@@ -84,8 +84,9 @@ TEST(MemoryForecast, BoundsWhatIsLentToGroups) {
 TEST(MemoryForecast, IsWithinATenthForActivations) {
   for (const char* recompute : {"none", "selective", "full"})
     for (const int micro_batches : {1, 3})
-      for (const std::int64_t vocab : {300, 5000}) {
-        JobOptions options = job();
+      for (const auto& [vocab, precision] :
+           {std::pair<std::int64_t, const char*>{300, "fp32"}, {5000, "fp32"}, {5000, "bf16"}}) {
+        JobOptions options = job(0, precision);
         options.model.recompute = recompute;
         options.model.vocab = vocab;
         options.model.context = 128;
@@ -94,8 +95,8 @@ TEST(MemoryForecast, IsWithinATenthForActivations) {
                          double(forecast_memory(options, 1, 1).tensors[MemoryKind::activations]),
                      seen = double(measured(options, 1).peak[MemoryKind::activations]);
         EXPECT_NEAR(predicted / seen, 1, 0.1)
-            << recompute << ", " << micro_batches << " micro-batches, vocabulary " << vocab << ": "
-            << predicted << " bytes, seen " << seen;
+            << recompute << ", " << micro_batches << " micro-batches, vocabulary " << vocab << ", "
+            << precision << ": " << predicted << " bytes, seen " << seen;
       }
 }
 

@@ -436,8 +436,9 @@ TEST(Trainer, RefusesOptionsThatDoNotFit) {
     return thrown<InvalidArgument>([&] { Job run(train); });
   };
   TrainOptions train = training(10);
-  train.micro_batches = 3;
-  EXPECT_EQ(refusal(train), "train.micro_batches = 3 does not divide train.batch = 20");
+  train.micro_batches = 21;
+  EXPECT_EQ(refusal(train),
+            "train.batch = 20 is too small for 1 rank of 21 micro-batches: each needs a sample");
   train = training(10);
   train.graph = "on";
   EXPECT_EQ(refusal(train), "train.graph=on needs train.device=cuda");
