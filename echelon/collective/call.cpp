@@ -86,7 +86,8 @@ std::string disagreement(const std::string& who, std::uint64_t theirs, std::size
 }
 
 std::string describe(const Call& call, Algorithm algorithm) {
-  const std::string text = describe(signature(call, algorithm), call.count);
+  const std::size_t count = call.count > 0 ? call.count : total(call.counts);
+  const std::string text = describe(signature(call, algorithm), count);
   return call.tag.empty() ? text : fmt::format("{}, tag \"{}\"", text, call.tag);
 }
 

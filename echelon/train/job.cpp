@@ -398,6 +398,13 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
         if (options.train.save_every > 0 && until % options.train.save_every == 0)
           trainer.save(run.state());
       }
+    } catch (const PeerLost&) {
+      if (std::filesystem::exists(run.state()))
+        fmt::print(stderr,
+                   "the state after step {} is kept; go on with: echelon train --resume {}{}\n",
+                   saved_step(run.state()), run.path().string(),
+                   request.ranks ? fmt::format(" --nproc {}", request.ranks->size()) : "");
+      throw;
     } catch (const NotFinite& error) {
       log::info(error.what());
       trainer.save(run.state());
