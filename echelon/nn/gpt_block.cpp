@@ -1,12 +1,11 @@
 #include "echelon/nn/gpt_block.h"
 
-#include <ATen/ops/gelu.h>
-#include <ATen/ops/gelu_backward.h>
 #include <fmt/format.h>
 
 #include <cmath>
 
 #include "echelon/nn/attention.h"
+#include "echelon/nn/gelu.h"
 
 namespace echelon {
 namespace {
@@ -66,7 +65,7 @@ at::Tensor GptBlock::forward(const at::Tensor& x, Pass& pass) {
   auto n2 = norm2_.forward(mid);
   const at::Tensor hidden = expand_.forward(n2.y);
   if (lean) n2.y.reset();
-  at::Tensor active = at::gelu(hidden, "tanh");
+  at::Tensor active = tanh_gelu(hidden);
   at::Tensor out;
   if (pass.run != Pass::Run::again) {
     out = contract_.forward(active).view({batch, tokens, d});
@@ -85,11 +84,11 @@ at::Tensor GptBlock::forward(const at::Tensor& x, Pass& pass) {
 at::Tensor GptBlock::backward(const at::Tensor& grad_output, Pass& pass) {
   auto& s = pass.saved;
   const at::Tensor grad_out = rows(grad_output);
-  if (!s[activated].defined()) s[activated] = at::gelu(s[expanded], "tanh");
+  if (!s[activated].defined()) s[activated] = tanh_gelu(s[expanded]);
   at::Tensor grad_hidden =
       contract_.backward(rows(drop_contracted_.backward(grad_output, pass)), s[activated]);
   s[activated].reset();
-  at::gelu_backward_out(grad_hidden, grad_hidden, s[expanded], "tanh");
+  tanh_gelu_backward_(grad_hidden, s[expanded]);
   s[expanded].reset();
   if (!s[normed2].defined()) s[normed2] = norm2_.forward(s[middle]).y;
   at::Tensor grad_mid =
