@@ -16,13 +16,18 @@
 
 #include <cmath>
 
+#include "echelon/nn/attention_cpu.h"
+
 namespace echelon {
 namespace {
 
-enum class Kernel { cpu_flash, cudnn, flash, efficient, plain };
+enum class Kernel { own, cpu_flash, cudnn, flash, efficient, plain };
 
 Kernel kernel_for(at::Device device, at::ScalarType type, std::int64_t head_width) {
-  if (device.is_cpu()) return Kernel::cpu_flash;
+  if (device.is_cpu()) {
+    return type == at::kFloat && head_width <= attention_cpu_widest_head ? Kernel::own
+                                                                         : Kernel::cpu_flash;
+  }
   // The fused GPU kernels read 16 bytes at a time along a head.
   if (type == at::kFloat) return head_width % 4 == 0 ? Kernel::efficient : Kernel::plain;
   if (type == at::kDouble || head_width % 8 != 0 || head_width > 256) return Kernel::plain;
@@ -72,6 +77,11 @@ at::Tensor attention(const at::Tensor& qkv, std::int64_t heads, std::vector<at::
   const auto [q, k, v] = split(qkv, heads);
   constexpr bool causal = true;
   switch (kernel_for(qkv, heads)) {
+    case Kernel::own: {
+      auto [out, lse] = attention_cpu(qkv.contiguous(), heads);
+      saved.insert(saved.end(), {lse, {}, {}, {}, {}});
+      return out;
+    }
     case Kernel::cpu_flash: {
       auto [out, lse] = at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal);
       saved.insert(saved.end(), {lse, {}, {}, {}, {}});
@@ -118,6 +128,8 @@ at::Tensor attention_backward(const at::Tensor& grad_out, const at::Tensor& qkv,
   constexpr bool causal = true;
   at::Tensor grad_q, grad_k, grad_v;
   switch (kernel_for(qkv, heads)) {
+    case Kernel::own:
+      return attention_cpu_backward(grad_out.contiguous(), qkv.contiguous(), {out, lse}, heads);
     case Kernel::cpu_flash:
       std::tie(grad_q, grad_k, grad_v) = at::_scaled_dot_product_flash_attention_for_cpu_backward(
           grad, q, k, v, o, lse, 0.0, causal);
@@ -148,6 +160,8 @@ at::Tensor attention_backward(const at::Tensor& grad_out, const at::Tensor& qkv,
 
 std::string attention_kernel(at::Device device, at::ScalarType type, std::int64_t head_width) {
   switch (kernel_for(device, type, head_width)) {
+    case Kernel::own:
+      return "Echelon (CPU)";
     case Kernel::cpu_flash:
       return "flash (CPU)";
     case Kernel::cudnn:

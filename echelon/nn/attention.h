@@ -1,7 +1,8 @@
-// Causal self-attention through the fastest kernel that LibTorch has for the device, type and head
-// width: flash on the CPU; on a GPU cuDNN's or flash in bf16 and fp16, memory-efficient in fp32.
-// None of them materialises the scores. Only what those GPU kernels do not take (fp64, odd head
-// widths) runs as plain products and a softmax.
+// Causal self-attention through the fastest kernel there is for the device, type and head width: on
+// a CPU our own in fp32 (attention_cpu.h) and LibTorch's flash otherwise; on a GPU LibTorch's,
+// which are cuDNN's or flash in bf16 and fp16, memory-efficient in fp32. None of them materialises
+// the scores. Only what those GPU kernels do not take (fp64, odd head widths) runs as plain
+// products and a softmax.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,8 +22,8 @@ inline constexpr std::size_t attention_saves = 5;
 at::Tensor attention_backward(const at::Tensor& grad_out, const at::Tensor& qkv,
                               const at::Tensor& out, std::int64_t heads, const at::Tensor* saved);
 
-// Which kernel a device and type get, for the plan: "flash (CPU)", "cuDNN", "flash",
-// "memory-efficient", "plain".
+// Which kernel a device and type get, for the plan: "Echelon (CPU)", "flash (CPU)", "cuDNN",
+// "flash", "memory-efficient", "plain".
 std::string attention_kernel(at::Device device, at::ScalarType type, std::int64_t head_width);
 
 }  // namespace echelon

@@ -1,6 +1,7 @@
 #include "echelon/nn/parallel_over.h"
 
 #include <ATen/TensorIterator.h>
+#include <ATen/ops/empty.h>
 
 namespace echelon {
 
@@ -23,6 +24,11 @@ void parallel_over(const at::Tensor& flat, std::int64_t grain,
         }
       },
       grain);
+}
+
+void parallel_over(std::int64_t count, std::int64_t grain,
+                   const std::function<void(std::int64_t begin, std::int64_t end)>& fn) {
+  parallel_over(at::empty({count}, at::kByte), grain, fn);
 }
 
 }  // namespace echelon

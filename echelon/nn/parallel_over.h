@@ -17,4 +17,8 @@ namespace echelon {
 void parallel_over(const at::Tensor& flat, std::int64_t grain,
                    const std::function<void(std::int64_t begin, std::int64_t end)>& fn);
 
+// The same for [0, count), where there is no tensor to cut.
+void parallel_over(std::int64_t count, std::int64_t grain,
+                   const std::function<void(std::int64_t begin, std::int64_t end)>& fn);
+
 }  // namespace echelon
