@@ -1,0 +1,277 @@
+#include "echelon/parallel/pipeline/simulate.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include "echelon/base/error.h"
+#include "echelon/base/random.h"
+#include "tests/base/thrown.h"
+
+namespace echelon {
+namespace {
+
+using Kind = Slot::Kind;
+
+std::vector<StageCosts> equal_costs(const PipelineShape& shape, StageCosts each = {1, 1, 1}) {
+  return std::vector<StageCosts>(std::size_t(shape.stages()), each);
+}
+
+Timeline simulated(const std::string& name, const PipelineShape& shape, StageCosts each = {1, 1, 1},
+                   double transfer = 0) {
+  return simulate(make_schedule(name, shape), shape, equal_costs(shape, each), transfer);
+}
+
+std::string words(const std::string& name, const PipelineShape& shape) {
+  return name + " of " + std::to_string(shape.ranks) + " ranks, " +
+         std::to_string(shape.micro_batches) + " micro-batches, " + std::to_string(shape.chunks) +
+         " chunks";
+}
+
+// Begin and end of a rank's slots, one after the other.
+std::vector<double> times(const Timeline& timeline, std::size_t rank) {
+  std::vector<double> all;
+  for (const TimedSlot& one : timeline.ranks[rank]) {
+    all.push_back(one.begin);
+    all.push_back(one.end);
+  }
+  return all;
+}
+
+TEST(PipelineSimulation, HasTheBubbleOfTheFormulas) {
+  for (int p = 1; p <= 8; ++p)
+    for (int m = 1; m <= 4 * p; ++m) {
+      for (const std::string name : {"gpipe", "1f1b", "zero-bubble"}) {
+        const PipelineShape shape{p, m, 1};
+        EXPECT_NEAR(simulated(name, shape).bubble(), ideal_bubble(name, shape), 1e-9)
+            << words(name, shape);
+      }
+      for (int v = 1; v <= 4 && m % p == 0; ++v) {
+        const PipelineShape shape{p, m, v};
+        EXPECT_NEAR(simulated("interleaved", shape).bubble(), ideal_bubble("interleaved", shape),
+                    1e-9)
+            << words("interleaved", shape);
+      }
+    }
+}
+
+TEST(PipelineSimulation, HasTheBubbleThatThePapersGive) {
+  for (int p = 2; p <= 8; ++p)
+    for (int m = p; m <= 4 * p; ++m) {
+      const double plain = (p - 1.0) / m;
+      EXPECT_NEAR(ideal_bubble("gpipe", {p, m, 1}), plain, 1e-9);
+      EXPECT_NEAR(ideal_bubble("1f1b", {p, m, 1}), plain, 1e-9);
+      EXPECT_NEAR(ideal_bubble("zero-bubble", {p, m, 1}), plain / 3, 1e-9);
+      for (int v = 1; v <= 4 && m % p == 0; ++v)
+        EXPECT_NEAR(ideal_bubble("interleaved", {p, m, v}), plain / v, 1e-9);
+    }
+  EXPECT_NEAR(simulated("1f1b", {4, 8, 1}).end(), 33, 1e-9);
+  EXPECT_NEAR(simulated("zero-bubble", {4, 8, 1}).end(), 27, 1e-9);
+  EXPECT_NEAR(simulated("zero-bubble", {4, 2, 1}).end(), 11, 1e-9) << "fewer than ranks";
+  EXPECT_NEAR(simulated("interleaved", {4, 8, 2}).end(), 57, 1e-9);
+}
+
+TEST(PipelineSimulation, HasTheSameBubbleWhateverABackwardCosts) {
+  for (const double forward : {0.3, 1.0, 2.7})
+    for (int p = 2; p <= 8; ++p)
+      for (int m = p; m <= 4 * p; m += p) {
+        const StageCosts costs{forward, 0.9, 1.3};
+        for (const std::string name : {"gpipe", "1f1b"})
+          EXPECT_NEAR(simulated(name, {p, m, 1}, costs).bubble(), ideal_bubble(name, {p, m, 1}),
+                      1e-9)
+              << forward << ", " << words(name, {p, m, 1});
+        EXPECT_NEAR(simulated("interleaved", {p, m, 3}, costs).bubble(),
+                    ideal_bubble("interleaved", {p, m, 3}), 1e-9)
+            << forward << ", " << words("interleaved", {p, m, 3});
+      }
+}
+
+TEST(PipelineSimulation, HasTheBubbleOfQiForPartsOfUnequalCostUpToALongWeightPart) {
+  const auto formula = [](int p, int m, const StageCosts& c) {
+    return (p - 1) * (c.forward + c.input - c.weight) / (m * (c.forward + c.input + c.weight));
+  };
+  for (int p = 2; p <= 8; ++p)
+    for (int m = p; m <= 4 * p; ++m) {
+      for (const StageCosts costs : {StageCosts{1, 1.2, 0.7}, StageCosts{1.3, 1, 1}})
+        EXPECT_NEAR(simulated("zero-bubble", {p, m, 1}, costs).bubble(), formula(p, m, costs), 1e-9)
+            << words("zero-bubble", {p, m, 1});
+      const StageCosts long_weight{1, 1, 1.2};
+      EXPECT_GT(simulated("zero-bubble", {p, m, 1}, long_weight).bubble(),
+                formula(p, m, long_weight) + 1e-3)
+          << words("zero-bubble", {p, m, 1});
+    }
+}
+
+// Rank 0: forward 1, backward 2. Rank 1: forward 2, backward 3.
+//
+// Rank 0 runs F0 F1 B0 F2 B1 B2, rank 1 F0 B0 F1 B1 F2 B2. Rank 1 has its first input at 1 and is
+// busy from then on, 5 for each micro-batch, so it ends at 16; rank 0 has the last gradient then
+// and takes 2 more.
+TEST(PipelineSimulation, TimesUnequalStagesAsComputedByHand) {
+  const PipelineShape shape{2, 3, 1};
+  const Timeline timeline = simulate(one_f_one_b(shape), shape, {{1, 1, 1}, {2, 2, 1}});
+  EXPECT_EQ(times(timeline, 0), (std::vector<double>{0, 1, 1, 2, 6, 8, 8, 9, 11, 13, 16, 18}));
+  EXPECT_EQ(times(timeline, 1), (std::vector<double>{1, 3, 3, 6, 6, 8, 8, 11, 11, 13, 13, 16}));
+  EXPECT_EQ(timeline.end(), 18);
+  EXPECT_EQ(timeline.busy(0), 9);
+  EXPECT_EQ(timeline.busy(1), 15);
+  EXPECT_DOUBLE_EQ(timeline.idle(0), 9.0 / 18);
+  EXPECT_DOUBLE_EQ(timeline.idle(1), 3.0 / 18);
+  EXPECT_DOUBLE_EQ(timeline.bubble(), 3.0 / 15);
+}
+
+// One micro-batch there and back, 2 and 1 forward, 2 and 3 backward: 8 in all, of which the first
+// rank works 5, longer than the second.
+TEST(PipelineSimulation, MeasuresTheBubbleAgainstTheBusiestRank) {
+  const PipelineShape shape{2, 1, 1};
+  const Timeline timeline = simulate(gpipe(shape), shape, {{2, 2, 1}, {1, 1, 1}});
+  EXPECT_EQ(timeline.end(), 8);
+  EXPECT_DOUBLE_EQ(timeline.bubble(), 3.0 / 5);
+}
+
+// The three micro-batches above with half a second each way. Rank 1 begins that much later and is
+// busy as before; what rank 0 sends meanwhile is there in time. The last gradient is under way for
+// as long again.
+TEST(PipelineSimulation, DelaysWhatWaitsForATransferAlone) {
+  const PipelineShape shape{2, 3, 1};
+  const Timeline timeline = simulate(one_f_one_b(shape), shape, {{1, 1, 1}, {2, 2, 1}}, 0.5);
+  EXPECT_EQ(times(timeline, 0), (std::vector<double>{0, 1, 1, 2, 7, 9, 9, 10, 12, 14, 17, 19}));
+  EXPECT_EQ(times(timeline, 1),
+            (std::vector<double>{1.5, 3.5, 3.5, 6.5, 6.5, 8.5, 8.5, 11.5, 11.5, 13.5, 13.5, 16.5}));
+}
+
+TEST(PipelineSimulation, TakesTransfersByBoundaryBothWays) {
+  const PipelineShape shape{3, 1, 1};
+  const Timeline timeline = simulate(gpipe(shape), shape, equal_costs(shape), {0.25, 2});
+  EXPECT_EQ(times(timeline, 0), (std::vector<double>{0, 1, 11.5, 13.5}));
+  EXPECT_EQ(times(timeline, 1), (std::vector<double>{1.25, 2.25, 9.25, 11.25}));
+  EXPECT_EQ(times(timeline, 2), (std::vector<double>{4.25, 5.25, 5.25, 7.25}));
+}
+
+TEST(PipelineSimulation, SendsOneAfterTheOtherOverALink) {
+  const PipelineShape shape{2, 3, 1};
+  const Timeline timeline = simulated("gpipe", shape, {1, 1, 1}, 3);
+  EXPECT_EQ(times(timeline, 0), (std::vector<double>{0, 1, 1, 2, 2, 3, 16, 18, 19, 21, 22, 24}));
+  EXPECT_EQ(times(timeline, 1), (std::vector<double>{4, 5, 7, 8, 10, 11, 11, 13, 13, 15, 15, 17}));
+}
+
+TEST(PipelineSimulation, SendsNothingWithinARank) {
+  const Timeline timeline = simulated("interleaved", {1, 5, 3}, {1, 1, 1}, 100);
+  EXPECT_EQ(timeline.end(), 45);
+  EXPECT_EQ(timeline.bubble(), 0);
+}
+
+TEST(PipelineSimulation, HidesLongerTransfersWhereRanksBeginWithMoreForwards) {
+  const PipelineShape shape{4, 16, 1};
+  for (const double transfer : {0.1, 0.5, 1.0})
+    EXPECT_LT(simulated("interleaved", shape, {1, 1, 1}, transfer).end(),
+              simulated("1f1b", shape, {1, 1, 1}, transfer).end());
+}
+
+TEST(PipelineSimulation, RefusesNumbersThatAreMissingOrNone) {
+  const PipelineShape shape{2, 2, 1};
+  const auto refusal = [&](const std::vector<StageCosts>& costs,
+                           const std::vector<double>& transfer) {
+    return thrown<InvalidArgument>([&] { simulate(gpipe(shape), shape, costs, transfer); });
+  };
+  EXPECT_EQ(refusal({{1, 1, 1}}, {0}), "a pipeline of 2 stages has costs for 1");
+  EXPECT_EQ(refusal(equal_costs(shape), {}),
+            "a pipeline of 2 stages has transfer times for 0 boundaries");
+  EXPECT_EQ(refusal({{1, 1, 1}, {1, -2, 1}}, {0}),
+            "stage 1 of the pipeline takes a time of 0 or more seconds: -2 is none");
+  EXPECT_EQ(refusal(equal_costs(shape), {std::numeric_limits<double>::quiet_NaN()}),
+            "a transfer from stage 0 to the next takes a time of 0 or more seconds: nan is none");
+}
+
+TEST(PipelineSimulation, ThrowsWhereRanksWaitForEachOther) {
+  const PipelineShape shape{2, 2, 1};
+  PipelineSchedule schedule = gpipe(shape);
+  std::swap(schedule[0][1], schedule[0][2]);
+  EXPECT_EQ(thrown<InvalidArgument>([&] { simulate(schedule, shape, equal_costs(shape)); }),
+            "the ranks of the pipeline wait for each other for ever: slot 1 of rank 0, "
+            "backward(chunk 0, micro-batch 0), waits for chunk 0 of rank 1; slot 1 of rank 1, "
+            "forward(chunk 0, micro-batch 1), waits for chunk 0 of rank 0");
+}
+
+// The first slot that begins before its rank is free or what it waits for has arrived; "" if none
+// does.
+std::string too_early(const Timeline& timeline, const PipelineShape& shape, double transfer) {
+  const auto at = [&](int stage, int m) {
+    return std::size_t(stage) * std::size_t(shape.micro_batches) + std::size_t(m);
+  };
+  std::vector<double> forwards(at(shape.stages(), 0)), backwards(at(shape.stages(), 0));
+  const double sent = shape.ranks > 1 ? transfer : 0;
+  const auto visit = [&](auto&& each) {
+    for (int rank = 0; rank < shape.ranks; ++rank)
+      for (const TimedSlot& one : timeline.ranks[std::size_t(rank)])
+        each(one, shape.stage(rank, one.slot.chunk));
+  };
+  visit([&](const TimedSlot& one, int stage) {
+    if (one.slot.kind == Kind::forward) forwards[at(stage, one.slot.micro_batch)] = one.end;
+    if (one.slot.kind == Kind::backward || one.slot.kind == Kind::input)
+      backwards[at(stage, one.slot.micro_batch)] = one.end;
+  });
+  std::string found;
+  visit([&](const TimedSlot& one, int stage) {
+    const int m = one.slot.micro_batch;
+    double earliest = 0;
+    if (one.slot.kind == Kind::forward) {
+      if (stage > 0) earliest = forwards[at(stage - 1, m)] + sent;
+    } else if (one.slot.kind == Kind::weight) {
+      earliest = backwards[at(stage, m)];
+    } else {
+      earliest = forwards[at(stage, m)];
+      if (stage + 1 < shape.stages())
+        earliest = std::max(earliest, backwards[at(stage + 1, m)] + sent);
+    }
+    if (one.begin < earliest && found.empty())
+      found = "stage " + std::to_string(stage) + ", " + to_string(one.slot);
+  });
+  for (const auto& slots : timeline.ranks)
+    for (std::size_t i = 1; i < slots.size() && found.empty(); ++i)
+      if (slots[i].begin < slots[i - 1].end) found = "two at once: " + to_string(slots[i].slot);
+  return found;
+}
+
+// Whatever the costs, nothing begins too early, and the step takes no less than its busiest rank
+// works and no more than all of it in a row.
+TEST(PipelineSimulation, KeepsEveryDependencyOfTenThousandRandomPipelines) {
+  const Key key = derive_key(1, "random pipelines");
+  std::uint64_t counter = 0;
+  const auto below = [&](int n) { return int(uniform_at(key, counter++) * n); };
+  for (int round = 0; round < 10'000; ++round) {
+    const auto& name = pipeline_schedule_names()[std::size_t(below(4))];
+    PipelineShape shape{1 + below(8), 1 + below(32), 1};
+    if (name == "interleaved") {
+      shape.micro_batches = shape.ranks * (1 + below(4));
+      shape.chunks = 1 + below(4);
+    }
+    const PipelineSchedule schedule = make_schedule(name, shape);
+    ASSERT_NO_THROW(validate(schedule, shape)) << words(name, shape);
+    std::vector<StageCosts> costs;
+    double longest = 0, sum = 0;  // of a rank's work; of everything, in a row
+    for (int stage = 0; stage < shape.stages(); ++stage)
+      costs.push_back({0.5 + uniform_at(key, counter++), uniform_at(key, counter++), 0.5});
+    const double transfer = uniform_at(key, counter++);
+    const Timeline timeline = simulate(schedule, shape, costs, transfer);
+    for (int rank = 0; rank < shape.ranks; ++rank) {
+      double work = 0;
+      for (int chunk = 0; chunk < shape.chunks; ++chunk) {
+        const StageCosts& c = costs[std::size_t(shape.stage(rank, chunk))];
+        work += (c.forward + c.input + c.weight) * shape.micro_batches;
+      }
+      ASSERT_NEAR(timeline.busy(rank), work, 1e-9 * work) << words(name, shape);
+      longest = std::max(longest, work);
+      sum += work;
+    }
+    ASSERT_EQ(too_early(timeline, shape, transfer), "") << words(name, shape);
+    ASSERT_GE(timeline.end(), longest * (1 - 1e-12)) << words(name, shape);
+    ASSERT_LE(timeline.end(), sum + 2 * transfer * shape.stages() * shape.micro_batches)
+        << words(name, shape);
+  }
+}
+
+}  // namespace
+}  // namespace echelon
