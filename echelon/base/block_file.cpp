@@ -14,6 +14,7 @@
 
 #include "echelon/base/bytes.h"
 #include "echelon/base/error.h"
+#include "echelon/base/folder.h"
 
 namespace echelon {
 namespace {
@@ -26,14 +27,21 @@ std::uint64_t free_bytes(const std::filesystem::path& folder) {
 
 }  // namespace
 
-std::string why_no_room(const std::filesystem::path& folder, std::uint64_t bytes) {
+std::string why_no_room(const std::filesystem::path& folder, std::uint64_t bytes,
+                        std::string_view ending) {
   struct stat about = {};
   if (::stat(folder.c_str(), &about) != 0 || !S_ISDIR(about.st_mode))
     return fmt::format("{} is no folder; make it, or give another", folder.string());
   if (::access(folder.c_str(), W_OK | X_OK) != 0)
     return fmt::format("{} cannot be written: {}; give a folder that can", folder.string(),
                        std::strerror(errno));
-  if (const auto free = free_bytes(folder); free < bytes)
+  std::uint64_t free = free_bytes(folder);
+  std::error_code unread;
+  for (const auto& entry : list_folder(folder, unread))
+    if (entry.is_file && entry.name.ends_with(ending) &&
+        ::stat((folder / entry.name).c_str(), &about) == 0)
+      free += std::uint64_t(about.st_blocks) * 512;
+  if (free < bytes)
     return fmt::format("{}: needs {} on disk and {} are free there; give a folder with more room",
                        folder.string(), human_bytes(bytes), human_bytes(free));
   return {};

@@ -21,8 +21,10 @@
 
 namespace echelon {
 
-// Why a folder cannot take files of so many bytes together: empty where it can.
-std::string why_no_room(const std::filesystem::path& folder, std::uint64_t bytes);
+// Why a folder cannot take files of so many bytes together: empty where it can. Files that end so
+// are used again, and what they have is not needed anew.
+std::string why_no_room(const std::filesystem::path& folder, std::uint64_t bytes,
+                        std::string_view ending);
 
 class BlockFile {
  public:

@@ -35,8 +35,11 @@ std::vector<FolderEntry> list_folder(const std::filesystem::path& folder, std::e
     FolderEntry entry{.name = found->d_name};
     if (entry.name == "." || entry.name == "..") continue;
     struct stat about {};
-    if (::fstatat(::dirfd(open.get()), found->d_name, &about, AT_SYMLINK_NOFOLLOW) != 0)
-      continue;  // it went away in between
+    if (::fstatat(::dirfd(open.get()), found->d_name, &about, AT_SYMLINK_NOFOLLOW) != 0) {
+      if (errno == ENOENT) continue;  // it went away in between
+      error = reason();
+      return {};
+    }
     entry.is_link = S_ISLNK(about.st_mode);
     if (!entry.is_link || ::fstatat(::dirfd(open.get()), found->d_name, &about, 0) == 0) {
       entry.is_folder = S_ISDIR(about.st_mode);

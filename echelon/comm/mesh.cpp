@@ -41,18 +41,20 @@ MeshPlace place_at(const MeshShape& shape, int position) {
 }
 
 MeshShape mesh_shape(int ranks, int pipeline, int data, int tensor) {
-  if (ranks < 1 || pipeline < 1 || data < 0 || tensor < 1)
+  constexpr int most = 1 << 20;  // of each, so that products stay whole numbers
+  if (ranks < 1 || pipeline < 1 || data < 0 || tensor < 1 || pipeline > most || data > most ||
+      tensor > most)
     throw InvalidArgument(fmt::format(
-        "a mesh of {} ranks, pipeline {} x data {} x tensor {}, cannot be: each is 1 or more",
+        "a mesh of {} ranks, pipeline {} x data {} x tensor {}, cannot be: each is 1 or more, and a million at most",
         ranks, pipeline, data, tensor));
-  const int group = pipeline * std::max(1, data) * tensor;
+  const std::int64_t group = std::int64_t(pipeline) * tensor * std::max(1, data);
   if (data > 0 && group != ranks)
     throw InvalidArgument(fmt::format(
-        "pipeline {} x data {} x tensor {} takes {} ranks, and there are {}: start {}, or leave "
-        "parallel.data at 0",
+        "pipeline {} x data {} x tensor {} takes {} ranks, and there are {}: start {}, or let data "
+        "be what is left",
         pipeline, data, tensor, group, ranks, group));
   if (ranks % group != 0) {
-    const int below = ranks / group * group;
+    const std::int64_t below = ranks / group * group;
     const std::string nearest =
         below > 0 ? fmt::format("{} or {}", below, below + group) : fmt::format("{}", group);
     throw InvalidArgument(fmt::format(

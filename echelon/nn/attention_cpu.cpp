@@ -197,7 +197,7 @@ ECHELON_INLINE void forward_kernel(const Forward& a) {
   float* const turned = queries + head.queries_size();
   float* const sums = turned + head.queries_size();
   float* const weights = sums + head.queries_size();
-  alignas(64) float highest[query_block], total[query_block], factor[query_block];
+  alignas(64) float highest[query_block], total[query_block], factor[query_block] = {};
   pack<L>(keys, head.padded_tokens(), a.k, head.stride, head.tokens, head);
   pack<L>(values, head.padded_tokens(), a.v, head.stride, head.tokens, head);
   for (Size first = 0; first < head.tokens; first += query_block) {
@@ -207,6 +207,8 @@ ECHELON_INLINE void forward_kernel(const Forward& a) {
     std::fill(sums, sums + head.queries_size(), 0.0f);
     std::fill(highest, highest + query_block, -infinity);
     std::fill(total, total + query_block, 0.0f);
+    // Tiles of rows reach beyond those of columns, which are all that is written.
+    if (count < query_block) std::fill(weights, weights + weights_size, 0.0f);
     for (Size first_key = 0; first_key < first + count; first_key += key_block) {
       const Size before = first - first_key;  // keys of this block before the first query
       for (Size query = 0; query < count; query += tile_columns) {
@@ -297,6 +299,7 @@ ECHELON_INLINE void backward_kernel(const Backward& a) {
     std::fill(grad_queries, grad_queries + head.queries_size(), 0.0f);
     std::fill(std::copy_n(a.lse + first, count, lse), lse + query_block, 0.0f);
     std::fill(out_grad, out_grad + query_block, 0.0f);
+    if (count < query_block) std::fill(weights, weights + 2 * weights_size, 0.0f);
     for (Size query = 0; query < count; ++query)
       out_grad[query] =
           dot<L>(a.out + (first + query) * head.output_stride, grads + query * width, head.width);

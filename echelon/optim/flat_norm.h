@@ -1,4 +1,4 @@
-// The Euclidean norm of a flat tensor: a scalar in fp32, for fp64 tensors in fp64.
+// The Euclidean norm of a flat tensor (contiguous): a scalar in fp32, for fp64 tensors in fp64.
 //
 // On CPUs torch adds the squares of a long fp32 tensor in fp32 (0.1 % are lost at 13 million
 // elements, more at more), and makes an fp32 copy of a whole bf16 tensor first. Here short blocks

@@ -1,11 +1,11 @@
 #include "echelon/optim/optimizer.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/where.h>
 
 #include "echelon/base/error.h"
+#include "echelon/optim/flat_norm.h"
 
 namespace echelon {
 
@@ -24,9 +24,7 @@ at::Tensor usable_gradient(const Slice& slice, const StepScalars& scalars) {
 }
 
 at::Tensor square_of(const at::Tensor& x) {
-  return at::linalg_vector_norm(x, 2, {}, false, at::promote_types(x.scalar_type(), at::kFloat))
-      .to(at::kDouble)
-      .square();
+  return flat_norm(x.reshape({-1})).to(at::kDouble).square();
 }
 
 at::Tensor norm_ratio(const at::Tensor& above, const at::Tensor& below) {

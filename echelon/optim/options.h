@@ -26,7 +26,7 @@ struct OptimOptions {
 
   void fields(Fields& f) {
     f.add("name", name, "the optimiser", {.choices = {"adamw", "sgd", "lars", "lamb"}});
-    f.add("rate", rate, "peak learning rate", {.minimum = 0, .maximum = 1e6});
+    f.add("rate", rate, "peak learning rate", {.minimum = 0, .maximum = 3e38});
     f.add(
         "scale", scale,
         "what the rate becomes with larger batches: linear: times train.batch / optim.base_batch; "

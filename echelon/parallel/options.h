@@ -19,8 +19,9 @@ struct ParallelOptions {
     f.add("bucket_mib", bucket_mib,
           "gradients that are averaged together, in MiB; 0: by the measured links",
           {.minimum = 0, .maximum = 1e6});
-    f.add("exchange_alone", exchange_alone,
-          "one rank exchanges with itself, as several would: what that costs can be measured");
+    f.add(
+        "exchange_alone", exchange_alone,
+        "one rank goes through the exchanges of several, as far as it has anything to exchange: what that costs can be measured");
     f.add("shares", shares,
           "of the global batch; even: the same for every rank; speed: as fast as each was measured",
           {.choices = {"even", "speed"}});

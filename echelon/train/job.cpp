@@ -218,6 +218,21 @@ void check_combination(const JobRequest& request, int ranks) {
          "without servers");
 }
 
+std::string resume_command(const RunDirectory& run, const JobRequest& request) {
+  return fmt::format("echelon train --resume {}{}", run.path().string(),
+                     request.ranks ? fmt::format(" --nproc {}", request.ranks->size()) : "");
+}
+
+// Where a rank was lost. That is the error to report, whatever the state is like.
+void say_how_to_go_on(const RunDirectory& run, const JobRequest& request) noexcept {
+  try {
+    if (std::filesystem::exists(run.state()))
+      fmt::print(stderr, "the state after step {} is kept; go on with: {}\n",
+                 saved_step(run.state()), resume_command(run, request));
+  } catch (const std::exception&) {
+  }
+}
+
 }  // namespace
 
 void check_job(const JobRequest& request, int ranks) {
@@ -399,11 +414,7 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
           trainer.save(run.state());
       }
     } catch (const PeerLost&) {
-      if (std::filesystem::exists(run.state()))
-        fmt::print(stderr,
-                   "the state after step {} is kept; go on with: echelon train --resume {}{}\n",
-                   saved_step(run.state()), run.path().string(),
-                   request.ranks ? fmt::format(" --nproc {}", request.ranks->size()) : "");
+      say_how_to_go_on(run, request);
       throw;
     } catch (const NotFinite& error) {
       log::info(error.what());
@@ -425,9 +436,8 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
     trainer.save(run.state());
     leave();
     log::info(fmt::format("interrupted after step {}", trainer.step()));
-    fmt::print("interrupted after step {}; go on with: echelon train --resume {}{}\n",
-               trainer.step(), run.path().string(),
-               request.ranks ? fmt::format(" --nproc {}", request.ranks->size()) : "");
+    fmt::print("interrupted after step {}; go on with: {}\n", trainer.step(),
+               resume_command(run, request));
     return JobEnd::interrupted;
   }
 

@@ -287,8 +287,10 @@ std::vector<JobOptions> changes(const JobOptions& options, int ranks) {
   std::vector<std::string> recompute = {"none", "selective", "full"};
   recompute.erase(recompute.begin(),
                   std::find(recompute.begin(), recompute.end(), options.model.recompute));
-  const bool servers = options.server.count > 0;
-  const std::int64_t last = ranks > 1 && !servers ? 3 : options.parallel.zero;
+  // What the job would refuse together with stages.
+  const bool unshared =
+      options.server.count > 0 || options.sync.adapt || options.sync.allow_staleness > 0;
+  const std::int64_t last = ranks > 1 && !unshared ? 3 : options.parallel.zero;
 
   std::vector<JobOptions> all;
   JobOptions next = options;
@@ -304,14 +306,14 @@ std::vector<JobOptions> changes(const JobOptions& options, int ranks) {
     next.zero.prefetch = next.zero.group = 0;
     all.push_back(next);
   }
-  if (options.zero.offload != "none" || servers) return all;
+  if (options.zero.offload != "none" || unshared) return all;
   for (const char* tier : {"host", "disk"}) {
     if (std::string(tier) == "host" && options.train.device == "cpu") continue;
     next = options;
     next.zero.offload = tier;
     for (const auto pieces : {micro_batches.front(), micro_batches.back()})
       for (const auto& again : recompute)
-        for (const int stage : {ranks > 1 ? 3 : 2, 3}) {
+        for (const int stage : ranks > 1 ? std::vector{3} : std::vector{2, 3}) {
           next.parallel.zero = std::max<std::int64_t>(stage, options.parallel.zero);
           next.model.recompute = again;
           next.train.micro_batches = pieces;
@@ -366,8 +368,8 @@ bool show_forecast(const JobOptions& options, int ranks, int local) {
   fmt::print("largest group of layers: {}, {} with its gradients\n", needs.largest_group,
              human_bytes(needs.largest_group_bytes));
   if (needs.disk > 0) {
-    const std::string why =
-        why_no_room(options.zero.offload_path, needs.disk * std::uint64_t(std::max(1, local)));
+    const std::string why = why_no_room(options.zero.offload_path,
+                                        needs.disk * std::uint64_t(std::max(1, local)), ".slices");
     if (!why.empty()) {
       fmt::print("does not fit: zero.offload_path: {}\n", why);
       return false;

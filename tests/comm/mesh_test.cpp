@@ -44,10 +44,12 @@ TEST(Mesh, IsRefusedWithTheNearestThatDivides) {
   EXPECT_EQ(refused(2, 2, 0, 2),
             "pipeline 2 x tensor 2 takes 4 ranks or a multiple, and there are 2: start 4");
   EXPECT_EQ(refused(8, 2, 3, 1),
-            "pipeline 2 x data 3 x tensor 1 takes 6 ranks, and there are 8: start 6, or leave "
-            "parallel.data at 0");
-  EXPECT_EQ(refused(8, 0, 1, 1),
-            "a mesh of 8 ranks, pipeline 0 x data 1 x tensor 1, cannot be: each is 1 or more");
+            "pipeline 2 x data 3 x tensor 1 takes 6 ranks, and there are 8: start 6, or let data "
+            "be what is left");
+  EXPECT_EQ(
+      refused(8, 0, 1, 1),
+      "a mesh of 8 ranks, pipeline 0 x data 1 x tensor 1, cannot be: each is 1 or more, and a "
+      "million at most");
 }
 
 TEST(Mesh, KeepsTensorGroupsWithinHostsWhateverTheNumbersOfRanks) {

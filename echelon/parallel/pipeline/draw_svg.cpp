@@ -114,7 +114,8 @@ std::string draw(const Panel& panel, double top, double seconds, int chunks) {
     out += fmt::format("<rect x=\"{}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"{}\" fill=\"{}\"/>\n",
                        left, y, seconds > 0 ? timeline.end() / seconds * wide : 0, row_height - 4,
                        ground);
-    for (const TimedSlot& one : timeline.ranks[rank]) out += box(one, y, wide / seconds, chunks);
+    for (const TimedSlot& one : timeline.ranks[rank])
+      out += box(one, y, seconds > 0 ? wide / seconds : 0, chunks);
     out += text(picture_width - 8, y + row_height / 2.0 + 2,
                 fmt::format("{:.0f}%", 100 * timeline.idle(int(rank))), 11, "end");
   }

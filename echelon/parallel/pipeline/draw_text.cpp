@@ -72,7 +72,7 @@ std::string row(const std::vector<TimedSlot>& slots, double scale, std::size_t c
     const auto column = [&](double time) {
       return std::min(std::size_t(std::lround(std::max(0.0, time * scale))), columns);
     };
-    const auto begin = column(one.begin), width = column(one.end) - begin;
+    const auto begin = column(one.begin), width = std::max(begin, column(one.end)) - begin;
     if (width > 0) text.replace(begin, width, box(one.slot, chunks, width));
   }
   return text;

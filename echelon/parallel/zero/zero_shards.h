@@ -12,7 +12,8 @@
 //
 // Memory that is lent to groups is the communicator's, so a gather on one host reads the owners'
 // slices and writes each element once; it is used again for the next group. An owner that is alone
-// has all of a group in its slice: nothing is lent nor moved, layers work in the slice.
+// has all of a group in its slice: layers work in there and nothing is lent, but for gradients that
+// have still to be widened or summed across hosts, and for what a tier keeps.
 //
 // Hybrid sharding: the owners are the ranks of a host and every host has a copy of everything.
 // Gradients are then summed within a host, and the owners of the same slice sum theirs across.
