@@ -109,7 +109,7 @@ def test_an_empty_configuration_is_all_defaults(echelon):
 
 def test_options_that_do_not_fit_together_are_refused(refused_job):
     assert "model.heads" in refused_job(model_heads=3)
-    assert "micro_batches" in refused_job(train_micro_batches=3)
+    assert "too small for 1 rank of 1000 micro-batches" in refused_job(train_micro_batches=1000)
     assert "vocab" in refused_job(model_vocab=100)
     assert "momentum" in refused_job(optim_name="sgd", optim_nesterov=True, optim_momentum=0)
     assert "graph" in refused_job(train_graph="on")
