@@ -10,3 +10,6 @@
 #else
 #define ECHELON_CLONES
 #endif
+
+// What a clone calls, and templates that clones are made of: compiled with it, not for the oldest.
+#define ECHELON_INLINE inline __attribute__((always_inline))

@@ -28,8 +28,6 @@
 #include <immintrin.h>
 #endif
 
-#define ECHELON_INLINE inline __attribute__((always_inline))
-
 // An iteration reads and writes its own elements alone, even where `out` is an input.
 #if defined(__clang__)
 #pragma clang diagnostic ignored "-Wpass-failed"  // some loops it cannot vectorise

@@ -57,36 +57,31 @@ ECHELON_INLINE Floats<L> derivative(Floats<L> x) {
   return s + s * (power * s) * (slope * bounded * (1 + 3 * cubic * bounded * bounded));
 }
 
-struct Forward {
-  float* y;
+struct Span {
+  float* to;  // the values, or the gradient that changes
   const float* x;
   std::int64_t count;
 };
 template <class L>
-ECHELON_INLINE void forward_kernel(const Forward& a) {
+ECHELON_INLINE void forward_kernel(const Span& a) {
   std::int64_t i = 0;
-  for (; i + L::width <= a.count; i += L::width) store<L>(a.y + i, value<L>(load<L>(a.x + i)));
+  for (; i + L::width <= a.count; i += L::width) store<L>(a.to + i, value<L>(load<L>(a.x + i)));
   const std::int64_t rest = a.count - i;
-  if (rest > 0) store<L>(a.y + i, value<L>(load<L>(a.x + i, rest)), rest);
+  if (rest > 0) store<L>(a.to + i, value<L>(load<L>(a.x + i, rest)), rest);
 }
-ECHELON_LANES_FUNCTION(forward, Forward, forward_kernel)
+ECHELON_LANES_FUNCTION(forward, Span, forward_kernel)
 
-struct Backward {
-  float* grad;
-  const float* x;
-  std::int64_t count;
-};
 template <class L>
-ECHELON_INLINE void backward_kernel(const Backward& a) {
+ECHELON_INLINE void backward_kernel(const Span& a) {
   std::int64_t i = 0;
   for (; i + L::width <= a.count; i += L::width)
-    store<L>(a.grad + i, load<L>(a.grad + i) * derivative<L>(load<L>(a.x + i)));
+    store<L>(a.to + i, load<L>(a.to + i) * derivative<L>(load<L>(a.x + i)));
   const std::int64_t rest = a.count - i;
   if (rest > 0) {
-    store<L>(a.grad + i, load<L>(a.grad + i, rest) * derivative<L>(load<L>(a.x + i, rest)), rest);
+    store<L>(a.to + i, load<L>(a.to + i, rest) * derivative<L>(load<L>(a.x + i, rest)), rest);
   }
 }
-ECHELON_LANES_FUNCTION(backward, Backward, backward_kernel)
+ECHELON_LANES_FUNCTION(backward, Span, backward_kernel)
 
 bool ours(const at::Tensor& x) {
   return x.is_cpu() && x.scalar_type() == at::kFloat && x.is_contiguous();

@@ -14,8 +14,6 @@
 
 #include "echelon/base/clones.h"
 
-#define ECHELON_INLINE inline __attribute__((always_inline))
-
 #ifdef ECHELON_HAS_CLONES
 #define ECHELON_LANES_FUNCTION(function, Arguments, kernel)                             \
   __attribute__((target("arch=x86-64-v4"))) void function(const Arguments& arguments) { \
