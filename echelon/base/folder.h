@@ -1,8 +1,8 @@
 // What is in a folder, and how it goes away with all of it.
 //
-// std::filesystem's iterators and remove_all are not used here nor anywhere in Echelon: torch's
-// wheels export copies of them (pytorch issue 133437). A program takes some of its calls from there
-// and some from its own standard library, and where the two differ (seen with GCC 13) it dies.
+// std::filesystem's iterators and remove_all are used nowhere in Echelon: PyTorch's packages export
+// copies of them, a defect its authors know. A program takes some of its calls from there and some
+// from its own standard library, and where the two differ (seen with GCC 13) it dies.
 #pragma once
 
 #include <filesystem>
