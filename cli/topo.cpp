@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -10,10 +11,12 @@
 #include "cli/commands.h"
 #include "cli/ranks.h"
 #include "echelon/base/bytes.h"
+#include "echelon/base/error.h"
 #include "echelon/base/file.h"
 #include "echelon/collective/benchmark.h"
 #include "echelon/collective/group.h"
 #include "echelon/collective/schedule.h"
+#include "echelon/comm/mesh.h"
 #include "echelon/net/host.h"
 
 namespace echelon::cli {
@@ -23,13 +26,14 @@ constexpr const char* examples = R"(Examples:
   echelon topo --nproc 2                              two ranks on this machine
   echelon topo --nproc 4 --set net.shared_memory=false    as if each were on a machine of its own
   srun -n 8 echelon topo                              the ranks of a cluster job
+  echelon topo --nproc 8 --mesh 2x2x2                 which of them pipeline x data x tensor puts where
 
 alpha is the time of a message (in shared memory: of a barrier), beta that of a byte, gamma that of reducing a byte.
 An algorithm's column has the predicted time and the measured one; * marks the one that is chosen for the size.)";
 
 struct Arguments {
   int nproc = 2;
-  std::string sizes = "64,4Ki,64Ki,1Mi,16Mi", json;
+  std::string sizes = "64,4Ki,64Ki,1Mi,16Mi", json, mesh;
   std::vector<std::string> set;
 };
 
@@ -100,6 +104,24 @@ void show(Group& group, const Arguments& arguments, const std::vector<std::size_
   if (!arguments.json.empty()) write_file(arguments.json, all.dump(2) + "\n");
 }
 
+// "2x4x1": pipeline x data x tensor; 0 for data is what the others leave.
+MeshShape parse_mesh(const std::string& text, int ranks) {
+  int pipeline = 0, data = 0, tensor = 0, end = 0;
+  if (std::sscanf(text.c_str(), "%9dx%9dx%9d%n", &pipeline, &data, &tensor, &end) != 3 ||
+      end != int(text.size()))
+    throw InvalidArgument(fmt::format(
+        "--mesh {}: give pipeline x data x tensor, as in 2x2x1; 0 for data is what the others leave",
+        text));
+  return mesh_shape(ranks, pipeline, data, tensor);
+}
+
+void show_mesh(Group& group, const std::string& text) {
+  const MeshShape shape = parse_mesh(text, group.size());
+  std::vector<std::string> hosts;
+  for (const int rank : group.members()) hosts.push_back(group.endpoint().card(rank).host);
+  if (group.rank() == 0) fmt::print("{}", draw_mesh(shape, hosts));
+}
+
 }  // namespace
 
 void add_topo(CLI::App& app, int& exit_code) {
@@ -115,6 +137,10 @@ void add_topo(CLI::App& app, int& exit_code) {
   command->add_option("--sizes", arguments->sizes, "Bytes of the vector, as in 64,4Ki,1Mi")
       ->type_name("LIST")
       ->capture_default_str();
+  command
+      ->add_option("--mesh", arguments->mesh,
+                   "Draw how ranks make a mesh, and measure nothing: pipeline x data x tensor")
+      ->type_name("PxDxT");
   command->add_option("--json", arguments->json, "The same, to FILE")->type_name("FILE");
   command
       ->add_option("--set", arguments->set,
@@ -126,7 +152,9 @@ void add_topo(CLI::App& app, int& exit_code) {
     const auto sizes = parse_sizes(arguments->sizes);
     require_place_for(arguments->json, "--json");
     exit_code = run_as_ranks(arguments->nproc, arguments->set, [&](Group& group) {
-      if (group.size() == 1)
+      if (!arguments->mesh.empty())
+        show_mesh(group, arguments->mesh);
+      else if (group.size() == 1)
         print_hosts(group);
       else
         show(group, *arguments, sizes);
