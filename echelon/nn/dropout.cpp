@@ -99,8 +99,10 @@ void Dropout::apply(at::Tensor& x, const Pass& pass) const {
                 " needs a contiguous tensor and the number of the step: whoever runs a layer with "
                 "dropout sets pass.draw");
   const DropoutMask mask{derive_key(pass.draw.seed, "dropout " + place_), pass.draw.step, share_};
-  const std::int64_t first =
-      pass.draw.first_sample * (x.numel() / std::max<std::int64_t>(1, x.size(0)));
+  const std::int64_t before = pass.rows_are_split
+                                  ? pass.draw.first_sample * pass.tokens + pass.first_row
+                                  : pass.draw.first_sample;
+  const std::int64_t first = before * (x.numel() / std::max<std::int64_t>(1, x.size(0)));
   const at::Tensor flat = x.view({-1});
   if (x.is_cpu()) {
     AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.scalar_type(), "dropout",

@@ -17,7 +17,8 @@ class Dropout {
   // in the model: no two have the same.
   Dropout(double share, std::string place);
 
-  // In place; the first dimension is samples. Nothing happens where the pass is not training.
+  // In place; the first dimension is samples, or this rank's rows where they are split. Nothing
+  // happens where the pass is not training.
   at::Tensor forward(at::Tensor x, const Pass& pass) const;
   // A new tensor, or the gradient itself where nothing is dropped.
   at::Tensor backward(const at::Tensor& grad, const Pass& pass) const;

@@ -29,7 +29,7 @@ std::vector<FlatUnit> lay_out(const std::vector<const Parameter*>& parameters) {
       for (const bool decay : {true, false}) {
         for (const auto* p : parameters) {
           if (p->layer != layer || p->trainable != trainable || p->decay != decay) continue;
-          unit.segments.push_back({p->name, p->shape, unit.numel, p->numel(), decay});
+          unit.segments.push_back({p->name, p->shape, unit.numel, p->numel(), decay, p->counted});
           unit.numel += aligned(p->numel());
         }
       }
@@ -73,6 +73,23 @@ std::vector<ShardGroup> share_out(std::vector<FlatUnit>& units, int shards, std:
     groups.push_back(group);
   }
   return groups;
+}
+
+std::vector<FlatRange> counted_within(const std::vector<FlatUnit>& units, std::int64_t begin,
+                                      std::int64_t end) {
+  std::vector<FlatRange> ranges;
+  const auto add = [&](std::int64_t from, std::int64_t to) {
+    if (from < to) ranges.push_back({from, to - from});
+  };
+  for (const auto& unit : units)
+    for (const auto& segment : unit.segments) {
+      const auto from = unit.begin + segment.offset, to = from + segment.numel;
+      if (!unit.trainable || segment.counted || to <= begin || from >= end) continue;
+      add(begin, from);
+      begin = to;
+    }
+  add(begin, end);
+  return ranges;
 }
 
 std::vector<UpdateRange> update_ranges(const std::vector<FlatUnit>& units, Grain grain,

@@ -22,6 +22,7 @@ struct Segment {
   std::int64_t offset = 0;  // within the unit, in elements
   std::int64_t numel = 0;
   bool decay = true;
+  bool counted = true;  // false: another rank counts it
 };
 
 struct FlatUnit {
@@ -55,6 +56,14 @@ struct ShardGroup {
 // Groups of at least `smallest` elements, as far as there are so many; pads the last unit of each
 // and moves those behind it.
 std::vector<ShardGroup> share_out(std::vector<FlatUnit>& units, int shards, std::int64_t smallest);
+
+// The parts of [begin, end) of the Stack's buffer that this rank counts, in order: all but the
+// segments that another rank does.
+struct FlatRange {
+  std::int64_t begin = 0, numel = 0;
+};
+std::vector<FlatRange> counted_within(const std::vector<FlatUnit>& units, std::int64_t begin,
+                                      std::int64_t end);
 
 enum class Grain { decay_group, parameter };
 

@@ -96,19 +96,20 @@ ValueSource gpt2_values(const fs::path& folder, const Stack& stack) {
     const auto* entry = entry_of(*reader, parameter.name);
     if (entry == nullptr)
       throw InvalidArgument(fmt::format("{} has no tensor {}", path.string(), parameter.name));
-    if (entry->shape != parameter.shape) {
+    const auto shape = parameter.whole_shape();
+    if (entry->shape != shape) {
       throw InvalidArgument(fmt::format("{} in {} has shape [{}]; the model needs [{}]",
                                         entry->name, path.string(), fmt::join(entry->shape, ", "),
-                                        fmt::join(parameter.shape, ", ")));
+                                        fmt::join(shape, ", ")));
     }
     if (!tensor_of(*reader, *entry).is_floating_point()) {
       throw InvalidArgument(fmt::format("{} in {} has type {}, not a floating-point one",
                                         entry->name, path.string(), entry->dtype));
     }
   }
-  return [reader](const Parameter& parameter, at::Tensor out) {
+  return parts_of([reader](const Parameter& parameter, at::Tensor out) {
     out.copy_(tensor_of(*reader, *entry_of(*reader, parameter.name)));
-  };
+  });
 }
 
 void write_gpt2_folder(const fs::path& folder, const ModelOptions& options, const Stack& stack,
@@ -117,8 +118,8 @@ void write_gpt2_folder(const fs::path& folder, const ModelOptions& options, cons
   std::vector<NamedTensor> tensors;
   const auto type = stack.type() == at::kDouble ? at::kDouble : at::kFloat;
   for (const auto& parameter : stack.parameters())
-    tensors.push_back(
-        {parameter.name, parameter.shape, type, [&value, &parameter] { return value(parameter); }});
+    tensors.push_back({parameter.name, parameter.whole_shape(), type,
+                       [&value, &parameter] { return value(parameter); }});
   write_tensors(folder / "model.safetensors", tensors, {{"format", "pt"}});
   const json config = {
       {"architectures", {"GPT2LMHeadModel"}},

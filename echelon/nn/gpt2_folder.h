@@ -21,8 +21,8 @@ ModelOptions read_gpt2_options(const std::filesystem::path& folder);
 // not fit.
 ValueSource gpt2_values(const std::filesystem::path& folder, const Stack& stack);
 
-// Writes such a folder, in fp32 (fp64 for an fp64 model). `value` gives a parameter's values in any
-// type and on any device; it is asked once for each, in the stack's order.
+// Writes such a folder, in fp32 (fp64 for an fp64 model). `value` gives a whole parameter's values
+// in any type and on any device; it is asked once for each, in the stack's order.
 void write_gpt2_folder(const std::filesystem::path& folder, const ModelOptions& options,
                        const Stack& stack,
                        const std::function<at::Tensor(const Parameter&)>& value);

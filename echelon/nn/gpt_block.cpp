@@ -50,16 +50,21 @@ void GptBlock::declare(Declaration& declaration) {
   contract_.declare(declaration, name_ + "mlp.c_proj", 4 * d, d, residual_stddev);
 }
 
+// As many as the projection gave.
+std::int64_t GptBlock::heads_in(const at::Tensor& qkv) const {
+  return qkv.size(2) / 3 / (options_.width / options_.heads);
+}
+
 at::Tensor GptBlock::forward(const at::Tensor& x, Pass& pass) {
-  const auto batch = x.size(0), tokens = x.size(1), d = options_.width;
+  const auto [samples, tokens] = pass.extent(x);
   const at::Tensor x_rows = rows(x);
   auto n1 = norm1_.forward(x_rows);
-  const at::Tensor qkv3 = attend_.forward(n1.y).view({batch, tokens, 3 * d});
+  const at::Tensor qkv3 = attend_.forward(n1.y).view({samples, tokens, -1});
   const bool lean = pass.selective;
   if (lean) n1.y.reset();
   std::vector<at::Tensor> attention_saved;
-  const at::Tensor heads_out = attention(qkv3, options_.heads, attention_saved);
-  const at::Tensor projected = project_.forward(rows(heads_out)).view({batch, tokens, d});
+  const at::Tensor heads_out = attention(qkv3, heads_in(qkv3), attention_saved);
+  const at::Tensor projected = project_.forward(rows(heads_out)).view_as(x);
   const at::Tensor mid = rows(drop_attended_.forward(projected, pass)).add_(x_rows);
 
   auto n2 = norm2_.forward(mid);
@@ -68,8 +73,8 @@ at::Tensor GptBlock::forward(const at::Tensor& x, Pass& pass) {
   at::Tensor active = tanh_gelu(hidden);
   at::Tensor out;
   if (pass.run != Pass::Run::again) {
-    out = contract_.forward(active).view({batch, tokens, d});
-    out = drop_contracted_.forward(out, pass).add_(mid.view_as(out));
+    out = contract_.forward(active).view_as(x);
+    out = drop_contracted_.forward(out, pass).add_(mid.view_as(x));
   }
   if (lean) active.reset();
 
@@ -86,13 +91,13 @@ at::Tensor GptBlock::backward(const at::Tensor& grad_output, Pass& pass) {
   const at::Tensor grad_out = rows(grad_output);
   if (!s[activated].defined()) s[activated] = tanh_gelu(s[expanded]);
   at::Tensor grad_hidden =
-      contract_.backward(rows(drop_contracted_.backward(grad_output, pass)), s[activated]);
+      contract_.backward(rows(drop_contracted_.backward(grad_output, pass)), s[activated], pass);
   s[activated].reset();
   tanh_gelu_backward_(grad_hidden, s[expanded]);
   s[expanded].reset();
   if (!s[normed2].defined()) s[normed2] = norm2_.forward(s[middle]).y;
-  at::Tensor grad_mid =
-      norm2_.backward(expand_.backward(grad_hidden, s[normed2]), s[middle], s[mean2], s[rstd2]);
+  at::Tensor grad_mid = norm2_.backward(expand_.backward(grad_hidden, s[normed2], pass), s[middle],
+                                        s[mean2], s[rstd2]);
   grad_hidden.reset();
   s[normed2].reset();
   s[middle].reset();
@@ -100,14 +105,14 @@ at::Tensor GptBlock::backward(const at::Tensor& grad_output, Pass& pass) {
 
   const at::Tensor grad_projected = drop_attended_.backward(grad_mid.view_as(grad_output), pass);
   const at::Tensor grad_heads =
-      project_.backward(rows(grad_projected), rows(s[attended])).view_as(s[attended]);
+      project_.backward(rows(grad_projected), rows(s[attended]), pass).view_as(s[attended]);
   const at::Tensor grad_qkv =
-      attention_backward(grad_heads, s[qkv], s[attended], options_.heads, &s[count]);
+      attention_backward(grad_heads, s[qkv], s[attended], heads_in(s[qkv]), &s[count]);
   s[qkv].reset();
   s[attended].reset();
   if (!s[normed1].defined()) s[normed1] = norm1_.forward(s[input]).y;
-  at::Tensor grad_x =
-      norm1_.backward(attend_.backward(rows(grad_qkv), s[normed1]), s[input], s[mean1], s[rstd1]);
+  at::Tensor grad_x = norm1_.backward(attend_.backward(rows(grad_qkv), s[normed1], pass), s[input],
+                                      s[mean1], s[rstd1]);
   return grad_x.add_(grad_mid).view_as(grad_output);
 }
 

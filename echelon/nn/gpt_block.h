@@ -21,8 +21,11 @@ class GptBlock : public Layer {
   at::Tensor forward(const at::Tensor& x, Pass& pass) override;
   at::Tensor backward(const at::Tensor& grad_output, Pass& pass) override;
   bool capturable() const override { return true; }
+  bool takes_rows() const override { return true; }
 
  private:
+  std::int64_t heads_in(const at::Tensor& qkv) const;
+
   ModelOptions options_;
   std::string name_;  // "transformer.h.3."
   LayerNorm norm1_, norm2_;

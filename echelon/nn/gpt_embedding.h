@@ -5,6 +5,8 @@
 #include "echelon/nn/dropout.h"
 #include "echelon/nn/layer.h"
 #include "echelon/nn/options.h"
+#include "echelon/nn/position_table.h"
+#include "echelon/nn/token_table.h"
 
 namespace echelon {
 
@@ -18,11 +20,12 @@ class GptEmbedding : public Layer {
   at::Tensor backward(const at::Tensor& grad_dropped, Pass& pass) override;
   bool keeps_more_than_input() const override { return false; }
   bool capturable() const override { return true; }
+  bool takes_rows() const override { return true; }
 
  private:
   ModelOptions options_;
-  Parameter* tokens_ = nullptr;
-  Parameter* positions_ = nullptr;
+  TokenTable tokens_;
+  PositionTable positions_;
   Dropout drop_;
 };
 

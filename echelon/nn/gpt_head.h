@@ -5,6 +5,7 @@
 #include "echelon/nn/layer.h"
 #include "echelon/nn/layer_norm.h"
 #include "echelon/nn/options.h"
+#include "echelon/nn/vocabulary_loss.h"
 
 namespace echelon {
 
@@ -16,11 +17,12 @@ class GptHead : public Layer {
   at::Tensor forward(const at::Tensor& x, Pass& pass) override;
   at::Tensor backward(const at::Tensor& grad_output, Pass& pass) override;
   bool capturable() const override { return true; }
+  bool takes_rows() const override { return true; }
 
  private:
   ModelOptions options_;
   LayerNorm norm_;
-  Parameter* weight_ = nullptr;  // [vocab, width]; the embedding's where tied
+  VocabularyLoss loss_;  // over the embedding's table where tied
 };
 
 }  // namespace echelon

@@ -12,6 +12,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -45,7 +46,31 @@ struct Pass {
   bool training = true;  // false: no backward will follow, keep nothing
   Run run = Run::once;
   bool selective = false;  // keep what is dear to compute again, and drop the rest
+  // backward gives the gradient of the input first and leaves those of parameters that are dear,
+  // which nobody waits for, to be run afterwards.
+  bool weights_later = false;
+  std::vector<std::function<void()>> later;  // what it left
+  template <class Fn>
+  void do_or_put_off(Fn gradients) {
+    if (weights_later)
+      later.push_back(std::move(gradients));
+    else
+      gradients();
+  }
   Draw draw;
+
+  // The whole micro-batch. Where ranks split its rows (samples x tokens), a layer has those of this
+  // rank alone, from first_row on: see Layer::takes_rows.
+  std::int64_t samples = 0, tokens = 0, first_row = 0;
+  bool rows_are_split = false;
+
+  struct Extent {
+    std::int64_t samples, tokens;
+  };
+  // Of the whole micro-batch, given a layer's input.
+  Extent extent(const at::Tensor& x) const {
+    return rows_are_split ? Extent{samples, tokens} : Extent{x.size(0), x.size(1)};
+  }
 
   bool keeps() const { return training && run != Run::first; }
 };
@@ -54,13 +79,13 @@ struct Pass {
 class Declaration {
  public:
   virtual Parameter* parameter(std::string name, std::vector<std::int64_t> shape, Init init,
-                               bool decay, bool trainable = true) = 0;
+                               bool decay, bool trainable = true, Splits splits = Splits::no) = 0;
 
   // A second use of a parameter that an earlier layer declared (tied embeddings). In one process
   // both uses share one value and one gradient buffer. The Stack keeps the list of ties, so that a
   // pipeline which puts the two layers on different stages can give each a copy and sum the two
-  // gradients.
-  virtual Parameter* tied(const std::string& name) = 0;
+  // gradients. It can be split where all its uses can.
+  virtual Parameter* tied(const std::string& name, Splits splits = Splits::no) = 0;
 
  protected:
   ~Declaration() = default;
@@ -81,7 +106,8 @@ class Layer {
 
   // The gradient for the input, given that for the output (undefined for the loss, whose gradient
   // is pass.weight times pass.scale, before anything is rounded to fp16). Gradients of parameters
-  // are added to their buffers. Undefined where the input has none.
+  // are added to their buffers, or (pass.weights_later) those of matrices put off to pass.later.
+  // Undefined where the input has none.
   virtual at::Tensor backward(const at::Tensor& grad_output, Pass& pass) = 0;
 
   // Whether forward keeps more for backward than its input: only then does it pay to run it again.
@@ -89,6 +115,13 @@ class Layer {
 
   // Whether a GPU graph may record it: no host synchronisation, no shapes that depend on values.
   virtual bool capturable() const { return false; }
+
+  // Whether it can have some rows of a micro-batch, [rows, width] in and out, in place of [samples,
+  // tokens, width] (the first layer: in place of what it makes of the input; the loss's target is
+  // whole). The pieces it is made of bring rows together where they need all. What it does by
+  // itself must be alike for every row, and gradients of parameters that no piece declared be
+  // summed over the rows of all ranks (Parameter::group).
+  virtual bool takes_rows() const { return false; }
 
   // State that is no parameter but belongs to the model (running statistics): saved and restored by
   // name.

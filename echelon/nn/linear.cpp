@@ -3,24 +3,43 @@
 #include <ATen/ops/sum.h>
 
 #include "echelon/nn/product.h"
+#include "echelon/nn/tensor_group.h"
 
 namespace echelon {
+namespace {
+
+bool by_rows(const Parameter& weight) { return weight.split.kind == Split::Kind::row; }
+// Those whose product takes whole(x); null: that is x itself.
+std::shared_ptr<TensorGroup> by_columns(const Parameter& weight) {
+  return weight.split.is_part() && !by_rows(weight) ? weight.group : nullptr;
+}
+
+}  // namespace
 
 void Linear::declare(Declaration& declaration, const std::string& name, std::int64_t in,
                      std::int64_t out, double stddev) {
-  weight_ =
-      declaration.parameter(name + ".weight", {in, out}, Init::normal(stddev), /*decay=*/true);
-  bias_ = declaration.parameter(name + ".bias", {out}, Init::zeros(), /*decay=*/false);
+  weight_ = declaration.parameter(name + ".weight", {in, out}, Init::normal(stddev),
+                                  /*decay=*/true, /*trainable=*/true, Splits::matrix);
+  bias_ = declaration.parameter(name + ".bias", {out}, Init::zeros(), /*decay=*/false,
+                                /*trainable=*/true, Splits::bias);
 }
 
 at::Tensor Linear::forward(const at::Tensor& x) const {
-  return product(x, weight_->value.t(), bias_->value);
+  const at::Tensor weight = weight_->value.t();
+  if (by_rows(*weight_)) return weight_->group->sum(product(x, weight)).add_(bias_->value);
+  const auto group = by_columns(*weight_);
+  return product(group ? group->whole(x) : x, weight, bias_->value);
 }
 
-at::Tensor Linear::backward(const at::Tensor& grad_y, const at::Tensor& x) const {
-  weight_->grad.addmm_(x.t(), grad_y, weight_->grad_beta(), 1);
-  add_row_sum(*bias_, grad_y);
-  return product(grad_y, weight_->value);
+at::Tensor Linear::backward(const at::Tensor& grad_y, const at::Tensor& x, Pass& pass) const {
+  // Of a split by rows the bias is whole: every rank has all of its gradient, from the same rows.
+  const at::Tensor grad = by_rows(*weight_) ? weight_->group->whole(grad_y) : grad_y;
+  return product_backward(
+      by_columns(*weight_), x, pass, [&] { return product(grad, weight_->value); },
+      [weight = weight_, bias = bias_, grad](const at::Tensor& all) {
+        weight->grad.addmm_(all.t(), grad, weight->grad_beta(), 1);
+        add_row_sum(*bias, grad);
+      });
 }
 
 void add_row_sum(Parameter& parameter, const at::Tensor& rows) {

@@ -1,5 +1,9 @@
 // y = x W + b with W as GPT-2 stores it, [in, out]. Not a Layer by itself: a piece that layers are
 // made of.
+//
+// Ranks can split W by columns (or heads: columns too), where x is whole and y a part of the
+// columns, or by rows, where x is such a part and y a sum over the ranks. One of each, with
+// something between that works column by column, needs two exchanges in each direction.
 #pragma once
 
 #include <string>
@@ -16,8 +20,8 @@ class Linear {
   at::Tensor forward(const at::Tensor& x) const;  // [n, in] -> [n, out]
 
   // The gradient for x. Those of W and b are written to (or added into) their buffers by the
-  // product itself.
-  at::Tensor backward(const at::Tensor& grad_y, const at::Tensor& x) const;
+  // product itself, now or later as the pass says.
+  at::Tensor backward(const at::Tensor& grad_y, const at::Tensor& x, Pass& pass) const;
 
  private:
   Parameter* weight_ = nullptr;

@@ -5,10 +5,15 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "echelon/nn/split.h"
+
 namespace echelon {
+
+class TensorGroup;
 
 // How first values are made. Each element is a pure function of (seed, parameter name, element
 // index), so every layout over ranks starts from the same numbers.
@@ -25,12 +30,20 @@ struct Init {
 };
 
 struct Parameter {
-  std::string name;  // unique in the Stack: "transformer.h.0.ln_1.weight"
-  std::vector<std::int64_t> shape;
-  Init init;
-  bool decay = true;      // weight decay applies: matrices yes, norms and biases no
-  bool trainable = true;  // false: no gradient, no optimiser state
-  int layer = 0;          // the layer that owns it
+  std::string name;                 // unique in the Stack: "transformer.h.0.ln_1.weight"
+  std::vector<std::int64_t> shape;  // of what this process has of it: the model's, or a part's
+  Init init;                        // of the whole
+  bool decay = true;                // weight decay applies: matrices yes, norms and biases no
+  bool trainable = true;            // false: no gradient, no optimiser state
+  int layer = 0;                    // the layer that owns it
+  bool here = true;                 // this process has its layer (Stack::keep), and memory for it
+  bool counted = true;  // false: another rank has it too and counts it, in norms and files
+
+  // Where ranks split the model's products (Stack::split): what its piece can do, what this rank
+  // has of it, and with whom (null: nobody).
+  Splits splits = Splits::no;
+  Split split;
+  std::shared_ptr<TensorGroup> group;
 
   at::Tensor value;
   at::Tensor grad;         // undefined where not trainable
@@ -40,6 +53,12 @@ struct Parameter {
     std::int64_t n = 1;
     for (const auto size : shape) n *= size;
     return n;
+  }
+
+  std::vector<std::int64_t> whole_shape() const {
+    auto whole = shape;
+    if (split.is_part()) whole[std::size_t(split.dimension)] = split.whole;
+    return whole;
   }
 
   // The first gradient of a step overwrites the buffer and later ones (micro-batches, a tied use)

@@ -6,12 +6,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "echelon/base/error.h"
 #include "echelon/base/random.h"
 #include "echelon/nn/memory.h"
 #include "echelon/nn/parallel_over.h"
+#include "echelon/nn/tensor_group.h"
 
 namespace echelon {
 
@@ -27,8 +29,17 @@ void Parameter::zero_unwritten_grad() {
   if (trainable && !std::exchange(grad_written, true)) grad.zero_();
 }
 
+ValueSource parts_of(ValueSource wholes) {
+  return [wholes = std::move(wholes)](const Parameter& parameter, at::Tensor out) {
+    if (!parameter.split.is_part()) return wholes(parameter, out);
+    const at::Tensor whole = at::empty(parameter.whole_shape(), out.options().device(at::kCPU));
+    wholes(parameter, whole);
+    out.copy_(part_of(whole, parameter.split));
+  };
+}
+
 ValueSource random_values(std::uint64_t seed) {
-  return [seed](const Parameter& parameter, at::Tensor out) {
+  return parts_of([seed](const Parameter& parameter, at::Tensor out) {
     switch (parameter.init.kind) {
       case Init::Kind::zeros:
         out.zero_();
@@ -57,7 +68,7 @@ ValueSource random_values(std::uint64_t seed) {
     at::Tensor host = in_place ? out : at::empty(out.sizes(), wide ? at::kDouble : at::kFloat);
     wide ? fill(host, static_cast<double*>(nullptr)) : fill(host, static_cast<float*>(nullptr));
     if (!in_place) out.copy_(host);
-  };
+  });
 }
 
 Stack::~Stack() = default;
@@ -73,6 +84,60 @@ Stack& Stack::recompute(Recompute what) {
   return *this;
 }
 
+void Stack::keep(const std::vector<bool>& layers) {
+  if (layers.size() != layers_.size()) throw Error("Stack::keep takes a mark for every layer");
+  kept_ = layers;
+  for (auto& p : parameters_) {
+    p.layer = declared_in(p);
+    p.here = has(p.layer);
+    p.counted = counts(p);
+    p.value.reset();
+    p.grad.reset();
+  }
+  for (const auto& tie : ties_) {
+    Parameter& p = *find(tie.name);
+    if (p.here || !has(tie.user)) continue;
+    p.here = true;
+    p.counted = false;
+    p.layer = tie.user;
+  }
+}
+
+void Stack::split(const std::map<std::string, Split>& splits, std::shared_ptr<TensorGroup> group) {
+  if (group_) throw Error("Stack::split comes once: its parameters are parts already");
+  group_ = std::move(group);
+  for (auto& p : parameters_) {
+    if (const auto it = splits.find(p.name); it != splits.end()) p.split = it->second;
+    p.shape = part_shape(std::move(p.shape), p.split);
+    p.group = group_;
+    p.counted = p.counted && counts(p);
+    p.value.reset();
+    p.grad.reset();
+  }
+}
+
+// What every rank of a tensor group has whole, the first counts.
+bool Stack::counts(const Parameter& parameter) const {
+  return parameter.split.is_part() || !group_ || group_->rank() == 0;
+}
+
+int Stack::declared_in(const Parameter& parameter) const {
+  for (const auto& tie : ties_)
+    if (tie.name == parameter.name) return tie.owner;
+  return parameter.layer;
+}
+
+std::vector<const Parameter*> Stack::tied_across() const {
+  std::vector<const Parameter*> across;
+  for (const auto& p : parameters_) {
+    const bool elsewhere = std::any_of(ties_.begin(), ties_.end(), [&](const Tie& tie) {
+      return tie.name == p.name && !(has(tie.owner) && has(tie.user));
+    });
+    if (p.here && elsewhere) across.push_back(&p);
+  }
+  return across;
+}
+
 std::vector<bool> Stack::runs_again() const {
   std::vector<bool> all;
   for (const auto& layer : layers_)
@@ -82,7 +147,7 @@ std::vector<bool> Stack::runs_again() const {
 }
 
 Parameter* Stack::parameter(std::string name, std::vector<std::int64_t> shape, Init init,
-                            bool decay, bool trainable) {
+                            bool decay, bool trainable, Splits splits) {
   if (find(name) != nullptr) {
     throw InvalidArgument(fmt::format(
         "two parameters of the model are named {}; give the layers distinct names", name));
@@ -101,16 +166,18 @@ Parameter* Stack::parameter(std::string name, std::vector<std::int64_t> shape, I
   p.init = std::move(init);
   p.decay = decay;
   p.trainable = trainable;
+  p.splits = splits;
   p.layer = size() - 1;
   return &p;
 }
 
-Parameter* Stack::tied(const std::string& name) {
+Parameter* Stack::tied(const std::string& name, Splits splits) {
   Parameter* p = find(name);
   if (p == nullptr) {
     throw InvalidArgument(
         fmt::format("a layer ties itself to {}, which no earlier layer declares", name));
   }
+  if (p->splits != splits) p->splits = Splits::no;
   ties_.push_back({name, p->layer, size() - 1});
   return p;
 }
@@ -123,7 +190,10 @@ Parameter* Stack::find(const std::string& name) {
 
 std::int64_t Stack::parameter_count() const {
   std::int64_t n = 0;
-  for (const auto& p : parameters_) n += p.numel();
+  for (const auto& p : parameters_) {
+    const auto whole = p.whole_shape();
+    n += std::accumulate(whole.begin(), whole.end(), std::int64_t{1}, std::multiplies<>());
+  }
   return n;
 }
 
@@ -159,7 +229,8 @@ at::Tensor take_back(const at::Tensor& tensor, at::Tensor& kept) {
 
 void Stack::lay_out(const Placement& placement) {
   std::vector<const Parameter*> described;
-  for (const auto& p : parameters_) described.push_back(&p);
+  for (const auto& p : parameters_)
+    if (p.here) described.push_back(&p);
   units_ = echelon::lay_out(described);
   groups_ = share_out(units_, placement.shards, placement.smallest);
   for (const auto& unit : units_)
@@ -223,14 +294,15 @@ void Stack::allocate(at::Device device, at::ScalarType type, Gradients gradients
       if (gradients != Gradients::no) p.grad = view(grads_of_[index], group->begin);
     }
   }
-  for (auto& layer : layers_) layer->bind(device, type);
+  for (int l = 0; l < size(); ++l)
+    if (has(l)) layer(l).bind(device, type);
 }
 
 std::vector<int> Stack::groups_of(int layer) const {
   std::vector<int> all;
   const auto add = [&](const std::string& name) {
     for (const auto& p : parameters_) {
-      if (p.name != name || !p.trainable) continue;
+      if (p.name != name || !p.trainable || !p.here) continue;
       for (std::size_t g = 0; g < groups_.size(); ++g)
         if (p.begin >= groups_[g].begin && p.begin < groups_[g].begin + groups_[g].numel &&
             std::find(all.begin(), all.end(), int(g)) == all.end())
@@ -280,7 +352,8 @@ void Stack::forget_grads(int group) {
 
 void Stack::load(const ValueSource& source) {
   at::NoGradGuard no_grad;
-  for (auto& p : parameters_) source(p, p.value);
+  for (auto& p : parameters_)
+    if (p.here) source(p, p.value);
 }
 
 void Stack::begin_step() {
@@ -308,29 +381,49 @@ void Stack::add_to_sums(int layer) {
 
 void Stack::zero_unwritten_grads(std::int64_t begin, std::int64_t end) {
   for (auto& p : parameters_) {
-    if (!p.trainable) continue;
+    if (!p.trainable || !p.here) continue;
     if (p.begin >= begin && p.begin < end) p.zero_unwritten_grad();
   }
 }
 
 std::vector<std::pair<std::string, at::Tensor>> Stack::buffers() const {
   std::vector<std::pair<std::string, at::Tensor>> all;
-  for (const auto& layer : layers_) {
-    for (auto& buffer : layer->buffers()) all.push_back(std::move(buffer));
-  }
+  for (int l = 0; l < size(); ++l)
+    if (has(l))
+      for (auto& buffer : layers_[std::size_t(l)]->buffers()) all.push_back(std::move(buffer));
   return all;
 }
 
 bool Stack::capturable() const {
-  return std::all_of(layers_.begin(), layers_.end(),
+  return (!group_ || group_->recordable()) &&
+         std::all_of(layers_.begin(), layers_.end(),
                      [](const auto& layer) { return layer->capturable(); });
+}
+
+Pass Stack::pass_for(const at::Tensor& input) const {
+  Pass pass;
+  pass.samples = input.dim() > 0 ? input.size(0) : 1;
+  pass.tokens = input.dim() > 1 ? input.size(1) : 1;
+  if (!group_ || !group_->rows_are_split()) return pass;
+  const auto rows = pass.samples * pass.tokens, ranks = std::int64_t(group_->size());
+  if (rows % ranks != 0) {
+    const auto step = ranks / std::gcd(pass.tokens, ranks), fewer = pass.samples / step * step;
+    throw InvalidArgument(fmt::format(
+        "the {} rows of a micro-batch ({} samples of {} tokens) do not divide over {} ranks: {}{} "
+        "samples would",
+        rows, pass.samples, pass.tokens, ranks, fewer > 0 ? fmt::format("{} or ", fewer) : "",
+        fewer + step));
+  }
+  pass.rows_are_split = true;
+  pass.first_row = rows / ranks * group_->rank();
+  return pass;
 }
 
 at::Tensor Stack::infer(const at::Tensor& input, const at::Tensor& target) {
   at::NoGradGuard no_grad;
   at::Tensor x = input;
   for (auto& layer : layers_) {
-    Pass pass;
+    Pass pass = pass_for(input);
     pass.training = false;
     if (layer == layers_.back()) pass.target = target;
     x = layer->forward(x, pass);

@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -26,6 +27,10 @@ namespace echelon {
 
 // Fills `out` (any device, any floating type, the parameter's shape) with a parameter's values.
 using ValueSource = std::function<void(const Parameter& parameter, at::Tensor out)>;
+
+// Of a source that fills whole parameters, whatever this process has of them: its part of each. One
+// whole is in memory at a time.
+ValueSource parts_of(ValueSource wholes);
 
 // First values by each parameter's Init; see random.h for why any layout gets the same ones.
 ValueSource random_values(std::uint64_t seed);
@@ -44,10 +49,30 @@ class Stack : private Declaration {
   Stack(Stack&&) = default;
   ~Stack();
 
+  struct Tie {
+    std::string name;
+    int owner;  // layer that declared it
+    int user;   // layer that uses it again
+  };
+
   Stack& add(std::unique_ptr<Layer> layer);
 
   int size() const { return static_cast<int>(layers_.size()); }
   Layer& layer(int i) { return *layers_[static_cast<std::size_t>(i)]; }
+
+  // This process has these layers alone, by layer; those of others have no memory and are not run.
+  // A parameter that a kept layer ties itself to is here too, as a copy: the layer that ties is
+  // then its own. From the next lay_out on; what was allocated before is gone.
+  void keep(const std::vector<bool>& layers);
+  bool has(int layer) const { return kept_.empty() || kept_[std::size_t(layer)]; }
+  // Parameters that are here and that layers of others use too.
+  std::vector<const Parameter*> tied_across() const;
+  int declared_in(const Parameter& parameter) const;  // its layer, wherever that is
+
+  // Ranks split products between them: the named parameters become parts. Pieces then exchange what
+  // they must with the group. From the next lay_out on; split_plan.h makes and checks the splits.
+  void split(const std::map<std::string, Split>& splits, std::shared_ptr<TensorGroup> group);
+  const std::shared_ptr<TensorGroup>& tensor_group() const { return group_; }  // null: nobody
 
   Stack& recompute(Recompute what);
   Recompute recompute() const { return recompute_; }
@@ -58,13 +83,11 @@ class Stack : private Declaration {
   // Every parameter once, in the order of declaration, and those that are used a second time.
   const std::deque<Parameter>& parameters() const { return parameters_; }
   Parameter* find(const std::string& name);
-  struct Tie {
-    std::string name;
-    int owner;  // layer that declared it
-    int user;   // layer that uses it again
-  };
+  const Parameter* find(const std::string& name) const {
+    return const_cast<Stack*>(this)->find(name);
+  }
   const std::vector<Tie>& ties() const { return ties_; }
-  std::int64_t parameter_count() const;
+  std::int64_t parameter_count() const;  // elements of the whole model
 
   // Gives memory for so many elements, zeros.
   using Memory = std::function<at::Tensor(std::int64_t numel, at::ScalarType type)>;
@@ -131,17 +154,24 @@ class Stack : private Declaration {
   std::vector<std::pair<std::string, at::Tensor>> buffers() const;
   bool capturable() const;
 
+  // What every layer's pass says of a micro-batch, of which `input` is the first layer's. Throws
+  // InvalidArgument where its rows are split and do not divide.
+  Pass pass_for(const at::Tensor& input) const;
+
   // Forward alone, nothing kept: the model's output, or its mean loss where a target is given.
   at::Tensor infer(const at::Tensor& input, const at::Tensor& target = {});
 
  private:
   Parameter* parameter(std::string name, std::vector<std::int64_t> shape, Init init, bool decay,
-                       bool trainable) override;
-  Parameter* tied(const std::string& name) override;
+                       bool trainable, Splits splits) override;
+  Parameter* tied(const std::string& name, Splits splits) override;
+  bool counts(const Parameter& parameter) const;
 
   std::vector<std::unique_ptr<Layer>> layers_;
   std::deque<Parameter> parameters_;  // stable addresses: layers keep pointers
   std::vector<Tie> ties_;
+  std::vector<bool> kept_;  // by layer; empty: all
+  std::shared_ptr<TensorGroup> group_;
   std::vector<FlatUnit> units_;
   std::vector<ShardGroup> groups_;
   at::Tensor values_, grads_, frozen_, sums_;

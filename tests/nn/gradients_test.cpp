@@ -193,7 +193,7 @@ at::Tensor PieceLayer<Linear>::forward(const at::Tensor& x, Pass& pass) {
 }
 template <>
 at::Tensor PieceLayer<Linear>::backward(const at::Tensor& grad, Pass& pass) {
-  return piece_.backward(grad, pass.saved[0]);
+  return piece_.backward(grad, pass.saved[0], pass);
 }
 
 template <>

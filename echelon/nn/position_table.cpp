@@ -1,0 +1,53 @@
+#include "echelon/nn/position_table.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/embedding_dense_backward.h>
+#include <ATen/ops/sum.h>
+
+#include "echelon/nn/tensor_group.h"
+
+namespace echelon {
+namespace {
+
+// Of each row that this rank has.
+at::Tensor own_positions(const at::Tensor& rows, const Pass& pass) {
+  return at::arange(pass.first_row, pass.first_row + rows.size(0), rows.options().dtype(at::kLong))
+      .remainder_(pass.tokens);
+}
+
+}  // namespace
+
+void PositionTable::declare(Declaration& declaration, const std::string& name, std::int64_t context,
+                            std::int64_t width, double stddev) {
+  table_ = declaration.parameter(name + ".weight", {context, width}, Init::normal(stddev),
+                                 /*decay=*/true);
+}
+
+void PositionTable::add_to(at::Tensor x, const Pass& pass) const {
+  if (pass.rows_are_split)
+    x.add_(at::embedding(table_->value, own_positions(x, pass)));
+  else
+    x.add_(table_->value.narrow(0, 0, x.size(1)));
+}
+
+void PositionTable::backward(const at::Tensor& grad, const Pass& pass) const {
+  const auto length = pass.extent(grad).tokens, context = table_->shape[0];
+  const bool first = table_->grad_beta() == 0;
+  at::Tensor out = table_->grad.narrow(0, 0, length);
+  if (pass.rows_are_split) {
+    // Sums in a fixed order.
+    const at::Tensor sum = at::embedding_dense_backward(grad, own_positions(grad, pass), length,
+                                                        /*padding_idx=*/-1,
+                                                        /*scale_grad_by_freq=*/false);
+    table_->group->sum_over_rows(sum);
+    first ? out.copy_(sum) : out.add_(sum);
+  } else if (first) {
+    at::sum_out(out, grad, {0});
+  } else {
+    out.add_(at::sum(grad, {0}));
+  }
+  if (first && length < context) table_->grad.narrow(0, length, context - length).zero_();
+}
+
+}  // namespace echelon

@@ -1,0 +1,24 @@
+// Learned positions: row i of a table is added to token i of every sample. A piece that layers are
+// made of. Where ranks split rows, each adds those of its own, and the table's gradient is summed
+// over them.
+#pragma once
+
+#include <string>
+
+#include "echelon/nn/layer.h"
+
+namespace echelon {
+
+class PositionTable {
+ public:
+  void declare(Declaration& declaration, const std::string& name, std::int64_t context,
+               std::int64_t width, double stddev);
+
+  void add_to(at::Tensor x, const Pass& pass) const;
+  void backward(const at::Tensor& grad, const Pass& pass) const;
+
+ private:
+  Parameter* table_ = nullptr;
+};
+
+}  // namespace echelon

@@ -1,0 +1,52 @@
+#include "echelon/nn/split.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
+
+#include <algorithm>
+
+namespace echelon {
+namespace {
+
+// With the dimension that is cut as two: blocks, and what is in one.
+at::Tensor by_block(const at::Tensor& tensor, const Split& split) {
+  return tensor.unflatten(split.dimension, {split.blocks, -1});
+}
+
+}  // namespace
+
+std::int64_t Split::filled() const {
+  return std::clamp<std::int64_t>(block() - begin(), 0, block_part());
+}
+
+std::vector<std::int64_t> part_shape(std::vector<std::int64_t> whole_shape, const Split& split) {
+  if (split.is_part()) whole_shape[std::size_t(split.dimension)] = split.size();
+  return whole_shape;
+}
+
+at::Tensor part_of(const at::Tensor& whole, const Split& split) {
+  if (!split.is_part()) return whole;
+  const int inside = split.dimension + 1;
+  at::Tensor part =
+      by_block(whole, split).narrow(inside, std::min(split.begin(), split.block()), split.filled());
+  if (const auto missing = split.block_part() - split.filled(); missing > 0) {
+    // Pairs of (before, after), the last dimension first.
+    std::vector<std::int64_t> padding(2 * std::size_t(part.dim() - inside), 0);
+    padding.back() = missing;
+    part = at::constant_pad_nd(part, padding);
+  }
+  return part.flatten(split.dimension, inside).contiguous();
+}
+
+at::Tensor assemble(const std::vector<at::Tensor>& parts, const Split& split) {
+  if (!split.is_part()) return parts.front();
+  const int inside = split.dimension + 1;
+  std::vector<at::Tensor> blocks;
+  for (const auto& part : parts) blocks.push_back(by_block(part, split));
+  return at::cat(blocks, inside)
+      .narrow(inside, 0, split.block())
+      .flatten(split.dimension, inside)
+      .contiguous();
+}
+
+}  // namespace echelon
