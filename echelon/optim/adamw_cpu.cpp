@@ -30,16 +30,13 @@ struct Factors {
 struct Bf16 {  // the upper half of a float
   std::uint16_t bits;
 };
-inline __attribute__((always_inline)) float widen(Bf16 x) {
-  return std::bit_cast<float>(std::uint32_t(x.bits) << 16);
-}
-inline __attribute__((always_inline)) float widen(float x) { return x; }
-inline __attribute__((always_inline)) double widen(double x) { return x; }
+ECHELON_INLINE float widen(Bf16 x) { return std::bit_cast<float>(std::uint32_t(x.bits) << 16); }
+ECHELON_INLINE float widen(float x) { return x; }
+ECHELON_INLINE double widen(double x) { return x; }
 
 template <class T, class Grad>
-inline __attribute__((always_inline)) void run(T* __restrict w, const Grad* __restrict g,
-                                               T* __restrict m, T* __restrict v, std::int64_t n,
-                                               const Factors<T> f) {
+ECHELON_INLINE void run(T* __restrict w, const Grad* __restrict g, T* __restrict m, T* __restrict v,
+                        std::int64_t n, const Factors<T> f) {
   for (std::int64_t i = 0; i < n; ++i) {
     const T grad = widen(g[i]) / f.scale;
     const T mean = f.beta1 * m[i] + f.rest1 * grad;

@@ -1,13 +1,14 @@
 #include "echelon/optim/flat_norm.h"
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/stack.h>
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <vector>
 
 #include "echelon/base/clones.h"
 #include "echelon/nn/parallel_over.h"
@@ -17,13 +18,13 @@ namespace {
 
 constexpr std::int64_t lanes = 32, block = 128 * lanes, chunk = 16 * block;
 
-inline __attribute__((always_inline)) float widened(float x) { return x; }
-inline __attribute__((always_inline)) float widened(std::uint16_t bf16) {
+ECHELON_INLINE float widened(float x) { return x; }
+ECHELON_INLINE float widened(std::uint16_t bf16) {
   return std::bit_cast<float>(std::uint32_t(bf16) << 16);
 }
 
 template <class T>
-inline __attribute__((always_inline)) double squares_of(const T* x, std::int64_t n) {
+ECHELON_INLINE double squares_of(const T* x, std::int64_t n) {
   double sum = 0;
   for (std::int64_t at = 0; at < n; at += block) {
     const std::int64_t end = std::min(n, at + block);
@@ -61,15 +62,27 @@ at::Tensor flat_norm(const at::Tensor& flat) {
     return at::linalg_vector_norm(flat, 2, {}, false,
                                   flat.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
   const std::int64_t chunks = (flat.numel() + chunk - 1) / chunk;
-  const at::Tensor sums = at::empty({chunks}, at::kDouble);
-  double* const sum = sums.data_ptr<double>();
-  parallel_over(sums, 1, [&](std::int64_t begin, std::int64_t end) {
+  std::vector<double> sums(static_cast<std::size_t>(chunks));
+  parallel_over(chunks, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t c = begin; c < end; ++c)
-      sum[c] = squares_between(flat, c * chunk, std::min(flat.numel(), (c + 1) * chunk));
+      sums[std::size_t(c)] =
+          squares_between(flat, c * chunk, std::min(flat.numel(), (c + 1) * chunk));
   });
   double all = 0;
-  for (std::int64_t c = 0; c < chunks; ++c) all += sum[c];
+  for (const double sum : sums) all += sum;
   return at::scalar_tensor(std::sqrt(all), at::kFloat);
+}
+
+at::Tensor norm_of_norms(const std::vector<at::Tensor>& norms) {
+  return norms.size() == 1 ? norms[0] : at::linalg_vector_norm(at::stack(norms));
+}
+
+at::Tensor counted_norm(const at::Tensor& slice, const std::vector<FlatUnit>& units,
+                        std::int64_t begin) {
+  std::vector<at::Tensor> norms;
+  for (const auto& range : counted_within(units, begin, begin + slice.numel()))
+    norms.push_back(flat_norm(slice.narrow(0, range.begin - begin, range.numel)));
+  return norms.empty() ? flat_norm(slice.narrow(0, 0, 0)) : norm_of_norms(norms);
 }
 
 }  // namespace echelon

@@ -7,8 +7,18 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <vector>
+
+#include "echelon/nn/flat_unit.h"
+
 namespace echelon {
 
 at::Tensor flat_norm(const at::Tensor& flat);
+at::Tensor norm_of_norms(const std::vector<at::Tensor>& norms);
+
+// Of a slice of the Stack's buffer that begins at `begin`: what this rank counts of it.
+at::Tensor counted_norm(const at::Tensor& slice, const std::vector<FlatUnit>& units,
+                        std::int64_t begin);
 
 }  // namespace echelon

@@ -3,13 +3,16 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
 
+#include <utility>
+
 #include "echelon/nn/memory.h"
+#include "echelon/optim/flat_norm.h"
 
 namespace echelon {
 
 MasterUpdate::MasterUpdate(Stack& stack, const OptimOptions& options,
-                           const std::optional<LossScale::Setup>& scaling)
-    : stack_(stack) {
+                           const std::optional<LossScale::Setup>& scaling, PartSums part_sums)
+    : stack_(stack), part_sums_(std::move(part_sums)) {
   const auto n = stack.values().numel();
   const auto wide = stack.values().options().dtype(master_type(stack.type()));
   at::Tensor master = stack.values();
@@ -21,7 +24,7 @@ MasterUpdate::MasterUpdate(Stack& stack, const OptimOptions& options,
   auto ranges = ranges_within(stack.units(), 0, n, type, grain_of(options));
   slice_ = std::make_unique<SliceUpdate>(
       std::vector<SliceUpdate::Part>{{master, std::move(ranges)}}, type, options,
-      parameters_of(stack.units()), std::function<void(at::Tensor)>(), scaling);
+      parameters_of(stack.units()), part_sums_.parameters, scaling);
   norm_ = at::zeros({}, wide);
 }
 
@@ -41,7 +44,13 @@ void MasterUpdate::load(const ValueSource& source) {
 
 void MasterUpdate::apply(const at::Tensor& loss) {
   at::NoGradGuard no_grad;
-  norm_.copy_(slice_->norm_of({stack_.sums()}));
+  at::Tensor norm = counted_norm(stack_.sums(), stack_.units(), 0);
+  if (part_sums_.all) {
+    const at::Tensor square = norm.to(at::kDouble).square();
+    part_sums_.all(square);
+    norm = square.sqrt();
+  }
+  norm_.copy_(slice_->without_scale(norm));
   slice_->apply({stack_.sums()}, norm_, loss);
   publish();
 }

@@ -20,7 +20,7 @@ class MasterUpdate final : public Update {
   // Allocates masters (where needed) and optimiser state for the trainable units of an allocated
   // stack.
   MasterUpdate(Stack& stack, const OptimOptions& options,
-               const std::optional<LossScale::Setup>& scaling = {});
+               const std::optional<LossScale::Setup>& scaling = {}, PartSums part_sums = {});
 
   void load(const ValueSource& source) override;
   const at::Tensor& rate() const override { return slice_->rate(); }
@@ -39,6 +39,7 @@ class MasterUpdate final : public Update {
 
  private:
   Stack& stack_;
+  PartSums part_sums_;
   std::unique_ptr<SliceUpdate> slice_;
   at::Tensor norm_;
 };

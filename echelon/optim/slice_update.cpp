@@ -3,15 +3,12 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/linalg_vector_norm.h>
-#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <limits>
 
 #include "echelon/nn/memory.h"
-#include "echelon/optim/flat_norm.h"
 
 namespace echelon {
 namespace {
@@ -108,20 +105,8 @@ void SliceUpdate::prepare(std::int64_t longest, int parameters, at::TensorOption
     scalars_.squares = at::zeros({parameters, 2}, wide.dtype(at::kDouble));
 }
 
-at::Tensor SliceUpdate::norm_of_part(const at::Tensor& grad) const { return flat_norm(grad); }
-
-at::Tensor SliceUpdate::norm_of_norms(const std::vector<at::Tensor>& norms) {
-  return norms.size() == 1 ? norms[0] : at::linalg_vector_norm(at::stack(norms));
-}
-
 at::Tensor SliceUpdate::without_scale(const at::Tensor& norm) const {
   return loss_scale_ ? norm / loss_scale_->scale() : norm;
-}
-
-at::Tensor SliceUpdate::norm_of(const std::vector<at::Tensor>& grads) const {
-  std::vector<at::Tensor> norms;
-  for (const auto& grad : grads) norms.push_back(norm_of_part(grad));
-  return without_scale(norm_of_norms(norms));
 }
 
 void SliceUpdate::apply(const std::vector<at::Tensor>& grads, const at::Tensor& norm,

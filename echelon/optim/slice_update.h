@@ -60,12 +60,7 @@ class SliceUpdate {
   // The learning rate of the next update, a scalar on the device: the caller writes it.
   const at::Tensor& rate() const { return scalars_.rate; }
 
-  // The norm of the gradients, by part, without the loss scale; a scalar of the wide type. Those of
-  // several owners are summed as squares.
-  at::Tensor norm_of(const std::vector<at::Tensor>& grads) const;
-  // The same in steps: of one part, of all, and without the loss scale.
-  at::Tensor norm_of_part(const at::Tensor& grad) const;
-  static at::Tensor norm_of_norms(const std::vector<at::Tensor>& norms);
+  // A norm of gradients without the loss scale that they carry.
   at::Tensor without_scale(const at::Tensor& norm) const;
 
   // One update. `norm` is that of all gradients, without the loss scale; `loss` a scalar on the

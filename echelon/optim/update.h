@@ -4,10 +4,21 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
+
 #include "echelon/nn/stack.h"
 #include "echelon/optim/loss_scale.h"
 
 namespace echelon {
+
+// Where other ranks have other parts of a model: sums over them, in place. Empty: there are none.
+struct PartSums {
+  // Over one rank of each part (other layers, other columns of the same matrices).
+  std::function<void(at::Tensor)> all;
+  // Over those with other columns of the same matrices: a row for each trainable parameter here, in
+  // the order of segments. What they all have whole is counted once.
+  std::function<void(at::Tensor rows)> parameters;
+};
 
 class Update {
  public:

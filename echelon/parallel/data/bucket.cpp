@@ -10,7 +10,11 @@ std::vector<Bucket> cut_buckets(const std::vector<FlatUnit>& units, const Bucket
   bool open = false;
   for (auto unit = units.rbegin(); unit != units.rend(); ++unit) {
     if (!unit->trainable || unit->numel == 0) continue;
-    if (!open) buckets.push_back({unit->begin, unit->begin + unit->numel, unit->layer});
+    if (!open)
+      buckets.push_back({.begin = unit->begin,
+                         .end = unit->begin + unit->numel,
+                         .layer = unit->layer,
+                         .top = unit->layer});
     Bucket& bucket = buckets.back();
     bucket.begin = unit->begin;
     bucket.layer = unit->layer;
@@ -31,18 +35,6 @@ BucketSizes bucket_sizes(const LinkFigures& link, std::int64_t element_bytes, do
   return {std::max<std::int64_t>(1, others / 8), others};
 }
 
-Table data_parallel(const StepShape& shape) {
-  Table table;
-  for (const Action& action : one_process(shape)) {
-    if (action.kind == Action::Kind::update) table.push_back({Action::Kind::settle});
-    table.push_back(action);
-    if (action.kind != Action::Kind::backward || action.micro_batch + 1 < shape.micro_batches)
-      continue;
-    for (std::size_t b = 0; b < shape.buckets.size(); ++b)
-      if (shape.buckets[b].layer == action.layer)
-        table.push_back({.kind = Action::Kind::reduce, .bucket = int(b)});
-  }
-  return table;
-}
+Table data_parallel(const StepShape& shape) { return with_reductions(one_process(shape), shape); }
 
 }  // namespace echelon

@@ -9,6 +9,7 @@
 
 #include "echelon/base/error.h"
 #include "echelon/base/log.h"
+#include "echelon/optim/flat_norm.h"
 #include "echelon/optim/schedule.h"
 #include "echelon/parallel/server/server.h"
 #include "echelon/parallel/server/wire.h"
@@ -51,7 +52,7 @@ void ParameterServer::run() {
     for (const auto& share : shares) applied.ages.push_back(update - share.version);
     const at::Tensor grad = sum(shares, *clock);
     shares.clear();
-    const double mine = update_->norm_of({grad}).item<double>();
+    const double mine = flat_norm(grad).item<double>();
     applied.norm = std::sqrt(whole_norm(update, mine * mine));
     if (!std::isfinite(applied.norm)) {
       const auto message = fmt::format(
