@@ -11,6 +11,7 @@
 
 #include "echelon/base/error.h"
 #include "echelon/nn/memory.h"
+#include "echelon/nn/tensor_group.h"
 
 namespace echelon {
 
@@ -25,7 +26,8 @@ double since(Clock::time_point start) {
 }  // namespace
 
 Executor::Executor(Stack& stack, Update* update, Table table, StepShape shape,
-                   std::shared_ptr<Communicator> ranks, Shards* shards)
+                   std::shared_ptr<Communicator> ranks, Shards* shards,
+                   const Neighbours& neighbours)
     : stack_(stack),
       update_(update),
       table_(std::move(table)),
@@ -38,6 +40,11 @@ Executor::Executor(Stack& stack, Update* update, Table table, StepShape shape,
     throw InvalidArgument(
         fmt::format("the step is for {} layers, the model has {}", shape_.layers, stack.size()));
   validate(table_, shape_);
+  if (neighbours.ranks) {
+    boundary_ = std::make_unique<Boundary>(neighbours, shape_.micro_batches, stack.device());
+    if (!stack.ties().empty()) ties_ = std::make_unique<Ties>(stack, neighbours);
+  } else if (!shape_.own.empty())
+    throw InvalidArgument("the step leaves layers to other ranks, and nothing says to which");
   step_ = at::zeros({}, at::TensorOptions(stack.device()).dtype(at::kLong));
   places_.resize(std::size_t(stack.size()) * std::size_t(shape_.micro_batches));
 }
@@ -60,13 +67,14 @@ at::Tensor Executor::run(const at::Tensor& input, const at::Tensor& target, doub
   for (int m = 0; m < micro_batches; ++m) {
     const auto first = samples * m / micro_batches,
                share = samples * (m + 1) / micro_batches - first;
+    const at::Tensor micro_batch = input.narrow(0, first, share);
     for (int l = 0; l < stack_.size(); ++l) {
       Pass& pass = place(l, m).pass;
-      pass = {};
+      pass = stack_.pass_for(micro_batch);
       pass.selective = stack_.recompute() == Recompute::selective;
       pass.draw = {seed_, step_, first_sample + first};
     }
-    place(0, m).input = input.narrow(0, first, share);
+    place(0, m).input = micro_batch;
     Pass& last = place(stack_.size() - 1, m).pass;
     last.target = target.narrow(0, first, share);
     last.weight = weight * static_cast<double>(share) / static_cast<double>(samples);
@@ -76,11 +84,14 @@ at::Tensor Executor::run(const at::Tensor& input, const at::Tensor& target, doub
   weight_ = weight;
   stack_.begin_step();
   if (shards_) shards_->begin_step();
+  if (boundary_) boundary_->begin_step();
+  TensorGroup* const splitters = stack_.tensor_group().get();
+  if (splitters) splitters->begin_step();
   times_ = {};
   traced_.clear();
   const auto start = Clock::now();
   for (const Action& action : table_) {
-    const auto begin = Clock::now();
+    began_ = Clock::now();
     switch (action.kind) {
       case Action::Kind::forward:
         forward(action);
@@ -89,7 +100,25 @@ at::Tensor Executor::run(const at::Tensor& input, const at::Tensor& target, doub
         recompute(action);
         break;
       case Action::Kind::backward:
+      case Action::Kind::input:
         backward(action);
+        break;
+      case Action::Kind::weight:
+        run_later(action);
+        break;
+      case Action::Kind::receive:
+        boundary_->receive_input(action.layer, action.micro_batch);
+        break;
+      case Action::Kind::send:
+        boundary_->send_output(action.layer, action.micro_batch,
+                               std::exchange(place(action.layer, action.micro_batch).output, {}));
+        break;
+      case Action::Kind::receive_grad:
+        boundary_->receive_grad(action.layer, action.micro_batch);
+        break;
+      case Action::Kind::send_grad:
+        boundary_->send_grad(action.layer, action.micro_batch,
+                             std::exchange(place(action.layer, action.micro_batch).input_grad, {}));
         break;
       case Action::Kind::reduce:
         reduce(shape_.buckets[std::size_t(action.bucket)]);
@@ -112,6 +141,9 @@ at::Tensor Executor::run(const at::Tensor& input, const at::Tensor& target, doub
       case Action::Kind::scatter:
         shards_->scatter(action.group);
         break;
+      case Action::Kind::tie:
+        times_.exposed += ties_->sum();
+        break;
       case Action::Kind::settle:
         settle();
         break;
@@ -122,19 +154,66 @@ at::Tensor Executor::run(const at::Tensor& input, const at::Tensor& target, doub
         stack_.zero_unwritten_grads(0, stack_.grads().numel());
         break;
     }
-    if (slow_ > 1 && action.kind <= Action::Kind::backward)
-      std::this_thread::sleep_for((slow_ - 1) * (Clock::now() - begin));
-    if (tracing_) traced_.push_back({action, begin, Clock::now()});
+    if (slow_ > 1 && computes(action))
+      std::this_thread::sleep_for((slow_ - 1) * (Clock::now() - began_));
+    if (tracing_) traced_.push_back({action, began_, Clock::now()});
   }
   if (shards_) {
     times_.exposed += shards_->waited();
     times_.hidden += std::max(0.0, shards_->exchanging() - shards_->waited());
+  }
+  if (boundary_) {
+    times_.exposed += boundary_->waited();
+    times_.hidden += std::max(0.0, boundary_->exchanging() - boundary_->waited());
+  }
+  if (splitters) {
+    times_.exposed += splitters->waited();
+    times_.hidden += std::max(0.0, splitters->exchanging() - splitters->waited());
   }
   if (stack_.device().is_cpu())
     times_.compute = since(start) - times_.exposed - times_.update;
   else
     times_ = {.update = update_ ? update_->host_seconds() : 0};
   return loss_;
+}
+
+at::Tensor Executor::infer(const at::Tensor& input, const at::Tensor& target) {
+  const at::NoGradGuard no_grad;
+  if (boundary_) boundary_->forget_sizes();
+  at::Tensor x = input;
+  std::vector<int> here;  // groups that were gathered
+  const auto let_go = [&](const std::vector<int>& needed) {
+    std::erase_if(here, [&](int group) {
+      const bool goes = std::find(needed.begin(), needed.end(), group) == needed.end();
+      if (goes) shards_->release(group);
+      return goes;
+    });
+  };
+  for (int l = 0; l < stack_.size(); ++l) {
+    if (!shape_.has(l)) continue;
+    if (l > 0 && !shape_.has(l - 1)) x = boundary_->take_input(l, 0);
+    const auto needed = shape_.lent_values ? shape_.uses[std::size_t(l)] : std::vector<int>();
+    let_go(needed);
+    for (const int group : needed) {
+      if (std::find(here.begin(), here.end(), group) != here.end()) continue;
+      shards_->gather(group);
+      shards_->use(group);
+      here.push_back(group);
+    }
+    Pass pass = stack_.pass_for(input);
+    pass.training = false;
+    if (l + 1 == stack_.size()) pass.target = target;
+    x = stack_.layer(l).forward(x, pass);
+    if (l + 1 < stack_.size() && !shape_.has(l + 1)) boundary_->send_output(l, 0, x);
+  }
+  let_go({});
+  if (boundary_) {
+    boundary_->settle();
+    boundary_->forget_sizes();
+  }
+  return shape_.has(stack_.size() - 1)
+             ? x
+             : at::zeros({}, at::TensorOptions(stack_.device()).dtype(at::kDouble));
 }
 
 // The tensors of a work must not be touched before it is done: nothing writes to these gradients
@@ -151,6 +230,11 @@ void Executor::reduce(const Bucket& bucket) {
 
 void Executor::settle() {
   if (shards_) shards_->settle();
+  if (boundary_) {
+    boundary_->settle();
+    boundary_->share(loss_);
+  }
+  if (!ranks_) return;
   const auto start = Clock::now();
   auto works = std::exchange(reductions_, {});
   works.push_back(ranks_->all_reduce(loss_, ReduceOp::sum, {.tag = "loss", .blocking = true}));
@@ -169,8 +253,9 @@ void Executor::settle() {
       if (one.action.kind == Action::Kind::reduce && one.action.bucket == int(i))
         one = {one.action, span->begin, span->end};
   }
-  times_.exposed = since(start);
-  times_.hidden = std::max(0.0, running - times_.exposed);
+  const double waited = since(start);
+  times_.exposed += waited;
+  times_.hidden += std::max(0.0, running - waited);
 }
 
 void Executor::update() {
@@ -182,14 +267,24 @@ void Executor::update() {
   times_.update = since(start);
 }
 
+// What came from another rank: an action has begun when it has all that it needs.
+at::Tensor Executor::waited_for(at::Tensor tensor) {
+  began_ = Clock::now();
+  return tensor;
+}
+
 void Executor::forward(const Action& action) {
   MemoryScope scope(MemoryKind::activations);
   Place& here = place(action.layer, action.micro_batch);
+  if (action.layer > 0 && !shape_.has(action.layer - 1))
+    here.input = waited_for(boundary_->take_input(action.layer, action.micro_batch));
   const bool again = shape_.recomputes(action.layer);
   if (again) here.pass.run = Pass::Run::first;
   at::Tensor output = stack_.layer(action.layer)
                           .forward(again ? here.input : std::exchange(here.input, {}), here.pass);
-  if (action.layer + 1 < stack_.size()) {
+  if (action.layer + 1 < stack_.size() && !shape_.has(action.layer + 1)) {
+    here.output = std::move(output);
+  } else if (action.layer + 1 < stack_.size()) {
     place(action.layer + 1, action.micro_batch).input = std::move(output);
   } else if (output.numel() != 1) {
     throw InvalidArgument(
@@ -210,10 +305,29 @@ void Executor::recompute(const Action& action) {
 void Executor::backward(const Action& action) {
   MemoryScope scope(MemoryKind::activations);
   Place& here = place(action.layer, action.micro_batch);
+  if (action.layer + 1 < stack_.size() && !shape_.has(action.layer + 1))
+    here.grad = waited_for(boundary_->take_grad(action.layer, action.micro_batch));
+  here.pass.weights_later = action.kind == Action::Kind::input;
   at::Tensor grad = stack_.layer(action.layer).backward(std::exchange(here.grad, {}), here.pass);
+  if (action.kind == Action::Kind::input) {
+    here.pass.saved.clear();
+  } else {
+    here.pass = {};
+    if (stack_.has_fp32_sums()) stack_.add_to_sums(action.layer);
+  }
+  if (action.layer == 0) return;
+  if (shape_.has(action.layer - 1))
+    place(action.layer - 1, action.micro_batch).grad = std::move(grad);
+  else
+    here.input_grad = std::move(grad);
+}
+
+void Executor::run_later(const Action& action) {
+  MemoryScope scope(MemoryKind::activations);
+  Place& here = place(action.layer, action.micro_batch);
+  for (const auto& gradients : here.pass.later) gradients();
   here.pass = {};
   if (stack_.has_fp32_sums()) stack_.add_to_sums(action.layer);
-  if (action.layer > 0) place(action.layer - 1, action.micro_batch).grad = std::move(grad);
 }
 
 }  // namespace echelon

@@ -12,8 +12,10 @@
 #include "echelon/comm/communicator.h"
 #include "echelon/nn/stack.h"
 #include "echelon/optim/update.h"
+#include "echelon/step/boundary.h"
 #include "echelon/step/shards.h"
 #include "echelon/step/table.h"
+#include "echelon/step/ties.h"
 
 namespace echelon {
 
@@ -26,8 +28,8 @@ struct StepTimes {
   double update = 0;   // the optimiser
 };
 
-// An action of the last step and when it ran, by the host's clock; of a reduction: from its being
-// begun to its end.
+// An action of the last step and when it ran, by the host's clock: since it had what it needs; of a
+// reduction: from its being begun to its end.
 struct TracedAction {
   Action action;
   std::chrono::steady_clock::time_point begin, end;
@@ -36,16 +38,24 @@ struct TracedAction {
 class Executor {
  public:
   // Validates the table. `ranks` are those that a reduction sums over, `shards` brings groups
-  // together where the table asks for it; `update` may be null where the table has none.
+  // together where the table asks for it; `update` may be null where the table has none. Where
+  // other ranks have some of the layers, `neighbours` says which; it is then collective.
   Executor(Stack& stack, Update* update, Table table, StepShape shape,
-           std::shared_ptr<Communicator> ranks = nullptr, Shards* shards = nullptr);
+           std::shared_ptr<Communicator> ranks = nullptr, Shards* shards = nullptr,
+           const Neighbours& neighbours = {});
 
   // One step on a batch of at least as many samples as there are micro-batches; they are cut as
   // evenly as can be. `weight` is the batch's share of all samples of the step, over the ranks.
   // `first_sample` is where it begins in the global batch. Gives the batch's part of the mean loss,
-  // a scalar (double) on the device; after a reduction, that of all ranks.
+  // a scalar (double) on the device; after a reduction, that of all ranks. In a pipeline only the
+  // rank with the first layer reads the input and only that with the last one the target, but all
+  // are given as many samples.
   at::Tensor run(const at::Tensor& input, const at::Tensor& target, double weight = 1,
                  std::int64_t first_sample = 0);
+
+  // Forward alone, nothing kept: the mean loss. Where groups are gathered, or other ranks have some
+  // of the layers, all of these ranks make the same calls; all but the last of a pipeline get zero.
+  at::Tensor infer(const at::Tensor& input, const at::Tensor& target);
 
   // What the random numbers of layers are functions of, beside the sample: the seed, and the number
   // of the step, a scalar (int64) on the device that the caller writes before a step.
@@ -80,9 +90,11 @@ class Executor {
   const std::vector<TracedAction>& traced() const { return traced_; }
 
  private:
+  at::Tensor waited_for(at::Tensor tensor);
   void forward(const Action& action);
   void recompute(const Action& action);
   void backward(const Action& action);
+  void run_later(const Action& action);
   void reduce(const Bucket& bucket);
   void settle();
   void update();
@@ -93,7 +105,9 @@ class Executor {
   StepShape shape_;
   std::shared_ptr<Communicator> ranks_;
   Shards* shards_;
-  std::vector<Work> reductions_;  // under way, by bucket
+  std::unique_ptr<Boundary> boundary_;  // null: all layers are here
+  std::unique_ptr<Ties> ties_;          // null: all uses of a parameter are
+  std::vector<Work> reductions_;        // under way, by bucket
   StepTimes times_;
   double slow_ = 1;
   Algorithm algorithm_ = Algorithm::automatic;
@@ -101,13 +115,15 @@ class Executor {
   double weight_ = 1;  // of the batch that runs
   std::uint64_t seed_ = 0;
   at::Tensor step_;
+  std::chrono::steady_clock::time_point began_;  // the action that runs
   bool tracing_ = false;
   std::vector<TracedAction> traced_;
 
   struct Place {  // of one layer and micro-batch
     Pass pass;
-    at::Tensor input;  // until forward, or its recompute, has run
-    at::Tensor grad;   // for the output, until backward has run
+    at::Tensor input;               // until forward, or its recompute, has run
+    at::Tensor grad;                // for the output, until backward has run
+    at::Tensor output, input_grad;  // until they are sent to another rank
   };
   Place& place(int layer, int micro_batch);
   std::vector<Place> places_;

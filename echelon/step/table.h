@@ -14,17 +14,24 @@ struct Action {
     forward,    // layer, micro-batch: run it and keep what its backward needs
     recompute,  // layer, micro-batch: run forward again, whose first time kept the input alone
     backward,   // layer, micro-batch: gradients of input and parameters; frees what forward kept
-    reduce,     // bucket: begins to average its gradients over the ranks; the next actions run
-                // meanwhile
-    fetch,      // group: begins to come from where its owner keeps it
-    gather,     // group: begins to bring its parameters together
-    use,        // group: its parameters are there
-    release,    // group: they are needed no more for now
-    open,       // group: its gradients get memory
-    scatter,    // group: begins to sum its gradients over the ranks, each slice to its owner
-    settle,     // all that was begun is done; the loss becomes that of all ranks
-    update,     // all gradients are there: optimiser
-    hand_over,  // all gradients are there: whoever runs the step takes them
+    input,      // layer, micro-batch: the gradient of the input alone, as early as can be
+    weight,     // layer, micro-batch: then those of the parameters; frees what forward kept
+    receive,  // layer, micro-batch: its input begins to come from the rank that has the layer below
+    send,     // layer, micro-batch: its output begins to go to the rank that has the layer above
+    receive_grad,  // layer, micro-batch: the gradient of its output begins to come from above
+    send_grad,     // layer, micro-batch: that of its input begins to go below
+    reduce,        // bucket: begins to average its gradients over the ranks; the next actions run
+                   // meanwhile
+    fetch,         // group: begins to come from where its owner keeps it
+    gather,        // group: begins to bring its parameters together
+    use,           // group: its parameters are there
+    release,       // group: they are needed no more for now
+    open,          // group: its gradients get memory
+    scatter,       // group: begins to sum its gradients over the ranks, each slice to its owner
+    tie,           // gradients of parameters that layers of several ranks share: summed over them
+    settle,        // all that was begun is done; the loss becomes that of all ranks
+    update,        // all gradients are there: optimiser
+    hand_over,     // all gradients are there: whoever runs the step takes them
   };
   Kind kind;
   int layer = 0;
@@ -40,7 +47,8 @@ std::string to_string(const Action& action);  // "forward(layer 3, micro-batch 0
 // A run of the Stack's gradient buffer that is reduced together.
 struct Bucket {
   std::int64_t begin = 0, end = 0;  // elements
-  int layer = 0;                    // whose backward, of all micro-batches, completes it
+  int layer = 0, top = 0;           // the lowest and the highest layer with gradients in it
+  bool tied = false;                // layers of other ranks use some of its parameters too
 
   std::int64_t numel() const { return end - begin; }
 };
@@ -55,9 +63,20 @@ struct StepShape {
   int groups = 0;
   bool lent_values = false, lent_gradients = false;  // groups have memory only while it is lent
   bool kept_away = false;  // owners fetch their values, from disk say, before they are gathered
+  bool tied = false;       // layers of other ranks use parameters of this one's too
+  std::vector<bool> tied_groups = {};  // by group: it has some of those
   // By layer: its forward keeps the input alone, and runs again before its backward. Empty: none.
   std::vector<bool> recompute = {};
 
+  // By layer: whether this rank has it; the others' inputs and gradients come and go. Empty: all.
+  std::vector<bool> own = {};
+
+  bool has(int layer) const {
+    return layer >= 0 && layer < layers && (own.empty() || own[std::size_t(layer)]);
+  }
+  bool ties(int group) const {
+    return std::size_t(group) < tied_groups.size() && tied_groups[std::size_t(group)];
+  }
   bool recomputes(int layer) const {
     return std::size_t(layer) < recompute.size() && recompute[std::size_t(layer)];
   }
@@ -71,14 +90,36 @@ Table one_process(int layers, int micro_batches);
 // The same for a worker whose gradients others apply.
 Table for_servers(const StepShape& shape);
 
+// Overlays: what ranks of the data dimension exchange, laid over any order of computation (one
+// process's, a pipeline's), with the step's end. Tied gradients are summed once all computation is
+// done, and what holds them goes on its way after that.
+
+// As soon as a bucket's gradients are complete their reduction begins, and all are settled before
+// the update. Without buckets: the end alone.
+Table with_reductions(const Table& computation, const StepShape& shape);
+
+// When gradients go to their owners where groups have memory for them only while it is lent: as
+// soon as no micro-batch is half-way through a group, which needs the least memory; or once a step,
+// which sends the least.
+enum class Scatter { micro_batch, step };
+
 // Parameters, gradients or optimiser state shared out over ranks (ZeRO stages 1, 2, 3). Stage 1
-// gives gradients to their owners after the last micro-batch, 2 and 3 after each. Stage 3 brings a
-// group together before its layers run and lets it go after; the next ones already come, as long as
-// all that are there hold at most `prefetch` bytes (`bytes`: of each group), but at least one. What
-// two neighbouring actions need stays: the last group of forward is there for backward. What is
-// kept away is fetched while the group before it is gathered.
+// gives gradients to their owners after the last micro-batch, 2 and 3 as `scatter` says. Stage 3
+// brings a group together before its layers run and lets it go after; the next ones already come,
+// as long as all that are there hold at most `prefetch` bytes (`bytes`: of each group), but at
+// least one. What two neighbouring actions need stays: the last group of forward is there for
+// backward. What is kept away is fetched while the group before it is gathered.
+Table with_shards(const Table& computation, const StepShape& shape, int stage,
+                  const std::vector<std::int64_t>& bytes, std::int64_t prefetch,
+                  Scatter scatter = Scatter::micro_batch);
+// Over one process's order.
 Table zero(const StepShape& shape, int stage, const std::vector<std::int64_t>& bytes,
            std::int64_t prefetch);
+
+// Whether an action computes (forward, recompute, backward or a part of one), and whether it
+// changes gradients.
+bool computes(const Action& action);
+bool changes_gradients(const Action& action);
 
 // Throws InvalidArgument naming the first action that cannot run: a layer before its input exists,
 // a backward before its forward or before the backward of the layer above, anything twice, a
@@ -86,7 +127,10 @@ Table zero(const StepShape& shape, int stage, const std::vector<std::int64_t>& b
 // buckets) before all are reduced and settled, no update at the end, a forward without its
 // backward; a layer whose groups are not there or whose gradients have no memory, gradients that
 // change after they went to their owners, and memory that is not given back; a backward without the
-// recompute that its layer needs, and one that is too early, twice or not needed.
+// recompute that its layer needs, and one that is too early, twice or not needed; a layer that this
+// rank has not, one whose input or gradient was not received, something sent that is not there yet
+// or that nobody needs, and what others need that is not sent; tied gradients that go on their way
+// before they are summed.
 void validate(const Table& table, const StepShape& shape);
 
 // The most activations alive at once, in (layer, micro-batch) pairs. One that is computed again

@@ -20,6 +20,7 @@
 #include "echelon/optim/master_update.h"
 #include "tests/base/thrown.h"
 #include "tests/nn/close.h"
+#include "tests/optim/plain_sgd.h"
 
 namespace echelon {
 namespace {
@@ -66,15 +67,6 @@ struct Mlp {
     return loss.detach();
   }
 };
-
-OptimOptions plain_sgd() {
-  OptimOptions options;
-  options.name = "sgd";
-  options.momentum = 0;
-  options.decay = 0;
-  options.clip = 0;
-  return options;
-}
 
 // Every micro-batch forward through everything, then every one backward, the last first.
 Table all_forward_first(int layers, int micro_batches) {

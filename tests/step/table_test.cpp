@@ -39,7 +39,7 @@ bool accepted(const Table& table, int layers, int micro_batches, const Again& ag
 // An independent judge: a store of tensors. Every action takes its tensors out of the store and
 // puts its results in; one that misses a tensor cannot run.
 bool runs(const Table& table, int layers, int micro_batches, const Again& again = {}) {
-  enum What { input, source, kept, gradient };
+  enum What { input, source, kept, gradient, through };
   std::set<std::tuple<What, int, int>> store;
   int finished = 0;
   for (int m = 0; m < micro_batches; ++m) store.insert({input, 0, m});
@@ -66,6 +66,22 @@ bool runs(const Table& table, int layers, int micro_batches, const Again& again 
         if (layer > 0) store.insert({gradient, layer - 1, m});
         ++finished;
         break;
+      case Kind::input:
+        if (!store.contains({kept, layer, m}) || store.erase({gradient, layer, m}) == 0)
+          return false;
+        store.insert({through, layer, m});
+        if (layer > 0) store.insert({gradient, layer - 1, m});
+        break;
+      case Kind::weight:
+        if (store.erase({through, layer, m}) == 0) return false;
+        store.erase({kept, layer, m});
+        ++finished;
+        break;
+      case Kind::receive:
+      case Kind::send:
+      case Kind::receive_grad:
+      case Kind::send_grad:
+      case Kind::tie:
       case Kind::reduce:
       case Kind::fetch:
       case Kind::gather:

@@ -1,0 +1,190 @@
+#include "echelon/step/boundary.h"
+
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "echelon/base/error.h"
+#include "echelon/nn/memory.h"
+
+namespace echelon {
+namespace {
+
+constexpr std::size_t edges = 3;  // kinds of them
+
+// What is told of a tensor before it is sent for the first time: its dimensions, type and sizes.
+constexpr std::int64_t most_dimensions = 8;
+
+at::Tensor described(const at::Tensor& tensor) {
+  if (tensor.dim() > most_dimensions)
+    throw InvalidArgument(
+        fmt::format("a layer gave {} dimensions; between ranks of a pipeline there are {} at most",
+                    tensor.dim(), most_dimensions));
+  at::Tensor words = at::empty({2 + most_dimensions}, at::kLong).zero_();
+  auto* const word = words.data_ptr<std::int64_t>();
+  word[0] = tensor.dim();
+  word[1] = static_cast<std::int64_t>(tensor.scalar_type());
+  for (std::int64_t d = 0; d < tensor.dim(); ++d) word[2 + d] = tensor.size(d);
+  return words;
+}
+
+}  // namespace
+
+Boundary::Boundary(Neighbours neighbours, int micro_batches, at::Device device)
+    : neighbours_(std::move(neighbours)),
+      outputs_(edges, neighbours_.ranks),
+      gradients_(edges, neighbours_.ranks),
+      micro_batches_(micro_batches),
+      device_(device),
+      inputs_(neighbours_.owner.size() * std::size_t(micro_batches)),
+      grads_(inputs_.size()),
+      told_(inputs_.size(), false) {
+  if (!neighbours_.ranks->device().is_cuda()) return;
+  std::vector<bool> used(edges, false);
+  for (std::size_t l = 0; l + 1 < neighbours_.owner.size(); ++l)
+    if (neighbours_.owner[l] != neighbours_.owner[l + 1]) used[edge(int(l))] = true;
+  for (auto* lanes : {&outputs_, &gradients_})
+    for (std::size_t e = 0; e < edges; ++e)
+      if (used[e]) (*lanes)[e] = neighbours_.ranks->split(0, neighbours_.ranks->rank());
+}
+
+// A backend on GPUs knows no tags, and a message holds up those behind it. So what a rank sends and
+// what it receives go through communicators of their own, and so do outputs and gradients: each
+// then carries messages of one direction, in the order in which both ends run them. Edges from even
+// and from odd ranks are two kinds, and the one that closes a ring the third.
+std::size_t Boundary::edge(int layer) const {
+  const int from = neighbours_.owner[std::size_t(layer)],
+            to = neighbours_.owner[std::size_t(layer) + 1];
+  return to < from ? 2 : std::size_t(from % 2);
+}
+
+Communicator& Boundary::lane(const std::vector<std::shared_ptr<Communicator>>& lanes,
+                             int layer) const {
+  return *lanes[edge(layer)];
+}
+
+void Boundary::wait(const Work& work) {
+  if (device_.is_cuda()) return work.follow();
+  const auto start = std::chrono::steady_clock::now();
+  work.wait();
+  waited_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  if (const auto span = work.span())
+    exchanging_ += std::chrono::duration<double>(span->end - span->begin).count();
+}
+
+void Boundary::send(Communicator& ranks, const at::Tensor& tensor, int to, std::uint64_t tag,
+                    const char* name) {
+  outgoing_.push_back({tensor, ranks.send(tensor, to, tag, {.tag = name})});
+  // To ask is what puts it on a GPU's stream.
+  std::erase_if(outgoing_, [](const Outgoing& one) { return one.work.done(); });
+}
+
+void Boundary::send_output(int layer, int micro_batch, const at::Tensor& output) {
+  const int to = neighbours_.owner[std::size_t(layer) + 1];
+  const at::Tensor whole = output.contiguous();
+  if (!told_[at(layer, micro_batch)]) {
+    send(lane(outputs_, layer), described(whole).to(neighbours_.ranks->device()), to,
+         tag(layer, micro_batch, Message::sizes), "setup");
+    told_[at(layer, micro_batch)] = true;
+    Incoming& back = grads_[at(layer, micro_batch)];
+    back.sizes = whole.sizes().vec();
+    back.type = whole.scalar_type();
+    back.told = true;
+  }
+  send(lane(outputs_, layer), whole, to, tag(layer, micro_batch, Message::output), "activations");
+}
+
+void Boundary::send_grad(int layer, int micro_batch, const at::Tensor& grad) {
+  if (!grad.defined())
+    throw InvalidArgument(fmt::format(
+        "layer {} gives no gradient for its input, and the rank below it in the pipeline needs one",
+        layer));
+  send(lane(gradients_, layer - 1), grad.contiguous(), neighbours_.owner[std::size_t(layer) - 1],
+       tag(layer - 1, micro_batch, Message::grad), "activations");
+}
+
+void Boundary::begin(Communicator& ranks, Incoming& one, int from, std::uint64_t tag) {
+  const MemoryScope scope(MemoryKind::activations);
+  one.tensor = at::empty(one.sizes, at::TensorOptions(device_).dtype(one.type));
+  one.work = ranks.receive(one.tensor, from, tag, {.tag = "activations"});
+  one.begun = true;
+}
+
+// Of unknown sizes nothing can begin to come. take_input asks for them; those of a gradient are
+// known once the output has gone. On a GPU nothing begins before it is taken: a kernel that waits
+// for a message can hold up the host's next request for memory, and the message may depend on what
+// this rank sends after that. The host is ahead of the GPU anyway.
+bool Boundary::comes_early(const Incoming& one) const { return one.told && device_.is_cpu(); }
+
+void Boundary::receive_input(int layer, int micro_batch) {
+  Incoming& one = inputs_[at(layer, micro_batch)];
+  if (comes_early(one))
+    begin(lane(outputs_, layer - 1), one, neighbours_.owner[std::size_t(layer) - 1],
+          tag(layer - 1, micro_batch, Message::output));
+}
+
+void Boundary::receive_grad(int layer, int micro_batch) {
+  Incoming& one = grads_[at(layer, micro_batch)];
+  if (comes_early(one))
+    begin(lane(gradients_, layer), one, neighbours_.owner[std::size_t(layer) + 1],
+          tag(layer, micro_batch, Message::grad));
+}
+
+at::Tensor Boundary::take(Incoming& one) {
+  wait(one.work);
+  one.work = {};
+  one.begun = false;
+  return std::exchange(one.tensor, {});
+}
+
+at::Tensor Boundary::take_input(int layer, int micro_batch) {
+  Incoming& one = inputs_[at(layer, micro_batch)];
+  const int from = neighbours_.owner[std::size_t(layer) - 1];
+  if (!one.told) {
+    at::Tensor words = at::empty({2 + most_dimensions},
+                                 at::TensorOptions(neighbours_.ranks->device()).dtype(at::kLong));
+    lane(outputs_, layer - 1)
+        .receive(words, from, tag(layer - 1, micro_batch, Message::sizes), {.tag = "setup"})
+        .wait();
+    words = words.to(at::kCPU);
+    const auto* const word = words.const_data_ptr<std::int64_t>();
+    if (word[0] < 0 || word[0] > most_dimensions || word[1] < 0 ||
+        word[1] >= static_cast<std::int64_t>(at::ScalarType::NumOptions))
+      throw Error(fmt::format("the input of layer {} was announced with {} dimensions of type {}",
+                              layer, word[0], word[1]));
+    one.sizes.assign(word + 2, word + 2 + word[0]);
+    one.type = static_cast<at::ScalarType>(word[1]);
+    one.told = true;
+  }
+  if (!one.begun)
+    begin(lane(outputs_, layer - 1), one, from, tag(layer - 1, micro_batch, Message::output));
+  return take(one);
+}
+
+at::Tensor Boundary::take_grad(int layer, int micro_batch) {
+  Incoming& one = grads_[at(layer, micro_batch)];
+  if (!one.begun)
+    begin(lane(gradients_, layer), one, neighbours_.owner[std::size_t(layer) + 1],
+          tag(layer, micro_batch, Message::grad));
+  return take(one);
+}
+
+void Boundary::settle() {
+  for (const Outgoing& one : outgoing_) wait(one.work);
+  outgoing_.clear();
+}
+
+void Boundary::share(at::Tensor loss) {
+  wait(neighbours_.ranks->all_reduce(loss, ReduceOp::sum, {.tag = "loss", .blocking = true}));
+}
+
+void Boundary::forget_sizes() {
+  for (auto* all : {&inputs_, &grads_})
+    for (auto& one : *all) one.told = false;
+  std::fill(told_.begin(), told_.end(), false);
+}
+
+}  // namespace echelon

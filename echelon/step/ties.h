@@ -1,0 +1,30 @@
+// Parameters that layers on several ranks of a pipeline share (tied embeddings): each of these
+// ranks has a copy, and gives all of them the sum of the gradients, so that they stay the same to
+// the bit.
+#pragma once
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "echelon/comm/communicator.h"
+#include "echelon/nn/stack.h"
+#include "echelon/step/boundary.h"
+
+namespace echelon {
+
+class Ties {
+ public:
+  // Collective: all ranks of the pipeline call it, with the same layers.
+  Ties(Stack& stack, const Neighbours& neighbours);
+
+  // All gradients of the step are there: sums them, and waits for it. Returns the seconds of
+  // waiting.
+  double sum();
+
+ private:
+  Stack& stack_;
+  std::vector<std::pair<Parameter*, std::shared_ptr<Communicator>>> shared_;
+};
+
+}  // namespace echelon
