@@ -14,6 +14,7 @@ struct ZeroOptions {
   std::string offload = "none";
   std::string offload_path = {};
   double piece = 4;
+  std::string scatter = "auto";
 
   void fields(Fields& f) {
     f.add("prefetch", prefetch,
@@ -32,6 +33,12 @@ struct ZeroOptions {
           "gradients are kept",
           {.choices = {"none", "host", "disk"}});
     f.add("offload_path", offload_path, "folder for offload=disk: on a fast disk, with room");
+    f.add(
+        "scatter", scatter,
+        "stages 2 and 3 with several micro-batches: gradients go to their owners after each, which "
+        "needs the least memory, or once a step, which sends the least; auto: once a step in a "
+        "pipeline, where memory allows",
+        {.choices = {"auto", "micro_batch", "step"}});
     f.add("piece", piece, "offload: what is updated at a time, of each kind of state",
           {.minimum = 0.02, .maximum = 1024, .unit = "MiB"});
   }

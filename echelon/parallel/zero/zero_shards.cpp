@@ -192,38 +192,6 @@ void ZeroShards::wait_for_values() {
     for (int g = 0; g < int(gathering_.size()); ++g) use(g);
 }
 
-at::Tensor ZeroShards::infer(const at::Tensor& input, const at::Tensor& target) {
-  const at::NoGradGuard no_grad;
-  if (stage_ < 3) {
-    wait_for_values();
-    return stack_.infer(input, target);
-  }
-  at::Tensor x = input;
-  std::vector<int> here;
-  for (int l = 0; l < stack_.size(); ++l) {
-    const auto needed = stack_.groups_of(l);
-    const auto needs = [&](int g) {
-      return std::find(needed.begin(), needed.end(), g) != needed.end();
-    };
-    std::erase_if(here, [&](int g) {
-      if (!needs(g)) release(g);
-      return !needs(g);
-    });
-    for (const int g : needed) {
-      if (std::find(here.begin(), here.end(), g) != here.end()) continue;
-      gather(g);
-      use(g);
-      here.push_back(g);
-    }
-    Pass pass;
-    pass.training = false;
-    if (l + 1 == stack_.size()) pass.target = target;
-    x = stack_.layer(l).forward(x, pass);
-  }
-  for (const int g : here) release(g);
-  return x;
-}
-
 Tier::Run ZeroShards::kept_values(int group) const {
   const int values = tier_->find("value");
   return {values < 0 ? tier_->find("master") : values, group, 0, slice_numel(group)};
@@ -359,7 +327,7 @@ void ZeroShards::keep(int group, at::Tensor sum) {
   at::Tensor mine = first ? tier_->blank(run) : tier_->take(run);
   if (!first) sum.add_(mine.to(sum.device(), /*non_blocking=*/true));
   mine.copy_(sum, /*non_blocking=*/true);
-  norms_[std::size_t(group)] = flat_norm(sum);
+  norms_[std::size_t(group)] = counted_norm(sum, stack_.units(), slice_begin(group));
   if (lane_) lane_->wait_for_device();
   tier_->give_back(run, /*changed=*/true);
 }

@@ -80,9 +80,6 @@ class ZeroShards final : public Shards {
   void publish(int group);
   void wait_for_values();  // until all that was published has come
 
-  // Forward alone, as Stack::infer; in stage 3 all ranks make the same calls.
-  at::Tensor infer(const at::Tensor& input, const at::Tensor& target);
-
   void fetch(int group) override;
   void gather(int group) override;
   void use(int group) override;

@@ -12,6 +12,7 @@
 #include <optional>
 
 #include "echelon/nn/memory.h"
+#include "echelon/optim/flat_norm.h"
 #include "echelon/optim/optimizer.h"
 
 namespace echelon {
@@ -81,8 +82,13 @@ std::vector<Tier::Array> ZeroUpdate::arrays(const OptimOptions& options, at::Sca
 }
 
 ZeroUpdate::ZeroUpdate(Stack& stack, ZeroShards& shards, const OptimOptions& options, Tier* tier,
-                       std::int64_t piece, const std::optional<LossScale::Setup>& scaling)
-    : stack_(stack), shards_(shards), tier_(tier), kinds_{"master"} {
+                       std::int64_t piece, const std::optional<LossScale::Setup>& scaling,
+                       PartSums part_sums)
+    : stack_(stack),
+      shards_(shards),
+      tier_(tier),
+      part_sums_(std::move(part_sums)),
+      kinds_{"master"} {
   for (const auto& name : make_optimizer(options)->state_names()) kinds_.push_back(name);
   const auto type = stack.type();
   const auto wide = at::TensorOptions(tier ? at::kCPU : stack.device()).dtype(master_type(type));
@@ -92,13 +98,11 @@ ZeroUpdate::ZeroUpdate(Stack& stack, ZeroShards& shards, const OptimOptions& opt
     return ranges_within(stack.units(), begin, begin + numel, shards.sum_type(), grain_of(options));
   };
   const auto sum_over_owners = [this](at::Tensor sums) {
-    if (!tier_ || stack_.device().is_cpu()) {
-      shards_.ranks().all_reduce(sums, ReduceOp::sum, {.tag = "norms", .blocking = true}).follow();
-      return;
-    }
-    const at::Tensor there = sums.to(stack_.device());
+    const bool here = !tier_ || stack_.device().is_cpu();
+    const at::Tensor there = here ? sums : sums.to(stack_.device());
     shards_.ranks().all_reduce(there, ReduceOp::sum, {.tag = "norms", .blocking = true}).follow();
-    sums.copy_(there);
+    if (part_sums_.parameters) part_sums_.parameters(there);
+    if (!here) sums.copy_(there);
   };
   norm_ = at::zeros({}, wide);
   if (tier) {
@@ -236,6 +240,7 @@ void ZeroUpdate::load(const ValueSource& source) {
   const at::NoGradGuard no_grad;
   if (tier_) tier_->begin_update(0);
   for (const auto& parameter : stack_.parameters()) {
+    if (!parameter.here) continue;
     if (!parameter.trainable) {
       source(parameter, parameter.value);
       continue;
@@ -282,11 +287,17 @@ void ZeroUpdate::apply(const at::Tensor& loss) {
   const bool grads_kept = tier_ && tier_->find("grad") >= 0;
   std::vector<at::Tensor> grads, norms;
   for (int g = 0; g < groups; ++g) {
-    norms.push_back(grads_kept ? shards_.norm(g) : slices_->norm_of_part(shards_.grads(g)));
+    norms.push_back(grads_kept
+                        ? shards_.norm(g)
+                        : counted_norm(shards_.grads(g), stack_.units(), shards_.slice_begin(g)));
     if (!tier_) grads.push_back(shards_.grads(g));
   }
-  at::Tensor square = SliceUpdate::norm_of_norms(norms).to(at::kDouble).square();
+  // A rank of a pipeline may have no parameters.
+  const at::Tensor square =
+      norms.empty() ? at::zeros({}, at::TensorOptions(stack_.device()).dtype(at::kDouble))
+                    : norm_of_norms(norms).to(at::kDouble).square();
   shards_.ranks().all_reduce(square, ReduceOp::sum, {.tag = "norm", .blocking = true}).follow();
+  if (part_sums_.all) part_sums_.all(square);
   norm_.copy_(slices_->without_scale(square.sqrt()));
   if (!tier_) {
     slices_->apply(grads, norm_, loss);

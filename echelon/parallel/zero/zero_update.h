@@ -22,7 +22,8 @@ class ZeroUpdate final : public Update {
  public:
   // With a tier: `piece` elements at a time.
   ZeroUpdate(Stack& stack, ZeroShards& shards, const OptimOptions& options, Tier* tier = nullptr,
-             std::int64_t piece = 0, const std::optional<LossScale::Setup>& scaling = {});
+             std::int64_t piece = 0, const std::optional<LossScale::Setup>& scaling = {},
+             PartSums part_sums = {});
   ~ZeroUpdate() override;
   // The arrays that a tier must have for it; `sums` is the type in which gradients are summed.
   static std::vector<Tier::Array> arrays(const OptimOptions& options, at::ScalarType type,
@@ -65,6 +66,7 @@ class ZeroUpdate final : public Update {
   Stack& stack_;
   ZeroShards& shards_;
   Tier* tier_;
+  PartSums part_sums_;
   std::vector<std::string> kinds_;
   std::vector<Piece> pieces_;  // of all own slices, where a tier keeps them
   std::unique_ptr<Staging> staging_;

@@ -1,0 +1,33 @@
+#include "echelon/parallel/zero/zero_step.h"
+
+#include <algorithm>
+
+namespace echelon {
+
+std::int64_t smallest_group(const ZeroOptions& options, at::ScalarType type) {
+  return static_cast<std::int64_t>(options.group * 1024 * 1024 /
+                                   static_cast<double>(at::elementSize(type)));
+}
+
+std::vector<std::int64_t> describe_groups(StepShape& shape, const Stack& stack, int stage,
+                                          at::ScalarType type) {
+  for (int l = 0; l < stack.size(); ++l) shape.uses.push_back(stack.groups_of(l));
+  shape.groups = static_cast<int>(stack.groups().size());
+  shape.lent_values = stage >= 3;
+  shape.lent_gradients = stage >= 2;
+  std::vector<std::int64_t> bytes;
+  for (const auto& group : stack.groups()) {
+    bytes.push_back(group.numel * static_cast<std::int64_t>(at::elementSize(type)));
+    shape.tied_groups.push_back(has_tied(stack, group.begin, group.begin + group.numel));
+  }
+  return bytes;
+}
+
+bool has_tied(const Stack& stack, std::int64_t begin, std::int64_t end) {
+  const auto tied = stack.tied_across();
+  return std::any_of(tied.begin(), tied.end(), [&](const Parameter* p) {
+    return p->trainable && p->begin >= begin && p->begin < end;
+  });
+}
+
+}  // namespace echelon

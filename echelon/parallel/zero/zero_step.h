@@ -1,0 +1,26 @@
+// What a step must know of a model that ranks share out, and of how finely.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "echelon/nn/stack.h"
+#include "echelon/parallel/zero/options.h"
+#include "echelon/step/table.h"
+
+namespace echelon {
+
+// The fewest elements that are shared out together: zero.group.
+std::int64_t smallest_group(const ZeroOptions& options, at::ScalarType type);
+
+// Groups, who uses them, and which of them have memory of their own, for a stack that is laid out;
+// kept_away is the caller's. Gives the bytes of each group's values.
+std::vector<std::int64_t> describe_groups(StepShape& shape, const Stack& stack, int stage,
+                                          at::ScalarType type);
+
+// Whether parameters that layers of other ranks use too lie within [begin, end) of the buffer.
+bool has_tied(const Stack& stack, std::int64_t begin, std::int64_t end);
+
+}  // namespace echelon
