@@ -14,6 +14,10 @@ struct ParallelOptions {
   std::string shares = "even";
   std::int64_t shares_every = 20;
   std::int64_t zero = 0;
+  std::int64_t pipeline = 1;
+  std::int64_t data = 0;
+  std::int64_t tensor = 1;
+  bool sequence = true;
 
   void fields(Fields& f) {
     f.add("bucket_mib", bucket_mib,
@@ -30,6 +34,14 @@ struct ParallelOptions {
         "what the ranks share out in place of holding it all: 1 optimiser state, 2 gradients too, 3 "
         "parameters too",
         {.minimum = 0, .maximum = 3});
+    f.add("pipeline", pipeline, "ranks that a model's layers are laid over, one after another",
+          {.minimum = 1, .maximum = 1 << 20});
+    f.add("data", data, "ranks that split the batch; 0: what pipeline and tensor leave",
+          {.minimum = 0, .maximum = 1 << 20});
+    f.add("tensor", tensor, "ranks that split every layer's matrices",
+          {.minimum = 1, .maximum = 1 << 20});
+    f.add("sequence", sequence,
+          "parallel.tensor: those ranks split norms and dropout too, where every layer can");
     f.add("shares_every", shares_every, "steps between looks at the ranks' speeds", {.minimum = 1});
   }
 };
