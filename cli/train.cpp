@@ -43,6 +43,7 @@ JobRequest request_of(const Arguments& arguments) {
   request.summary = arguments.summary;
   request.join = arguments.join;
   request.trace_sync = arguments.trace == "sync";
+  request.trace_pipeline = arguments.trace == "pipeline";
   if (!arguments.resume.empty()) {
     if (!arguments.config.empty())
       throw InvalidArgument(
@@ -91,8 +92,9 @@ void add_train(CLI::App& app, int& exit_code) {
       ->type_name("HOST:PORT,…");
   command
       ->add_option("--trace", arguments->trace,
-                   "sync: print every step's exchanges, and write trace.json for Perfetto")
-      ->check(CLI::IsMember({"sync"}))
+                   "sync: every step's exchanges, and trace.json for Perfetto; pipeline: the\n"
+                   "last step as predicted and as it ran, and pipeline.svg")
+      ->check(CLI::IsMember({"sync", "pipeline"}))
       ->type_name("WHAT");
   command->add_flag("--print-config", arguments->print_config,
                     "Print every option with its value and meaning, and stop");

@@ -26,10 +26,12 @@
 #include "echelon/net/environment.h"
 #include "echelon/nn/gpt.h"
 #include "echelon/nn/gpt2_folder.h"
+#include "echelon/parallel/tensor/split_plan.h"
 #include "echelon/train/job_data.h"
 #include "echelon/train/job_report.h"
 #include "echelon/train/memory_forecast.h"
 #include "echelon/train/option_difference.h"
+#include "echelon/train/pipeline_trace.h"
 #include "echelon/train/progress.h"
 #include "echelon/train/run_directory.h"
 #include "echelon/train/server_job.h"
@@ -74,19 +76,21 @@ std::string ledger_of(const JobRequest& request, const ServerJob* servers) {
 // out, they also take part in whatever the first shows and writes.
 JobEnd follow(const JobRequest& request, Trainer& trainer, const Stack& stack, const JobData& data,
               ServerJob* servers, const std::function<void(std::int64_t)>& run_until,
-              std::optional<SyncTrace>& trace, std::uint64_t start, PeakMemory& peak) {
+              std::optional<SyncTrace>& trace, std::optional<PipelineTrace>& drawing,
+              std::uint64_t start, PeakMemory& peak) {
   if (trace)
     trainer.on_step([&](const StepReport& report) {
       if (report.ages.empty()) trace->step(report.step, trainer.executor());
     });
+  if (drawing) trainer.on_step([&](const StepReport&) { drawing->keep(trainer.executor()); });
   const auto& train = request.options.train;
   if (!request.resume.empty() && !servers)
     trainer.restore(RunDirectory::open(request.resume).state());
   const auto next = [&](std::int64_t every) {
     return every > 0 ? (trainer.step() / every + 1) * every : train.steps;
   };
-  const bool saves = request.options.parallel.zero > 0,
-             evaluates = request.options.parallel.zero == 3 && data.validation != nullptr;
+  const bool saves = trainer.saves_together(),
+             evaluates = trainer.in_parts() && data.validation != nullptr;
   try {
     while (trainer.step() < train.steps) {
       const auto until =
@@ -112,6 +116,7 @@ JobEnd follow(const JobRequest& request, Trainer& trainer, const Stack& stack, c
   }
   ledger_of(request, servers);
   if (trace) trace->write({});
+  if (drawing) drawing->write({}, 0);
   if (finished)
     memory_of_ranks(request.ranks.get(), trainer.memory().at_peak(), start, peak.bytes(),
                     servers != nullptr);
@@ -150,6 +155,16 @@ void require_same_options(JobOptions& options, Communicator& ranks) {
 
 namespace {
 
+// The lines of a picture below the first, under it.
+std::string indented(const std::string& picture) {
+  std::string lines;
+  for (const char c : picture.substr(0, picture.find_last_not_of('\n') + 1)) {
+    lines += c;
+    if (c == '\n') lines += std::string(12, ' ');
+  }
+  return lines;
+}
+
 // Options that would do nothing, or contradict each other.
 void check_combination(const JobRequest& request, int ranks) {
   const auto& options = request.options;
@@ -159,7 +174,8 @@ void check_combination(const JobRequest& request, int ranks) {
   const bool servers = options.server.count > 0;
   const bool cpu = options.train.device == "cpu";
   if (!request.join.empty()) {
-    refuse(!request.name.empty() || !request.summary.empty() || request.trace_sync,
+    refuse(!request.name.empty() || !request.summary.empty() || request.trace_sync ||
+               request.trace_pipeline,
            "--join makes a worker of another job, which has the run: leave out --name, --json and "
            "--trace");
     return;
@@ -194,6 +210,21 @@ void check_combination(const JobRequest& request, int ranks) {
       shared && ranks == 1 && !options.parallel.exchange_alone && !offloads,
       "parallel.zero shares a model's state out over ranks: start several with --nproc, keep it elsewhere with "
       "zero.offload, or train alone with parallel.zero=0");
+  const bool in_parts = options.parallel.pipeline > 1 || options.parallel.tensor > 1;
+  refuse(
+      in_parts &&
+          (servers || options.sync.adapt || options.sync.allow_staleness > 0 || request.trace_sync),
+      "server.count, sync.adapt, sync.allow_staleness and --trace sync are for ranks that each have "
+      "the whole model: leave them out with parallel.pipeline and parallel.tensor");
+  refuse(request.trace_pipeline && (options.parallel.pipeline == 1 || !cpu),
+         "--trace pipeline shows what ranks of a pipeline on CPUs do: set parallel.pipeline");
+  const PipelineOptions plain;
+  refuse(
+      options.parallel.pipeline == 1 &&
+          (options.pipeline.schedule != plain.schedule || options.pipeline.chunks > 1 ||
+           !options.pipeline.stages.empty()),
+      "pipeline.schedule, pipeline.chunks and pipeline.stages are for parallel.pipeline: set that "
+      "too");
   refuse(
       shared && servers,
       "parallel.zero and server.count both say who owns the optimiser's state: leave out either");
@@ -238,7 +269,9 @@ void say_how_to_go_on(const RunDirectory& run, const JobRequest& request) noexce
 void check_job(const JobRequest& request, int ranks) {
   const auto& options = request.options;
   check_combination(request, ranks);
-  check_share(options.train, ServerJob::Roles(options.server, ranks).workers());
+  check_share(options.train, options.server.count > 0
+                                 ? ServerJob::Roles(options.server, ranks).workers()
+                                 : mesh_of(options.parallel, ranks).data);
   options.chaos.slowness(0, ranks);
   ModelOptions model = options.model;
   if (request.resume.empty()) resolve_model(model, request.given);
@@ -290,7 +323,8 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
     }
   }
   Trainer trainer(stack, *data.training, options.train, options.optim,
-                  servers ? nullptr : request.ranks, options.parallel, options.zero);
+                  servers ? nullptr : request.ranks, options.parallel, options.zero,
+                  options.pipeline, gpt_plan(options.model));
   if (servers) servers->attach(trainer, stack);
   trainer.slow_down(options.chaos.slowness(request.ranks ? request.ranks->rank() : 0,
                                            request.ranks ? request.ranks->size() : 1));
@@ -317,12 +351,17 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
     trainer.trace(true);
     trace.emplace(request.ranks);
   }
+  std::optional<PipelineTrace> drawing;
+  if (request.trace_pipeline) {
+    trainer.trace(true);
+    drawing.emplace(trainer.layout(), options.pipeline);
+  }
   ServerJob* const served = servers ? &*servers : nullptr;
   std::vector<std::string> left_behind;  // by ranks that were killed
   if (trainer.tier() && request.ranks)
     left_behind = gather_texts(*request.ranks, trainer.tier()->left_behind(), "offload");
   if (request.ranks && request.ranks->rank() != 0)
-    return follow(request, trainer, stack, data, served, run_until, trace, start, peak);
+    return follow(request, trainer, stack, data, served, run_until, trace, drawing, start, peak);
 
   RunDirectory run = resuming ? RunDirectory::open(request.resume)
                               : RunDirectory::create(request.runs, request.name);
@@ -355,6 +394,15 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
                                                    "run goes on from there",
                                                    trainer.step())
                                      : std::string("This run begins anew")));
+  if (trainer.layout().in_parts()) {
+    const auto& layout = trainer.layout();
+    fmt::print("mesh        {}\n", indented(draw_mesh(layout.mesh.shape, layout.mesh.hosts)));
+    if (layout.pipeline.ranks > 1)
+      fmt::print("pipeline    {}, {} micro-batches; {}\n", options.pipeline.schedule,
+                 options.train.micro_batches, layout.description(options.pipeline));
+  }
+  if (!trainer.scatter_choice().empty())
+    fmt::print("gradients   go to their owners {}\n", trainer.scatter_choice());
   fmt::print("data        {}\n", data.description);
   fmt::print("run         {}\n", run.path().string());
   if (served) show_servers(options.server, served->roles().workers());
@@ -385,6 +433,7 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
       progress.step(report);
       if (trace && report.ages.empty())  // a stale step has no exchanges to show
         progress.say(trace->step(report.step, trainer.executor()));
+      if (drawing) drawing->keep(trainer.executor());
       outcome.step_seconds.push_back(report.seconds);
       outcome.tokens_a_step = report.targets;
       outcome.final_loss = report.loss;
@@ -424,6 +473,7 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
                       error.what(), run.path().string()));
     }
   }
+  std::string timelines;
   const auto leave = [&] {
     if (served) {
       trainer.leave_servers();
@@ -431,6 +481,7 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
     }
     run.write_ledger(ledger_of(request, served));
     if (trace) trace->write(run.path() / "trace.json");
+    if (drawing) timelines = drawing->write(run.path() / "pipeline.svg", 100);
   };
   if (trainer.step() < options.train.steps) {
     trainer.save(run.state());
@@ -469,9 +520,12 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   show_synchronisation(outcome, run);
   show_loss_scale(outcome);
   if (trace) fmt::print("trace       {}/trace.json opens in Perfetto\n", run.path().string());
+  if (drawing)
+    fmt::print("the last step, {}the same as a picture: {}/pipeline.svg\n", timelines,
+               run.path().string());
   show_validation(outcome, data, options.model.context);
   show_memory(forecast, all_memory);
-  if (data.bytes && options.parallel.zero < 3) {
+  if (data.bytes && !trainer.in_parts()) {
     show_sample(stack, options.model.context);
   } else if (data.bytes &&
              options.train.save_last) {  // no rank has the model: from its weights, whole

@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -69,8 +70,18 @@ std::string plan_of(const JobOptions& options, const Trainer& trainer, const Com
   auto buckets = ordered_json::array();
   for (const auto& bucket : trainer.buckets())
     buckets.push_back({{"begin", bucket.begin}, {"end", bucket.end}, {"layer", bucket.layer}});
+  const auto& layout = trainer.layout();
+  std::vector<int> stages;  // as pipeline.stages takes them
+  for (const auto& stage : layout.stages) stages.push_back(stage.end - stage.begin);
   return ordered_json(
              {{"world", ranks ? ranks->size() : 1},
+              {"mesh",
+               {{"pipeline", layout.mesh.shape.pipeline},
+                {"data", layout.mesh.shape.data},
+                {"tensor", layout.mesh.shape.tensor}}},
+              {"pipeline",
+               {{"schedule", layout.pipeline.ranks > 1 ? options.pipeline.schedule : "none"},
+                {"stages", fmt::format("{}", fmt::join(stages, ","))}}},
               {"schedule", options.server.count > 0 ? "parameter servers"
                            : options.parallel.zero > 0 && ranks
                                ? fmt::format("ZeRO stage {}", options.parallel.zero)

@@ -14,8 +14,11 @@
 #include "echelon/nn/gpt.h"
 #include "echelon/optim/optimizer.h"
 #include "echelon/optim/slice_update.h"
+#include "echelon/parallel/pipeline/pipeline_table.h"
+#include "echelon/parallel/tensor/split_plan.h"
 #include "echelon/parallel/zero/lending_pool.h"
 #include "echelon/parallel/zero/zero_shards.h"
+#include "echelon/parallel/zero/zero_step.h"
 #include "echelon/parallel/zero/zero_update.h"
 #include "echelon/step/device.h"
 #include "echelon/train/trainer.h"
@@ -27,35 +30,77 @@ constexpr double mib = 1024.0 * 1024.0;
 
 std::uint64_t& kind(MemoryUse& use, MemoryKind which) { return use.bytes[std::size_t(which)]; }
 
+// A rank of a pipeline, or the only one: its part of the model.
+struct Part {
+  PipelineShape shape;
+  int rank = 0;
+  std::vector<StageLayers> stages;
+  std::vector<bool> own;  // by layer; empty: all
+
+  bool has(int layer) const { return own.empty() || own[std::size_t(layer)]; }
+};
+
+bool splits_rows(const JobOptions& options) {
+  return options.parallel.sequence && options.model.context % options.parallel.tensor == 0;
+}
+
+// Where layers are to be balanced by what is measured when a job starts, by their count.
+std::vector<Part> parts_of(const JobOptions& options, int layers, int ranks) {
+  if (ranks == 1) return {Part{}};
+  const PipelineShape shape{.ranks = ranks,
+                            .micro_batches = int(options.train.micro_batches),
+                            .chunks = int(options.pipeline.chunks)};
+  const auto stages = options.pipeline.stages.empty()
+                          ? balance(std::vector<LayerCost>(std::size_t(layers)), "count",
+                                    options.pipeline.schedule, shape)
+                          : stages_of(options.pipeline.stages, layers, shape);
+  std::vector<Part> parts;
+  for (int r = 0; r < ranks; ++r) {
+    parts.push_back({shape, r, stages, {}});
+    for (const int owner : layer_owners(stages, shape)) parts.back().own.push_back(owner == r);
+  }
+  return parts;
+}
+
 // The model with all parameters in their places, as its job lays it out, and without memory.
-Stack laid_out(const JobOptions& options, int owners) {
+Stack laid_out(const JobOptions& options, const Part& part, int owners) {
   Stack stack = gpt(options.model);
+  const auto tensor = int(options.parallel.tensor);
+  if (tensor > 1)  // the first counts among those that have as much as any
+    apply(gpt_plan(options.model), stack, tensor, 0, splits_rows(options));
+  if (!part.own.empty()) stack.keep(part.own);
   Stack::Placement placement;
   placement.shards = owners;
   if (options.parallel.zero > 0)
-    placement.smallest = std::int64_t(options.zero.group * mib /
-                                      double(at::elementSize(compute_type(options.train))));
+    placement.smallest = smallest_group(options.zero, compute_type(options.train));
   stack.lay_out(placement);
   return stack;
 }
 
 // The memory that a step lends to groups, piece by piece as ZeroShards takes and keeps it.
-std::uint64_t lent_bytes(const Stack& stack, const JobOptions& options, at::ScalarType type,
-                         ZeroShards::Lending lending) {
+std::uint64_t lent_bytes(const Stack& stack, const JobOptions& options, const Part& part,
+                         at::ScalarType type, ZeroShards::Lending lending) {
   if (!lending.values && !lending.gradients) return 0;
   const auto stage = int(options.parallel.zero);
   StepShape shape;
   shape.layers = stack.size();
-  // What is lent repeats from the second on.
-  shape.micro_batches = int(std::min<std::int64_t>(options.train.micro_batches, 3));
-  for (int l = 0; l < stack.size(); ++l) shape.uses.push_back(stack.groups_of(l));
-  shape.groups = int(stack.groups().size());
-  shape.lent_values = stage >= 3;
-  shape.lent_gradients = stage >= 2;
-  std::vector<std::int64_t> bytes;
-  for (const auto& group : stack.groups())
-    bytes.push_back(group.numel * std::int64_t(at::elementSize(type)));
-  const Table table = zero(shape, stage, bytes, std::int64_t(options.zero.prefetch * mib));
+  shape.own = part.own;
+  shape.tied = !stack.tied_across().empty();
+  // In one process's order what is lent repeats from the second on.
+  shape.micro_batches = part.own.empty()
+                            ? int(std::min<std::int64_t>(options.train.micro_batches, 3))
+                            : part.shape.micro_batches;
+  const auto bytes = describe_groups(shape, stack, stage, type);
+  const Table computation =
+      part.own.empty() ? one_process(shape)
+                       : pipeline_table(make_schedule(options.pipeline.schedule, part.shape),
+                                        part.shape, part.rank, part.stages, shape);
+  const bool once =
+      options.zero.scatter == "step" ||
+      (options.zero.scatter == "auto" && !part.own.empty() && !sums_in_fp32(options.train));
+  const Table table =
+      with_shards(computation, shape, stage, bytes, std::int64_t(options.zero.prefetch * mib),
+                  once ? Scatter::step : Scatter::micro_batch);
 
   struct Piece {
     std::int64_t elements = 0;
@@ -114,52 +159,69 @@ std::uint64_t lent_bytes(const Stack& stack, const JobOptions& options, at::Scal
 }
 
 // docs/recompute.md has the terms; what a block's backward holds beside them was measured.
-std::uint64_t activation_bytes(const JobOptions& options, int workers) {
+std::uint64_t activation_bytes(const JobOptions& options, const Part& of_model, int workers) {
   const auto& model = options.model;
+  std::uint64_t layers = 0;
+  for (int l = 1; l <= int(model.layers); ++l) layers += of_model.has(l);
+  // A rank of a pipeline holds those of several micro-batches; of chunks, each its share.
+  const double held = of_model.own.empty()
+                          ? 1.0
+                          : double(closed_form_activations(options.pipeline.schedule,
+                                                           of_model.shape, of_model.rank)) /
+                                of_model.shape.chunks;
   const auto samples = (options.train.batch + workers * options.train.micro_batches - 1) /
                        (workers * options.train.micro_batches);
   const auto tokens = std::uint64_t(samples * model.context);
   const auto element = at::elementSize(compute_type(options.train));
   const auto d = std::uint64_t(model.width), h = std::uint64_t(model.heads),
-             layers = std::uint64_t(model.layers), vocab = std::uint64_t(model.vocab);
-  const std::uint64_t narrow = (4 + h) * std::max<std::uint64_t>(4, element);
-  const std::uint64_t whole = 16 * d * element + narrow;
-  const std::uint64_t kept = model.recompute == "full"        ? d * element
-                             : model.recompute == "selective" ? 10 * d * element + narrow
+             vocab = std::uint64_t(model.vocab);
+  // Ranks that split matrices have a part of what products give (of 16 d elements of a token 12),
+  // and, where they split rows, of the rest too.
+  const auto tensor = std::uint64_t(options.parallel.tensor);
+  const std::uint64_t by_rows = tensor > 1 && splits_rows(options) ? tensor : 1;
+  const std::uint64_t narrow = (4 / by_rows + h / tensor) * std::max<std::uint64_t>(4, element);
+  const auto of = [&](std::uint64_t parts, std::uint64_t others) {
+    return (parts * d / tensor + others * d / by_rows) * element;
+  };
+  const std::uint64_t whole = of(12, 4) + narrow;
+  const std::uint64_t kept = model.recompute == "full"        ? of(0, 1)
+                             : model.recompute == "selective" ? of(8, 2) + narrow
                                                               : whole;
-  const std::uint64_t backward = model.recompute == "full" ? whole - d * element + 5 * d * element
+  const std::uint64_t backward = model.recompute == "full" ? whole - of(0, 1) + 5 * d * element
                                  : model.recompute == "selective" ? 9 * d * element
                                                                   : 5 * d * element;
   // The head: its input, the norm's output and the logits' gradient, and a block of rows of
   // logarithms.
+  const std::uint64_t part = (vocab + tensor - 1) / tensor;  // of the vocabulary
   const std::uint64_t a_block = std::min<std::uint64_t>(
-      tokens * vocab * element, options.train.device == "cpu" ? 4 << 20 : 512 << 20);
+      tokens * part * element, options.train.device == "cpu" ? 4 << 20 : 512 << 20);
   // fp16 has that block in fp32; of bf16 a CPU's operators make an fp32 copy.
   const std::uint64_t rows = options.train.precision == "fp16" ? 2 * a_block
                              : options.train.precision == "bf16" && options.train.device == "cpu"
                                  ? 3 * a_block
                                  : a_block;
-  const std::uint64_t head = tokens * (2 * d + vocab) * element + rows;
+  const std::uint64_t head =
+      of_model.has(int(model.layers) + 1) ? tokens * (2 * d + part) * element + rows : 0;
   // A gradient and its masked copy; on a GPU, masks are made of integers, 16 Mi at a time.
   std::uint64_t masks = 0;
   if (model.dropout > 0)
     masks =
         tokens * d * element +
         (options.train.device == "cuda" ? std::min<std::uint64_t>(tokens * d, 1 << 24) * 28 : 0);
-  return masks + 8 * tokens + tokens * kept * layers +
+  // What comes and goes at the ends of a pipeline's stage.
+  const std::uint64_t messages = of_model.own.empty() ? 0 : 2 * tokens * d * element;
+  return masks + 8 * tokens + messages + std::uint64_t(held * double(tokens * kept * layers)) +
          std::max(head, tokens * (d * element + backward));
 }
 
-}  // namespace
-
-MemoryForecast forecast_memory(const JobOptions& options, int ranks, int local) {
+MemoryForecast forecast_part(const JobOptions& options, const Part& of, int ranks, int local) {
   MemoryForecast result;
   const auto type = compute_type(options.train);
   const std::uint64_t element = at::elementSize(type), wide = at::elementSize(master_type(type));
   const auto stage = int(options.parallel.zero);
   const bool servers = options.server.count > 0;
   const int owners = stage == 0 ? 1 : options.zero.shard == "host" ? local : ranks;
-  const Stack stack = laid_out(options, owners);
+  const Stack stack = laid_out(options, of, owners);
   std::int64_t numel = 0;  // of all trainable units, with padding
   for (const auto& group : stack.groups()) numel += group.numel;
   const auto n = std::uint64_t(numel), part = n / std::uint64_t(owners);
@@ -172,12 +234,12 @@ MemoryForecast forecast_memory(const JobOptions& options, int ranks, int local) 
   kind(result.tensors, MemoryKind::optimizer) =
       servers ? 0 : (states + (wide != element ? 1 : 0)) * wide * part;
   kind(result.tensors, MemoryKind::activations) = activation_bytes(
-      options, servers
-                   ? ranks - (options.server.place == "separate" ? int(options.server.count) : 0)
-                   : ranks);
+      options, of,
+      servers ? ranks - (options.server.place == "separate" ? int(options.server.count) : 0)
+              : ranks);
   const bool offloads = options.zero.offload != "none" && stage > 0;
   kind(result.tensors, MemoryKind::communication) = lent_bytes(
-      stack, options, type, ZeroShards::lending(stage, owners, owners < ranks, offloads, sums));
+      stack, options, of, type, ZeroShards::lending(stage, owners, owners < ranks, offloads, sums));
   // Gradients are widened a piece at a time, where the optimiser does not take them as they are.
   const bool on_cpu = options.train.device == "cpu" || offloads;
   const bool taken = make_optimizer(options.optim)->takes(type, on_cpu ? at::kCPU : at::kCUDA);
@@ -234,9 +296,22 @@ MemoryForecast forecast_memory(const JobOptions& options, int ranks, int local) 
   return result;
 }
 
-std::uint64_t memory_budget(const JobOptions& options, int local) {
-  if (options.train.memory_mib > 0) return std::uint64_t(options.train.memory_mib * mib);
-  if (options.train.device == "cpu") return available_bytes() / std::uint64_t(std::max(1, local));
+}  // namespace
+
+// Of the rank that needs the most.
+MemoryForecast forecast_memory(const JobOptions& options, int ranks, int local) {
+  const MeshShape mesh = mesh_of(options.parallel, ranks);
+  std::optional<MemoryForecast> most;
+  for (const auto& part : parts_of(options, int(options.model.layers) + 2, mesh.pipeline)) {
+    const auto one = forecast_part(options, part, mesh.data, std::min(local, mesh.data));
+    if (!most || one.tensors.total() > most->tensors.total()) most = one;
+  }
+  return *most;
+}
+
+std::uint64_t memory_budget(const TrainOptions& train, int local) {
+  if (train.memory_mib > 0) return std::uint64_t(train.memory_mib * mib);
+  if (train.device == "cpu") return available_bytes() / std::uint64_t(std::max(1, local));
   return cuda_devices() > 0 ? device_bytes() : 0;
 }
 
@@ -244,7 +319,7 @@ namespace {
 
 // Why it cannot be: empty where it can.
 std::string lack(const MemoryForecast& needs, const JobOptions& options, int local) {
-  const std::uint64_t budget = memory_budget(options, local);
+  const std::uint64_t budget = memory_budget(options.train, local);
   if (budget == 0) return {};
   if (needs.largest_group_bytes > budget)
     return fmt::format("the values and gradients of {} are {} in one piece, and a rank may take {}",
@@ -281,7 +356,7 @@ std::string changed(const JobOptions& from, const JobOptions& to) {
 // costs time, more micro-batches make each less efficient, to keep state elsewhere costs most.
 std::vector<JobOptions> changes(const JobOptions& options, int ranks) {
   std::vector<std::int64_t> micro_batches = {options.train.micro_batches};
-  const auto most = options.train.batch / ranks;
+  const auto most = options.train.batch / mesh_of(options.parallel, ranks).data;
   while (micro_batches.back() < most)
     micro_batches.push_back(std::min(most, micro_batches.back() * 2));
   std::vector<std::string> recompute = {"none", "selective", "full"};
@@ -290,7 +365,8 @@ std::vector<JobOptions> changes(const JobOptions& options, int ranks) {
   // What the job would refuse together with stages.
   const bool unshared =
       options.server.count > 0 || options.sync.adapt || options.sync.allow_staleness > 0;
-  const std::int64_t last = ranks > 1 && !unshared ? 3 : options.parallel.zero;
+  const bool several = mesh_of(options.parallel, ranks).data > 1;
+  const std::int64_t last = several && !unshared ? 3 : options.parallel.zero;
 
   std::vector<JobOptions> all;
   JobOptions next = options;
@@ -313,7 +389,7 @@ std::vector<JobOptions> changes(const JobOptions& options, int ranks) {
     next.zero.offload = tier;
     for (const auto pieces : {micro_batches.front(), micro_batches.back()})
       for (const auto& again : recompute)
-        for (const int stage : ranks > 1 ? std::vector{3} : std::vector{2, 3}) {
+        for (const int stage : several ? std::vector{3} : std::vector{2, 3}) {
           next.parallel.zero = std::max<std::int64_t>(stage, options.parallel.zero);
           next.model.recompute = again;
           next.train.micro_batches = pieces;
@@ -359,7 +435,7 @@ std::string memory_row(const std::string& label, const MemoryUse& use) {
 
 bool show_forecast(const JobOptions& options, int ranks, int local) {
   const MemoryForecast needs = forecast_memory(options, ranks, local);
-  const std::uint64_t budget = memory_budget(options, local);
+  const std::uint64_t budget = memory_budget(options.train, local);
   fmt::print("{}\n{}\n", memory_head(),
              memory_row(ranks > 1 ? "each rank, predicted" : "predicted", needs.tensors));
   if (needs.host > 0) fmt::print("and in the host's memory {}\n", human_bytes(needs.host));

@@ -35,7 +35,7 @@ struct RankMemory {
 MemoryForecast forecast_memory(const JobOptions& options, int ranks, int local);
 
 // What a rank may take here: train.memory_mib, or its part of what is free. 0: nobody knows.
-std::uint64_t memory_budget(const JobOptions& options, int local);
+std::uint64_t memory_budget(const TrainOptions& train, int local);
 
 // Throws InvalidArgument where it cannot fit: says what is needed, what there is, and which change
 // would help.

@@ -11,6 +11,7 @@
 #include "echelon/optim/options.h"
 #include "echelon/parallel/data/sync_options.h"
 #include "echelon/parallel/options.h"
+#include "echelon/parallel/pipeline/options.h"
 #include "echelon/parallel/server/options.h"
 #include "echelon/parallel/zero/options.h"
 #include "echelon/train/chaos.h"
@@ -93,6 +94,7 @@ struct JobOptions {
   TrainOptions train;
   OptimOptions optim;
   ParallelOptions parallel;
+  PipelineOptions pipeline;
   ZeroOptions zero;
   ServerOptions server;
   SyncOptions sync;
@@ -106,6 +108,7 @@ struct JobOptions {
     f.section("train", train);
     f.section("optim", optim);
     f.section("parallel", parallel);
+    f.section("pipeline", pipeline);
     f.section("zero", zero);
     f.section("server", server);
     f.section("sync", sync);

@@ -23,7 +23,7 @@ std::uint64_t checksum_of(const at::Tensor& tensor) {
 template <class Fn>
 void each_fixed(const Stack& stack, const Fn& fn) {
   for (const auto& parameter : stack.parameters())
-    if (!parameter.trainable) fn(parameter.value);
+    if (!parameter.trainable && parameter.here) fn(parameter.value);
 }
 
 // What every rank says, by rank.

@@ -25,8 +25,7 @@ void Trainer::use_servers(ServerWorker::Setup setup, const NetOptions& net, cons
   spoiled_.clear();
   begun_ = part != ServerPart::first;
   if (begun_ && !ranks_) update_.reset();  // the servers have it
-  StepShape shape{stack_.size(), static_cast<int>(train_.micro_batches), {}};
-  shape.recompute = stack_.runs_again();
+  const StepShape shape = step_shape();
   auto before = std::exchange(
       executor_, std::make_unique<Executor>(stack_, nullptr, for_servers(shape), shape));
   executor_->seed(static_cast<std::uint64_t>(train_.seed));

@@ -4,6 +4,7 @@
 // scale and how many good steps it has had. The sampler is a function of the step and needs
 // nothing.
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -11,7 +12,9 @@
 #include <charconv>
 
 #include "echelon/base/error.h"
+#include "echelon/nn/split.h"
 #include "echelon/nn/tensor_file.h"
+#include "echelon/nn/tensor_group.h"
 #include "echelon/train/trainer.h"
 
 namespace echelon {
@@ -46,37 +49,71 @@ struct Trainer::StateItem {
 // In the order of the file. Where ranks share the state out, get() is for all of them to call.
 std::vector<Trainer::StateItem> Trainer::state_items() const {
   std::vector<StateItem> all;
-  const auto in_place = [&](const std::string& name, const at::Tensor& view) {
-    all.push_back({name, view.sizes().vec(), view.scalar_type(), [view] { return view; },
-                   [view](const at::Tensor& value) { at::Tensor(view).copy_(value); }});
-  };
-  const auto each_trainable = [&](const auto& fn) {
-    for (const auto& unit : stack_.units())
-      if (unit.trainable)
-        for (const auto& segment : unit.segments) fn(unit, segment);
-  };
-  if (zero_) {
-    const auto& kinds = zero_->kinds();
-    for (std::size_t kind = 0; kind < kinds.size(); ++kind)
-      each_trainable([&](const FlatUnit&, const Segment& segment) {
-        const Parameter* parameter = stack_.find(segment.name);
-        all.push_back({kinds[kind] + "/" + segment.name, segment.shape, master_type(stack_.type()),
-                       [this, kind, parameter] { return zero_->whole(kind, *parameter); },
-                       [this, kind, parameter](const at::Tensor& value) {
-                         zero_->put(kind, *parameter, value);
-                       }});
-      });
-  } else {
-    for (const auto& [kind, flat] : update_->state())
-      each_trainable([&](const FlatUnit& unit, const Segment& segment) {
-        in_place(kind + "/" + segment.name,
-                 flat.narrow(0, unit.begin + segment.offset, segment.numel).view(segment.shape));
-      });
+  std::vector<std::string> kinds;
+  if (zero_)
+    kinds = zero_->kinds();
+  else
+    for (const auto& one : update_->state()) kinds.push_back(one.name);
+  for (std::size_t kind = 0; kind < kinds.size(); ++kind)
+    for (const auto& parameter : stack_.parameters()) {
+      if (!parameter.trainable) continue;
+      const Parameter* const p = &parameter;
+      all.push_back({kinds[kind] + "/" + p->name, p->whole_shape(), master_type(stack_.type()),
+                     [this, kind, p] { return kept_here(kind, *p); },
+                     [this, kind, p](const at::Tensor& value) {
+                       if (!p->here) return;
+                       const at::Tensor mine = part_of(value, p->split);
+                       zero_ ? zero_->put(kind, *p, mine) : void(state_of(kind, *p).copy_(mine));
+                     }});
+    }
+  for (const auto& parameter : stack_.parameters()) {
+    if (parameter.trainable) continue;
+    const Parameter* const p = &parameter;
+    all.push_back({"fixed/" + p->name, p->whole_shape(), stack_.type(),
+                   [this, p] { return everywhere(p->value, *p); },
+                   [p](const at::Tensor& value) {
+                     if (p->here) at::Tensor(p->value).copy_(part_of(value, p->split));
+                   }});
   }
-  for (const auto& parameter : stack_.parameters())
-    if (!parameter.trainable) in_place("fixed/" + parameter.name, parameter.value);
-  for (const auto& [name, buffer] : stack_.buffers()) in_place("fixed/" + name, buffer);
+  for (int l = 0; l < stack_.size(); ++l)
+    for (const auto& [name, buffer] : stack_.layer(l).buffers())
+      all.push_back(
+          {"fixed/" + name, buffer.sizes().vec(), buffer.scalar_type(),
+           [this, l, buffer = buffer] { return from_layer(l, buffer); },
+           [buffer = buffer](const at::Tensor& value) { at::Tensor(buffer).copy_(value); }});
   return all;
+}
+
+// Within the flat state of one process.
+at::Tensor Trainer::state_of(std::size_t kind, const Parameter& parameter) const {
+  return update_->state()[kind]
+      .flat.narrow(0, parameter.begin, parameter.numel())
+      .view(parameter.shape);
+}
+
+at::Tensor Trainer::kept_here(std::size_t kind, const Parameter& parameter) const {
+  at::Tensor mine = at::empty({0}, at::TensorOptions(device_).dtype(master_type(stack_.type())));
+  if (parameter.here) mine = zero_ ? zero_->whole(kind, parameter) : state_of(kind, parameter);
+  return everywhere(mine, parameter);
+}
+
+at::Tensor Trainer::everywhere(const at::Tensor& mine, const Parameter& parameter) const {
+  const at::TensorOptions options =
+      mine.defined() ? mine.options() : at::TensorOptions(device_).dtype(stack_.type());
+  at::Tensor whole = parameter.here ? mine : at::empty(parameter.whole_shape(), options);
+  if (parameter.here && parameter.split.is_part())
+    whole = assemble(stack_.tensor_group()->gather(mine.contiguous()), parameter.split);
+  return from_layer(stack_.declared_in(parameter), whole);
+}
+
+// What the rank with this layer has, on all ranks of its pipeline.
+at::Tensor Trainer::from_layer(int layer, const at::Tensor& tensor) const {
+  if (!layout_.mesh.pipeline) return tensor;
+  const at::Tensor copy = tensor.to(device_).contiguous().clone();
+  const int root = layout_.neighbours().owner[std::size_t(layer)];
+  layout_.mesh.pipeline->broadcast(copy, root, {.tag = "whole parameters", .blocking = true})
+      .wait();
+  return copy;
 }
 
 std::int64_t saved_step(const std::filesystem::path& state) {
@@ -90,9 +127,8 @@ void Trainer::save(const std::filesystem::path& path) {
   std::vector<NamedTensor> tensors;
   for (const auto& item : state_items())
     tensors.push_back({item.name, item.shape, item.type, item.get});
-  if (zero_ && ranks_->rank() != 0) {
-    for (const auto& tensor : tensors)
-      if (!tensor.name.starts_with("fixed/")) tensor.make();  // this rank's part
+  if (saves_together() && all_->rank() != 0) {
+    for (const auto& tensor : tensors) tensor.make();  // this rank's part
     return;
   }
   std::map<std::string, std::string> metadata = {

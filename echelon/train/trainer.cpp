@@ -1,6 +1,5 @@
 #include "echelon/train/trainer.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -14,18 +13,15 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <deque>
 #include <numeric>
 #include <optional>
 #include <thread>
 
 #include "echelon/base/deadline.h"
 #include "echelon/base/error.h"
-#include "echelon/comm/gpu.h"
 #include "echelon/optim/schedule.h"
-#include "echelon/parallel/data/bucket.h"
 #include "echelon/parallel/data/shares.h"
-#include "echelon/step/device.h"
+#include "echelon/train/in_flight.h"
 #include "echelon/train/replicas.h"
 
 namespace echelon {
@@ -38,198 +34,11 @@ constexpr int eager_steps = 3;          // before a graph is recorded: libraries
 constexpr auto gpu_patience = std::chrono::minutes(10);
 constexpr std::size_t scales_kept = 24;  // changes of the loss scale: from the largest down to 1
 
-// The numbers of a step, by place in report_; those before `scale` come after the step.
-enum Reported : std::int64_t {
-  loss_at,
-  norm_at,
-  skipped_at,
-  halted_at,
-  scale_at,
-  stop_at,
-  reported
-};
 // Between steps rank 0 may validate and save while the others wait; a rank that died is noticed at
 // once.
 constexpr auto a_validation = std::chrono::hours(24);
 
-at::Device device_of(const TrainOptions& options) {
-  if (options.device != "cuda") return at::kCPU;
-  if (!cuda_built()) {
-    throw InvalidArgument(
-        "train.device=cuda, but this build has no CUDA: build against a CUDA build of torch, or use cpu");
-  }
-  if (cuda_devices() == 0)
-    throw InvalidArgument("train.device=cuda, but there is no CUDA GPU here; use train.device=cpu");
-  return current_gpu();
-}
-
 }  // namespace
-
-at::ScalarType compute_type(const TrainOptions& options) {
-  const bool gpu = options.device == "cuda";
-  if (options.precision == "fp64") return at::kDouble;
-  if (options.precision == "fp16") return at::kHalf;
-  if (options.precision == "bf16" || (options.precision == "auto" && gpu)) return at::kBFloat16;
-  return at::kFloat;
-}
-
-bool sums_in_fp32(const TrainOptions& options) {
-  const auto type = compute_type(options);
-  return options.reduce == "fp32" && type != master_type(type);
-}
-
-void check_share(const TrainOptions& options, int ranks) {
-  if (options.batch < options.micro_batches * ranks)
-    throw InvalidArgument(
-        fmt::format("train.batch = {} is too small for {} rank{} of {} micro-batch{}: each needs a "
-                    "sample",
-                    options.batch, ranks, ranks == 1 ? "" : "s", options.micro_batches,
-                    options.micro_batches == 1 ? "" : "es"));
-}
-
-// Steps that were issued and not yet reported. On the CPU a step is done when it returns; on a GPU
-// its inputs and its report pass through pinned memory of its own, which is used again when its
-// event has been seen.
-struct Trainer::InFlight {
-  struct Slot {
-    std::int64_t step = 0;
-    double rate = 0;
-    std::int64_t targets = 0;
-    at::Tensor input, target, rate_value, step_value, report;  // pinned
-    std::optional<c10::Event> done;
-    Work vote;  // several ranks: whether any wants to stop
-  };
-  std::deque<Slot> pending;
-  std::deque<Slot> free;
-  Clock::time_point last = Clock::now();
-  std::optional<SideStream> stream;
-  std::optional<DeviceGraph> graph;
-  std::vector<Ledger::Entry> recorded;  // what one replay of it sends
-  int eager_steps_done = 0;
-};
-
-Trainer::Trainer(Stack& stack, const Dataset& data, const TrainOptions& train,
-                 const OptimOptions& optim, std::shared_ptr<Communicator> ranks,
-                 const ParallelOptions& parallel, const ZeroOptions& zero)
-    : stack_(stack),
-      data_(data),
-      train_(train),
-      optim_(optim),
-      ranks_(ranks && (ranks->size() > 1 || parallel.exchange_alone || zero.offload != "none")
-                 ? std::move(ranks)
-                 : nullptr),
-      device_(device_of(train)),
-      sampler_(static_cast<std::uint64_t>(train.seed), data.size(), train.batch),
-      memory_(std::make_unique<MemoryAccount>()),
-      in_flight_(std::make_unique<InFlight>()) {
-  check_options(fields_of(train_));
-  check_options(fields_of(optim_));
-  optim_.rate = peak_rate(optim_, train.batch);
-  if (data.size() < 1)
-    throw InvalidArgument("there is no sample to train on: the dataset is empty");
-  check_share(train, ranks_ ? ranks_->size() : 1);
-  shares_ = even_shares(train.batch, ranks_ ? ranks_->size() : 1);
-  by_speed_ = ranks_ && parallel.shares == "speed";
-  shares_every_ = parallel.shares_every;
-  if (by_speed_ && !device_.is_cpu())
-    throw InvalidArgument(
-        "parallel.shares=speed measures ranks on CPUs; use even shares with train.device=cuda");
-  if (train.threads > 0) at::set_num_threads(static_cast<int>(train.threads));
-  if (train.graph == "on" && !device_.is_cuda())
-    throw InvalidArgument("train.graph=on needs train.device=cuda");
-  if (train.graph == "on" && !stack.capturable()) {
-    throw InvalidArgument(
-        "train.graph=on, but a layer of the model runs through autograd, which is not recorded; use auto or off");
-  }
-  const bool recordable = !ranks_ || ranks_->recordable();
-  if (train.graph == "on" && !recordable)
-    throw InvalidArgument(
-        fmt::format("train.graph=on, but exchanges over comm.backend={} are not recorded; use auto "
-                    "or off, or comm.backend=nccl",
-                    ranks_->backend()));
-  graph_wanted_ = device_.is_cuda() && train.graph != "off" && stack.capturable() && recordable;
-  if (device_.is_cuda()) in_flight_->stream.emplace();
-  const auto stage = ranks_ ? static_cast<int>(parallel.zero) : 0;
-  if (zero.offload != "none" && train.graph == "on")
-    throw InvalidArgument(
-        "train.graph=on, but with zero.offload the host takes part in every step; use auto or off");
-  if (stage == 0 && (zero.offload != "none" || zero.shard != "all"))
-    throw InvalidArgument(
-        "zero.offload and zero.shard are for a state that ranks share out: give the trainer a "
-        "communicator, and parallel.zero = 1, 2 or 3");
-  Stack::Placement placement;
-  Owners owners;
-  if (stage > 0) {
-    owners = owners_of(ranks_, zero.shard == "host");
-    placement = ZeroShards::placement(
-        owners.shards, stage, device_,
-        static_cast<std::int64_t>(zero.group * 1024 * 1024 /
-                                  static_cast<double>(at::elementSize(compute_type(train)))));
-  } else if (ranks_ && device_.is_cpu())
-    placement.gradients = [this](std::int64_t numel, at::ScalarType type) {
-      return ranks_->allocate({numel}, type).zero_();
-    };
-  const bool fp32_sums = sums_in_fp32(train);
-  stack.allocate(device_, compute_type(train),
-                 fp32_sums && !placement.lent_gradients ? Gradients::fp32_sums : Gradients::yes,
-                 placement);
-  std::optional<LossScale::Setup> scaling;
-  if (stack.type() == at::kHalf) scaling = {train.loss_scale, train.scale_growth};
-  StepShape shape{stack.size(), static_cast<int>(train.micro_batches), {}};
-  shape.recompute = stack.runs_again();
-  Table table = one_process(shape);
-  if (stage > 0) {
-    if (zero.offload != "none") graph_wanted_ = false;  // the host takes part in every step
-    tier_ = make_tier(zero, stage, owners);
-    shards_ = std::make_unique<ZeroShards>(stack, owners, stage, tier_.get(), fp32_sums);
-    zero_ = std::make_unique<ZeroUpdate>(stack, *shards_, optim_, tier_.get(),
-                                         static_cast<std::int64_t>(zero.piece * 1024 * 1024 / 4),
-                                         scaling);
-    for (int l = 0; l < stack.size(); ++l) shape.uses.push_back(stack.groups_of(l));
-    shape.groups = static_cast<int>(stack.groups().size());
-    shape.lent_values = placement.lent_values;
-    shape.lent_gradients = placement.lent_gradients;
-    shape.kept_away = stage == 3 && tier_;
-    std::vector<std::int64_t> bytes;
-    for (const auto& group : stack.groups())
-      bytes.push_back(group.numel * static_cast<std::int64_t>(at::elementSize(stack.type())));
-    table =
-        echelon::zero(shape, stage, bytes, static_cast<std::int64_t>(zero.prefetch * 1024 * 1024));
-  } else {
-    update_ = std::make_unique<MasterUpdate>(stack, optim_, scaling);
-    if (ranks_) {
-      const auto element = static_cast<std::int64_t>(stack.sums().element_size());
-      shape.buckets =
-          cut_buckets(stack.units(), bucket_sizes(ranks_->link(), element, parallel.bucket_mib));
-      table = data_parallel(shape);
-    }
-  }
-  owner().load(random_values(static_cast<std::uint64_t>(train.seed)));
-  executor_ = std::make_unique<Executor>(stack, &owner(), table, shape, ranks_, shards_.get());
-  executor_->seed(static_cast<std::uint64_t>(train.seed));
-  report_ = at::zeros({reported}, at::TensorOptions(device_).dtype(at::kDouble));
-}
-
-Trainer::~Trainer() = default;
-
-std::unique_ptr<Tier> Trainer::make_tier(const ZeroOptions& zero, int stage,
-                                         const Owners& owners) const {
-  if (zero.offload == "none") return nullptr;
-  auto arrays = ZeroUpdate::arrays(
-      optim_, stack_.type(), sums_in_fp32(train_) ? at::kFloat : stack_.type(), stage, device_);
-  std::vector<std::int64_t> numels;
-  for (const auto& group : stack_.groups()) numels.push_back(group.numel / owners.shards->size());
-  const ByteMemory memory = [shards = owners.shards, gpu = device_.is_cuda()](std::int64_t bytes,
-                                                                              bool travels) {
-    if (travels && !gpu) return shards->allocate({bytes}, at::kByte).zero_();
-    return at::zeros({bytes}, at::TensorOptions(at::kByte).pinned_memory(travels));
-  };
-  if (zero.offload == "host") return host_tier(std::move(arrays), std::move(numels), memory);
-  if (zero.offload_path.empty())
-    throw InvalidArgument("zero.offload=disk needs a folder: set zero.offload_path");
-  return disk_tier(zero.offload_path, ranks_->rank(), ranks_->size(), std::move(arrays),
-                   std::move(numels), memory);
-}
 
 void Trainer::run(const std::atomic<bool>* stop) { run_until(train_.steps, stop); }
 
@@ -239,7 +48,7 @@ void Trainer::run_until(std::int64_t until, const std::atomic<bool>* stop) {
   stop_at_ = stopped(stop) ? step_ : until;
   begin_alike();
   in_flight_->last = Clock::now();
-  while (step_ < stop_at_ && (ranks_ || stop == nullptr || !stop->load())) {
+  while (step_ < stop_at_ && (all_ || stop == nullptr || !stop->load())) {
     issue(step_, stop != nullptr && stop->load());
     ++step_;
     // Where the host updates, it has waited for the GPU already.
@@ -319,13 +128,13 @@ void Trainer::look_at_speeds() {
 // steps, which must not, the vote travels with the step's report.
 bool Trainer::stopped(const std::atomic<bool>* stop) {
   const bool here = stop != nullptr && stop->load();
-  if (!ranks_) return here;
+  if (!all_) return here;
   // A rank on a GPU sees a vote some steps late: then all stop so much later.
   const at::Tensor any = at::zeros({3}, at::TensorOptions(device_).dtype(at::kByte));
   any.narrow(0, 0, 1).fill_(here);
   any.narrow(0, 1, 1).fill_(device_.is_cuda());
   any.narrow(0, 2, 1).fill_(device_.is_cpu());
-  ranks_->all_reduce(any, ReduceOp::max, {.tag = "stop", .timeout = a_validation, .blocking = true})
+  all_->all_reduce(any, ReduceOp::max, {.tag = "stop", .timeout = a_validation, .blocking = true})
       .wait();
   const at::Tensor seen = any.cpu();
   const auto* votes = seen.const_data_ptr<std::uint8_t>();
@@ -368,14 +177,14 @@ void Trainer::check_same_parameters() const {
 }
 
 std::int64_t Trainer::first_sample() const {
-  const auto before = ranks_ ? std::ptrdiff_t(ranks_->rank()) : 0;
-  return std::accumulate(shares_.begin(), shares_.begin() + before, std::int64_t{0});
+  return std::accumulate(shares_.begin(), shares_.begin() + layout_.mesh.place.data,
+                         std::int64_t{0});
 }
 
 // What is the same in every step, so that a graph can record it: tensors of fixed places in,
 // `report_` out.
 void Trainer::compute() {
-  const auto mine = shares_[ranks_ ? std::size_t(ranks_->rank()) : 0];
+  const auto mine = shares_[std::size_t(layout_.mesh.place.data)];
   const Update& update = owner();
   if (const auto* scaling = update.loss_scale()) report_[scale_at].copy_(scaling->scale());
   const at::Tensor loss =
@@ -391,17 +200,15 @@ void Trainer::compute() {
 Work Trainer::vote(bool stop) {
   const at::Tensor place = report_.narrow(0, stop_at, 1);
   place.fill_(stop ? 1.0 : 0.0);
-  if (!ranks_) return {};
-  Work work =
-      ranks_->all_reduce(place, ReduceOp::max, {.tag = "stop", .blocking = device_.is_cpu()});
+  if (!all_) return {};
+  Work work = all_->all_reduce(place, ReduceOp::max, {.tag = "stop", .blocking = device_.is_cpu()});
   work.follow();
   return work;
 }
 
 void Trainer::issue(std::int64_t step, bool stop) {
   auto& flight = *in_flight_;
-  const std::int64_t share = shares_[ranks_ ? std::size_t(ranks_->rank()) : 0],
-                     first = first_sample();
+  const std::int64_t share = shares_[std::size_t(layout_.mesh.place.data)], first = first_sample();
   const Batch batch = batch_of(step, first, first + share);
   const double rate = rate_at(optim_, step, train_.steps);
 
@@ -443,13 +250,13 @@ void Trainer::issue(std::int64_t step, bool stop) {
     at::Tensor(owner().rate()).copy_(slot.rate_value, true);
     at::Tensor(executor_->step()).copy_(slot.step_value, true);
     if (graph_wanted_ && !flight.graph && flight.eager_steps_done++ == eager_steps) {
-      const auto before = ranks_ ? ranks_->ledger().entries() : std::vector<Ledger::Entry>();
+      const auto before = all_ ? all_->ledger().entries() : std::vector<Ledger::Entry>();
       flight.graph.emplace();
       flight.graph->record([this] { compute(); });
       // Recording is not sending, but it was counted: that stands for the first replay.
-      if (ranks_) flight.recorded = ranks_->ledger().since(before);
-    } else if (flight.graph && ranks_) {
-      ranks_->ledger().add(flight.recorded);
+      if (all_) flight.recorded = all_->ledger().since(before);
+    } else if (flight.graph && all_) {
+      all_->ledger().add(flight.recorded);
     }
     flight.graph ? flight.graph->replay() : compute();
     slot.vote = vote(stop);
@@ -484,7 +291,7 @@ void Trainer::collect(std::size_t leave) {
     }
     const auto* numbers = slot.report.const_data_ptr<double>();
     const double loss = numbers[loss_at], norm = numbers[norm_at], scale = numbers[scale_at];
-    if (ranks_ && numbers[stop_at] != 0) stop_at_ = std::min(stop_at_, slot.step + lag_);
+    if (all_ && numbers[stop_at] != 0) stop_at_ = std::min(stop_at_, slot.step + lag_);
     const auto now = Clock::now();
     if (scale != 0 && (scales_.empty() || scales_.back().second != scale)) {
       scales_.emplace_back(slot.step, scale);
@@ -537,9 +344,11 @@ double Trainer::evaluate(const Dataset& data, std::int64_t samples) {
   MemoryScope scope(MemoryKind::activations);
   const auto share = train_.batch / train_.micro_batches;
   samples = std::min(samples, data.size());
-  // Where parameters are shared out all ranks are here, and each takes its part of the samples.
-  const bool together = shards_ && shards_->stage() == 3;
-  const std::int64_t parts = together ? ranks_->size() : 1, part = together ? ranks_->rank() : 0;
+  // Where no rank has all parameters all are here, and those that split a batch split the samples.
+  const bool together = in_parts();
+  const std::int64_t parts = together ? layout_.mesh.shape.data : 1,
+                     part = together ? layout_.mesh.place.data : 0;
+  if (shards_) shards_->wait_for_values();
   at::Tensor total = at::zeros({}, at::TensorOptions(device_).dtype(at::kDouble));
   for (std::int64_t at = 0; at < samples; at += share * parts) {
     const auto first = std::min(samples, at + part * share), end = std::min(samples, first + share);
@@ -551,29 +360,18 @@ double Trainer::evaluate(const Dataset& data, std::int64_t samples) {
       return t.is_floating_point() ? t.to(device_, stack_.type()) : t.to(device_);
     };
     const at::Tensor input = there(batch.input), target = there(batch.target);
-    total.add_(shards_ ? shards_->infer(input, target) : stack_.infer(input, target),
-               static_cast<double>(end - first));
+    total.add_(executor_->infer(input, target), static_cast<double>(end - first));
   }
-  if (together)
-    ranks_->all_reduce(total, ReduceOp::sum, {.tag = "validation", .blocking = true}).wait();
+  for (const auto& ranks : {layout_.mesh.pipeline, layout_.mesh.data})
+    if (together && ranks)
+      ranks->all_reduce(total, ReduceOp::sum, {.tag = "validation", .blocking = true}).wait();
   in_flight_->last = Clock::now();  // a validation is no part of the next step's time
   return total.item<double>() / static_cast<double>(samples);
 }
 
 at::Tensor Trainer::master(const Parameter& parameter) {
-  if (!parameter.trainable) return parameter.value;
-  if (zero_) return zero_->whole(0, parameter);
-  if (!update_) fetch_state();
-  for (const auto& unit : stack_.units()) {
-    for (const auto& segment : unit.segments) {
-      if (segment.name != parameter.name) continue;
-      return update_->state()
-          .front()
-          .flat.narrow(0, unit.begin + segment.offset, segment.numel)
-          .view(segment.shape);
-    }
-  }
-  throw InvalidArgument(fmt::format("the model has no parameter {}", parameter.name));
+  if (parameter.trainable && !zero_ && !update_) fetch_state();
+  return parameter.trainable ? kept_here(0, parameter) : everywhere(parameter.value, parameter);
 }
 
 }  // namespace echelon

@@ -36,10 +36,12 @@
 #include "echelon/parallel/data/controller.h"
 #include "echelon/parallel/data/sync_options.h"
 #include "echelon/parallel/options.h"
+#include "echelon/parallel/pipeline/options.h"
 #include "echelon/parallel/server/worker.h"
 #include "echelon/parallel/zero/options.h"
 #include "echelon/parallel/zero/zero_update.h"
 #include "echelon/step/executor.h"
+#include "echelon/train/mesh_layout.h"
 #include "echelon/train/options.h"
 
 namespace echelon {
@@ -74,14 +76,17 @@ class Trainer {
  public:
   // Gives the stack its memory. InvalidArgument where the options do not fit the machine, the stack
   // or the data. All that is referred to must outlive the trainer.
-  // With several ranks, each trains on its part of the global batch and all keep the same
-  // parameters, to the bit; every rank makes the same trainer and the same calls. They begin with
-  // rank 0's, and have its buffers (running statistics) whenever run() returns. Should they
-  // differ all the same (a bad memory, a layer that draws its own random numbers), run() throws
-  // Error that names the ranks, at the next step that train.check_every divides.
+  // Several ranks make a mesh (parallel.pipeline, data, tensor), and every rank makes the same
+  // trainer and the same calls. Along data, each trains on its part of the global batch and all
+  // keep the same parameters, to the bit. They begin with the first one's, and have its buffers
+  // (running statistics) whenever run() returns. Should they differ all the same (a bad memory, a
+  // layer that draws its own random numbers), run() throws Error that names the ranks, at the next
+  // step that train.check_every divides. Along pipeline, each has some of the layers;
+  // along tensor, its part of the matrices that `plan` names.
   Trainer(Stack& stack, const Dataset& data, const TrainOptions& train, const OptimOptions& optim,
           std::shared_ptr<Communicator> ranks = nullptr, const ParallelOptions& parallel = {},
-          const ZeroOptions& zero = {});
+          const ZeroOptions& zero = {}, const PipelineOptions& pipeline = {},
+          const SplitPlan& plan = {});
   ~Trainer();
 
   // Hands gradients to parameter servers, which own parameters and optimiser state, in place of
@@ -140,12 +145,17 @@ class Trainer {
   // Runs up to and including step `until`; run() is run_until(options.steps).
   void run_until(std::int64_t until, const std::atomic<bool>* stop = nullptr);
 
-  // Mean loss over the first `samples` of a dataset. With parallel.zero=3 every rank calls it.
+  // Mean loss over the first `samples` of a dataset. Where no rank has all parameters every rank
+  // calls it.
   double evaluate(const Dataset& data, std::int64_t samples);
+  // Whether that is so: parallel.zero=3, parallel.pipeline or parallel.tensor.
+  bool in_parts() const { return layout_.in_parts() || (shards_ && shards_->stage() == 3); }
+  // Whether every rank calls save() and master().
+  bool saves_together() const { return layout_.in_parts() || zero_; }
 
   // Everything that a run needs to go on bit for bit (one safetensors file, written whole or not at
   // all). Where the ranks share the state out, every rank calls it and the first writes; no rank
-  // ever holds the whole of it. A state fits any number of ranks and any stage.
+  // ever holds the whole of it. A state fits any number of ranks, any mesh and any stage.
   void save(const std::filesystem::path& path);
   void restore(const std::filesystem::path& path);
 
@@ -154,6 +164,9 @@ class Trainer {
       const Parameter& parameter);  // in full precision; shared out: every rank calls it
   bool uses_graph() const { return graph_wanted_; }
   const std::vector<Bucket>& buckets() const { return executor_->shape().buckets; }
+  const MeshLayout& layout() const { return layout_; }
+  // When gradients go to their owners, and why so; empty where there is no choice.
+  const std::string& scatter_choice() const { return scatter_choice_; }
   const MemoryAccount& memory() const { return *memory_; }
   const Tier* tier() const { return tier_.get(); }  // where state is kept; null: with the model
 
@@ -161,6 +174,16 @@ class Trainer {
   struct InFlight;
   struct StateItem;
   std::vector<StateItem> state_items() const;
+  std::vector<LayerCost> costs_of_layers(int data_ranks);
+  void give_memory(const ParallelOptions& parallel, const ZeroOptions& zero,
+                   const PipelineOptions& pipeline);
+  StepShape step_shape() const;
+  Scatter when_to_scatter(const ZeroOptions& zero, int stage);
+  // A tensor of a parameter that this rank may have, on all: collective where ranks have parts.
+  at::Tensor everywhere(const at::Tensor& mine, const Parameter& parameter) const;
+  at::Tensor from_layer(int layer, const at::Tensor& tensor) const;
+  at::Tensor state_of(std::size_t kind, const Parameter& parameter) const;
+  at::Tensor kept_here(std::size_t kind, const Parameter& parameter) const;  // everywhere
   std::unique_ptr<Tier> make_tier(const ZeroOptions& zero, int stage, const Owners& owners) const;
   Update& owner() const { return zero_ ? static_cast<Update&>(*zero_) : *update_; }
   void issue(std::int64_t step, bool stop);
@@ -184,8 +207,11 @@ class Trainer {
   const Dataset& data_;
   TrainOptions train_;
   OptimOptions optim_;
-  std::shared_ptr<Communicator> ranks_;  // nullptr: one process
+  std::shared_ptr<Communicator> all_;  // nullptr: one process
   at::Device device_;
+  MeshLayout layout_;
+  std::shared_ptr<Communicator> ranks_;  // that split the batch; nullptr: this one has all of it
+  std::string scatter_choice_;
   Sampler sampler_;
   std::unique_ptr<MemoryAccount> memory_;
   std::unique_ptr<MasterUpdate> update_;  // null where the ranks share it out

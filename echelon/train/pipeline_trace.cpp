@@ -1,0 +1,123 @@
+#include "echelon/train/pipeline_trace.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "echelon/base/file.h"
+#include "echelon/comm/texts.h"
+#include "echelon/parallel/pipeline/draw.h"
+#include "echelon/parallel/pipeline/simulate.h"
+
+namespace echelon {
+namespace {
+
+using nlohmann::json;
+
+std::optional<Slot::Kind> kind_of(const Action& action) {
+  switch (action.kind) {
+    case Action::Kind::forward:
+      return Slot::Kind::forward;
+    case Action::Kind::recompute:
+    case Action::Kind::backward:
+      return Slot::Kind::backward;
+    case Action::Kind::input:
+      return Slot::Kind::input;
+    case Action::Kind::weight:
+      return Slot::Kind::weight;
+    default:
+      return {};
+  }
+}
+
+// Means over the micro-batches. Where a backward is in one piece, the simulator is given half of it
+// as each part: it costs their sum.
+std::vector<StageCosts> costs_of(const Timeline& timeline, const PipelineShape& shape) {
+  std::vector<StageCosts> costs(std::size_t(shape.stages()));
+  for (std::size_t r = 0; r < timeline.ranks.size(); ++r)
+    for (const auto& [slot, begin, end] : timeline.ranks[r]) {
+      auto& stage = costs[std::size_t(shape.stage(int(r), slot.chunk))];
+      const double share = (end - begin) / shape.micro_batches;
+      switch (slot.kind) {
+        case Slot::Kind::forward:
+          stage.forward += share;
+          break;
+        case Slot::Kind::backward:
+          stage.input += share / 2;
+          stage.weight += share / 2;
+          break;
+        case Slot::Kind::input:
+          stage.input += share;
+          break;
+        case Slot::Kind::weight:
+          stage.weight += share;
+          break;
+      }
+    }
+  return costs;
+}
+
+}  // namespace
+
+PipelineTrace::PipelineTrace(const MeshLayout& layout, const PipelineOptions& options)
+    : layout_(layout), options_(options) {
+  layout.mesh.all->barrier({.tag = "trace"}).wait();
+  start_ = std::chrono::steady_clock::now();
+}
+
+// Consecutive actions of one stage and micro-batch make a slot.
+void PipelineTrace::keep(const Executor& executor) {
+  slots_.clear();
+  const auto seconds = [&](std::chrono::steady_clock::time_point time) {
+    return std::chrono::duration<double>(time - start_).count();
+  };
+  for (const auto& [action, begin, end] : executor.traced()) {
+    auto kind = kind_of(action);
+    if (!kind) continue;
+    if (options_.schedule == "zero-bubble" && action.kind == Action::Kind::recompute)
+      kind = Slot::Kind::input;
+    const auto stage = std::find_if(
+        layout_.stages.begin(), layout_.stages.end(),
+        [&](const StageLayers& s) { return action.layer >= s.begin && action.layer < s.end; });
+    const Slot slot{*kind, layout_.pipeline.chunk_of(int(stage - layout_.stages.begin())),
+                    action.micro_batch};
+    if (slots_.empty() || slots_.back().slot != slot)
+      slots_.push_back({slot, seconds(begin), seconds(end)});
+    slots_.back().end = seconds(end);
+  }
+}
+
+std::string PipelineTrace::write(const std::filesystem::path& svg, int width) {
+  auto mine = json::array();
+  for (const auto& [slot, begin, end] : slots_)
+    mine.push_back({int(slot.kind), slot.chunk, slot.micro_batch, begin, end});
+  const auto texts = gather_texts(*layout_.mesh.pipeline, mine.dump(), "trace");
+  Timeline measured;
+  double first = std::numeric_limits<double>::infinity();
+  for (const auto& text : texts) {
+    auto& rank = measured.ranks.emplace_back();
+    for (const auto& one : json::parse(text)) {
+      rank.push_back({{Slot::Kind(one[0].get<int>()), one[1], one[2]}, one[3], one[4]});
+      first = std::min(first, rank.back().begin);
+    }
+  }
+  for (auto& rank : measured.ranks)
+    for (auto& slot : rank) {
+      slot.begin -= first;
+      slot.end -= first;
+    }
+  if (layout_.mesh.all->rank() != 0 || measured.ranks[0].empty()) return {};
+  const auto schedule = make_schedule(options_.schedule, layout_.pipeline);
+  const Timeline predicted =
+      simulate(schedule, layout_.pipeline, costs_of(measured, layout_.pipeline));
+  write_file(svg,
+             draw_svg(predicted, measured,
+                      fmt::format("{}, {}", options_.schedule, to_string(layout_.mesh.shape))));
+  return fmt::format("predicted from what the slots cost:\n{}as it ran:\n{}",
+                     draw_text(predicted, width), draw_text(measured, width));
+}
+
+}  // namespace echelon

@@ -1,0 +1,36 @@
+// What the ranks of a pipeline did in a step, beside what its schedule was predicted to do: on the
+// screen as lines of text, and as a picture, pipeline.svg.
+#pragma once
+
+#include <chrono>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "echelon/parallel/pipeline/options.h"
+#include "echelon/parallel/pipeline/timeline.h"
+#include "echelon/step/executor.h"
+#include "echelon/train/mesh_layout.h"
+
+namespace echelon {
+
+class PipelineTrace {
+ public:
+  // Collective: all ranks' times count from here.
+  PipelineTrace(const MeshLayout& layout, const PipelineOptions& options);
+
+  // Keeps the last step of a tracing executor.
+  void keep(const Executor& executor);
+
+  // Collective; rank 0 writes. Gives both timelines of the last step that was kept, for a terminal
+  // of `width` columns: as its slots were, and as the simulator has them from what they cost.
+  std::string write(const std::filesystem::path& svg, int width);
+
+ private:
+  const MeshLayout& layout_;
+  PipelineOptions options_;
+  std::chrono::steady_clock::time_point start_;
+  std::vector<TimedSlot> slots_;  // of this rank
+};
+
+}  // namespace echelon

@@ -1,0 +1,271 @@
+// How a trainer is made: the mesh, the model's memory, and the table of a step.
+#include <ATen/Parallel.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+
+#include "echelon/base/bytes.h"
+#include "echelon/base/error.h"
+#include "echelon/comm/gpu.h"
+#include "echelon/optim/optimizer.h"
+#include "echelon/optim/schedule.h"
+#include "echelon/parallel/data/bucket.h"
+#include "echelon/parallel/data/shares.h"
+#include "echelon/parallel/pipeline/pipeline_table.h"
+#include "echelon/parallel/zero/zero_step.h"
+#include "echelon/step/device.h"
+#include "echelon/train/in_flight.h"
+#include "echelon/train/layer_costs.h"
+#include "echelon/train/memory_forecast.h"
+#include "echelon/train/trainer.h"
+
+namespace echelon {
+namespace {
+
+constexpr double mebibyte = 1024 * 1024;
+
+at::Device device_of(const TrainOptions& options) {
+  if (options.device != "cuda") return at::kCPU;
+  if (!cuda_built()) {
+    throw InvalidArgument(
+        "train.device=cuda, but this build has no CUDA: build against a CUDA build of torch, or use cpu");
+  }
+  if (cuda_devices() == 0)
+    throw InvalidArgument("train.device=cuda, but there is no CUDA GPU here; use train.device=cpu");
+  return current_gpu();
+}
+
+}  // namespace
+
+at::ScalarType compute_type(const TrainOptions& options) {
+  const bool gpu = options.device == "cuda";
+  if (options.precision == "fp64") return at::kDouble;
+  if (options.precision == "fp16") return at::kHalf;
+  if (options.precision == "bf16" || (options.precision == "auto" && gpu)) return at::kBFloat16;
+  return at::kFloat;
+}
+
+bool sums_in_fp32(const TrainOptions& options) {
+  const auto type = compute_type(options);
+  return options.reduce == "fp32" && type != master_type(type);
+}
+
+void check_share(const TrainOptions& options, int ranks) {
+  if (options.batch < options.micro_batches * ranks)
+    throw InvalidArgument(
+        fmt::format("train.batch = {} is too small for {} rank{} of {} micro-batch{}: each needs a "
+                    "sample",
+                    options.batch, ranks, ranks == 1 ? "" : "s", options.micro_batches,
+                    options.micro_batches == 1 ? "" : "es"));
+}
+
+Trainer::Trainer(Stack& stack, const Dataset& data, const TrainOptions& train,
+                 const OptimOptions& optim, std::shared_ptr<Communicator> ranks,
+                 const ParallelOptions& parallel, const ZeroOptions& zero,
+                 const PipelineOptions& pipeline, const SplitPlan& plan)
+    : stack_(stack),
+      data_(data),
+      train_(train),
+      optim_(optim),
+      all_(ranks && (ranks->size() > 1 || parallel.exchange_alone || zero.offload != "none")
+               ? std::move(ranks)
+               : nullptr),
+      device_(device_of(train)),
+      sampler_(static_cast<std::uint64_t>(train.seed), data.size(), train.batch),
+      memory_(std::make_unique<MemoryAccount>()),
+      in_flight_(std::make_unique<InFlight>()) {
+  check_options(fields_of(train_));
+  check_options(fields_of(optim_));
+  optim_.rate = peak_rate(optim_, train.batch);
+  if (data.size() < 1)
+    throw InvalidArgument("there is no sample to train on: the dataset is empty");
+  if (train.threads > 0) at::set_num_threads(static_cast<int>(train.threads));
+  const at::Tensor sample = data.get(std::vector<std::int64_t>{0}).input;
+  layout_ = lay_over(stack, all_, parallel, pipeline, plan, static_cast<int>(train.micro_batches),
+                     sample.dim() > 1 ? sample.size(1) : 1,
+                     [this](int data_ranks) { return costs_of_layers(data_ranks); });
+  ranks_ = layout_.mesh.data;
+  // Owners of a state that is kept elsewhere are ranks, if only one.
+  if (all_ && !ranks_ && zero.offload != "none") ranks_ = all_->split(all_->rank(), 0);
+  const int parts = layout_.mesh.shape.data;
+  check_share(train, parts);
+  shares_ = even_shares(train.batch, parts);
+  by_speed_ = ranks_ && parallel.shares == "speed";
+  shares_every_ = parallel.shares_every;
+  if (by_speed_ && (!device_.is_cpu() || layout_.in_parts()))
+    throw InvalidArgument(
+        "parallel.shares=speed measures ranks on CPUs that each have the whole model; use even "
+        "shares with train.device=cuda, parallel.pipeline and parallel.tensor");
+  if (train.graph == "on" && !device_.is_cuda())
+    throw InvalidArgument("train.graph=on needs train.device=cuda");
+  if (train.graph == "on" && !stack.capturable()) {
+    throw InvalidArgument(
+        "train.graph=on, but a layer of the model runs through autograd, which is not recorded; use auto or off");
+  }
+  const bool recordable = !all_ || (all_->recordable() && layout_.pipeline.ranks == 1);
+  if (train.graph == "on" && !recordable)
+    throw InvalidArgument(
+        layout_.pipeline.ranks > 1
+            ? std::string(
+                  "train.graph=on, but messages of a pipeline are not recorded; use auto or off")
+            : fmt::format(
+                  "train.graph=on, but exchanges over comm.backend={} are not recorded; use "
+                  "auto or off, or comm.backend=nccl",
+                  all_->backend()));
+  graph_wanted_ = device_.is_cuda() && train.graph != "off" && stack.capturable() && recordable;
+  if (device_.is_cuda()) in_flight_->stream.emplace();
+  if (zero.offload != "none" && train.graph == "on")
+    throw InvalidArgument(
+        "train.graph=on, but with zero.offload the host takes part in every step; use auto or off");
+  if ((!ranks_ || parallel.zero == 0) && (zero.offload != "none" || zero.shard != "all"))
+    throw InvalidArgument(
+        "zero.offload and zero.shard are for a state that ranks share out: give the trainer a "
+        "communicator, and parallel.zero = 1, 2 or 3");
+  if (all_ && !ranks_ && parallel.zero > 0)
+    throw InvalidArgument(fmt::format(
+        "parallel.zero shares a model's state out over the ranks that split the batch, and in a mesh "
+        "of {} there is one: give more ranks, or leave it out",
+        to_string(layout_.mesh.shape)));
+  give_memory(parallel, zero, pipeline);
+  owner().load(random_values(static_cast<std::uint64_t>(train.seed)));
+  report_ = at::zeros({reported}, at::TensorOptions(device_).dtype(at::kDouble));
+}
+
+std::vector<LayerCost> Trainer::costs_of_layers(int data_ranks) {
+  const auto samples = std::max<std::int64_t>(1, train_.batch / data_ranks / train_.micro_batches);
+  std::vector<std::int64_t> indices(std::size_t(std::min(samples, data_.size())));
+  std::iota(indices.begin(), indices.end(), 0);
+  const Batch batch = data_.get(indices);
+  const auto type = compute_type(train_), wide = master_type(type);
+  const auto there = [&](const at::Tensor& t) {
+    return t.is_floating_point() ? t.to(device_, type) : t.to(device_);
+  };
+  const auto states = std::int64_t(make_optimizer(optim_)->state_names().size());
+  const auto state_bytes = std::int64_t(2 * at::elementSize(type)) +
+                           (states + (wide != type)) * std::int64_t(at::elementSize(wide));
+  return measure_layers(stack_, there(batch.input), there(batch.target), device_, type,
+                        state_bytes);
+}
+
+StepShape Trainer::step_shape() const {
+  StepShape shape{stack_.size(), static_cast<int>(train_.micro_batches), {}};
+  shape.recompute = stack_.runs_again();
+  shape.own = layout_.own;
+  shape.tied = !stack_.tied_across().empty();
+  return shape;
+}
+
+// Ranks that own slices of the same parameters exchange them in one order, so they agree.
+Scatter Trainer::when_to_scatter(const ZeroOptions& zero, int stage) {
+  const bool adds_up = stage >= 2 && train_.micro_batches > 1;
+  if (!adds_up) return Scatter::micro_batch;
+  const bool narrow = sums_in_fp32(train_);
+  if (zero.scatter == "step" && narrow)
+    throw InvalidArgument(
+        "zero.scatter=step adds micro-batches up in the model's own type, and train.reduce=fp32 "
+        "wants them summed in fp32: leave out either");
+  if (zero.scatter == "step") return Scatter::step;
+  if (zero.scatter == "micro_batch" || layout_.pipeline.ranks == 1) return Scatter::micro_batch;
+  if (narrow) {
+    scatter_choice_ = "after each micro-batch, since train.reduce=fp32 sums them in fp32";
+    return Scatter::micro_batch;
+  }
+  std::uint64_t needed = 0;
+  for (const auto& group : stack_.groups())
+    needed += std::uint64_t(group.numel) * at::elementSize(stack_.type());
+  const auto& hosts = layout_.mesh.hosts;
+  const auto local = std::count(hosts.begin(), hosts.end(), all_->host());
+  const std::uint64_t free = memory_budget(train_, int(local));
+  const at::Tensor fits = at::zeros({1}, at::TensorOptions(device_).dtype(at::kLong));
+  fits.fill_(needed <= free / 2 ? 1 : 0);
+  ranks_->all_reduce(fits, ReduceOp::min, {.tag = "setup", .blocking = true}).wait();
+  const bool once = fits.item<std::int64_t>() == 1;
+  scatter_choice_ =
+      fmt::format("{}: {} of gradients for {} would be kept meanwhile, of {} that a rank may take",
+                  once ? "once a step" : "after each micro-batch", human_bytes(needed),
+                  layout_.own.empty() ? "all layers" : "this rank's layers", human_bytes(free));
+  return once ? Scatter::step : Scatter::micro_batch;
+}
+
+void Trainer::give_memory(const ParallelOptions& parallel, const ZeroOptions& zero,
+                          const PipelineOptions& pipeline) {
+  Stack& stack = stack_;
+  const auto stage = ranks_ ? static_cast<int>(parallel.zero) : 0;
+  Stack::Placement placement;
+  Owners owners;
+  if (stage > 0) {
+    owners = owners_of(ranks_, zero.shard == "host");
+    placement = ZeroShards::placement(owners.shards, stage, device_,
+                                      smallest_group(zero, compute_type(train_)));
+  } else if (ranks_ && device_.is_cpu())
+    placement.gradients = [this](std::int64_t numel, at::ScalarType type) {
+      return ranks_->allocate({numel}, type).zero_();
+    };
+  const bool fp32_sums = sums_in_fp32(train_);
+  if (fp32_sums && stage >= 2 && !stack.tied_across().empty())
+    throw InvalidArgument(
+        "train.reduce=fp32 with parallel.zero=2 or 3 sums every micro-batch on its way to the owners, "
+        "and tied embeddings on two stages of a pipeline are summed once a step: use "
+        "parallel.zero=1, or model.tied=false");
+  stack.allocate(device_, compute_type(train_),
+                 fp32_sums && !placement.lent_gradients ? Gradients::fp32_sums : Gradients::yes,
+                 placement);
+  std::optional<LossScale::Setup> scaling;
+  if (stack.type() == at::kHalf) scaling = {train_.loss_scale, train_.scale_growth};
+  StepShape shape = step_shape();
+  Table table = one_process(shape);
+  if (layout_.pipeline.ranks > 1)
+    table = pipeline_table(make_schedule(pipeline.schedule, layout_.pipeline), layout_.pipeline,
+                           layout_.mesh.place.pipeline, layout_.stages, shape);
+  if (stage > 0) {
+    if (zero.offload != "none") graph_wanted_ = false;  // the host takes part in every step
+    tier_ = make_tier(zero, stage, owners);
+    shards_ = std::make_unique<ZeroShards>(stack, owners, stage, tier_.get(), fp32_sums);
+    zero_ = std::make_unique<ZeroUpdate>(stack, *shards_, optim_, tier_.get(),
+                                         static_cast<std::int64_t>(zero.piece * mebibyte / 4),
+                                         scaling, layout_.part_sums(stack));
+    const auto bytes = describe_groups(shape, stack, stage, stack.type());
+    shape.kept_away = stage == 3 && tier_;
+    table =
+        with_shards(table, shape, stage, bytes, static_cast<std::int64_t>(zero.prefetch * mebibyte),
+                    when_to_scatter(zero, stage));
+  } else {
+    update_ = std::make_unique<MasterUpdate>(stack, optim_, scaling, layout_.part_sums(stack));
+    if (ranks_) {
+      const auto element = static_cast<std::int64_t>(stack.sums().element_size());
+      shape.buckets =
+          cut_buckets(stack.units(), bucket_sizes(ranks_->link(), element, parallel.bucket_mib));
+      for (auto& bucket : shape.buckets) bucket.tied = has_tied(stack, bucket.begin, bucket.end);
+    }
+    if (all_) table = with_reductions(table, shape);
+  }
+  executor_ = std::make_unique<Executor>(stack, &owner(), table, shape, ranks_, shards_.get(),
+                                         layout_.neighbours());
+  executor_->seed(static_cast<std::uint64_t>(train_.seed));
+}
+
+Trainer::~Trainer() = default;
+
+std::unique_ptr<Tier> Trainer::make_tier(const ZeroOptions& zero, int stage,
+                                         const Owners& owners) const {
+  if (zero.offload == "none") return nullptr;
+  auto arrays = ZeroUpdate::arrays(
+      optim_, stack_.type(), sums_in_fp32(train_) ? at::kFloat : stack_.type(), stage, device_);
+  std::vector<std::int64_t> numels;
+  for (const auto& group : stack_.groups()) numels.push_back(group.numel / owners.shards->size());
+  const ByteMemory memory = [shards = owners.shards, gpu = device_.is_cuda()](std::int64_t bytes,
+                                                                              bool travels) {
+    if (travels && !gpu) return shards->allocate({bytes}, at::kByte).zero_();
+    return at::zeros({bytes}, at::TensorOptions(at::kByte).pinned_memory(travels));
+  };
+  if (zero.offload == "host") return host_tier(std::move(arrays), std::move(numels), memory);
+  if (zero.offload_path.empty())
+    throw InvalidArgument("zero.offload=disk needs a folder: set zero.offload_path");
+  return disk_tier(zero.offload_path, all_->rank(), all_->size(), std::move(arrays),
+                   std::move(numels), memory);
+}
+
+}  // namespace echelon

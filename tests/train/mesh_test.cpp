@@ -1,0 +1,265 @@
+// Ranks that each have a part of a model train as one process does: ranks as threads, in fp64.
+#include <gtest/gtest.h>
+
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <fmt/format.h>
+
+#include "echelon/base/error.h"
+#include "echelon/nn/gpt.h"
+#include "echelon/parallel/tensor/split_plan.h"
+#include "echelon/train/trainer.h"
+#include "tests/base/scratch_folder.h"
+#include "tests/base/thrown.h"
+#include "tests/collective/ranks.h"
+#include "tests/train/tiny.h"
+
+namespace echelon {
+namespace {
+
+constexpr double bound = 1e-12;
+
+struct Case {
+  int pipeline = 2, data = 1, tensor = 1;
+  int stage = 0;
+  int micro_batches = 4;
+  std::string schedule = "1f1b";
+  int chunks = 1;
+  std::string optimizer = "adamw";
+  std::string recompute = "none";
+  std::string scatter = "auto";
+  std::string offload = "none";
+  bool tied = true;
+  double dropout = 0;
+  std::string layers = {};
+  std::string balance = "count";
+  double group = 0;
+  double clip = 1;
+  bool sequence = true;
+  std::int64_t vocab = 32;
+
+  int world() const { return pipeline * data * tensor; }
+};
+
+std::string to_string(const Case& one) {
+  return fmt::format(
+      "pipeline {} x data {} x tensor {}, stage {}, {} with {} chunks of {} micro-batches, {}, "
+      "recompute {}, scatter {}, offload {}, {}",
+      one.pipeline, one.data, one.tensor, one.stage, one.schedule, one.chunks, one.micro_batches,
+      one.optimizer, one.recompute, one.scatter, one.offload, one.tied ? "tied" : "untied");
+}
+
+TrainOptions train_of(const Case& one) {
+  TrainOptions train;
+  train.steps = 4;
+  train.batch = 24;
+  train.micro_batches = one.micro_batches;
+  train.precision = "fp64";
+  train.check_every = 1;
+  return train;
+}
+
+OptimOptions optim_of(const Case& one) {
+  OptimOptions optim;
+  optim.name = one.optimizer;
+  optim.clip = one.clip;
+  optim.warmup = 2;
+  if (one.optimizer == "lars") optim.rate = 5;
+  return optim;
+}
+
+ModelOptions model_of(const Case& one) {
+  return {.layers = 4,
+          .width = 24,
+          .heads = 6,
+          .vocab = one.vocab,
+          .context = 8,
+          .tied = one.tied,
+          .dropout = one.dropout,
+          .recompute = one.recompute};
+}
+Stack model(const Case& one) { return gpt(model_of(one)); }
+
+struct Result {
+  at::Tensor parameters;
+  std::vector<StepReport> reports;
+  double validation = 0;
+};
+
+std::unique_ptr<Trainer> trainer_of(const Case& one, Stack& stack,
+                                    std::shared_ptr<Communicator> ranks) {
+  const ParallelOptions parallel = ranks ? ParallelOptions{.zero = one.stage,
+                                                           .pipeline = one.pipeline,
+                                                           .data = one.data,
+                                                           .tensor = one.tensor,
+                                                           .sequence = one.sequence}
+                                         : ParallelOptions{};
+  const ZeroOptions zero =
+      ranks ? ZeroOptions{.group = one.group, .offload = one.offload, .scatter = one.scatter}
+            : ZeroOptions{};
+  return std::make_unique<Trainer>(stack, tokens(), train_of(one), optim_of(one), std::move(ranks),
+                                   parallel, zero,
+                                   PipelineOptions{.schedule = one.schedule,
+                                                   .chunks = one.chunks,
+                                                   .balance = one.balance,
+                                                   .stages = one.layers},
+                                   gpt_plan(model_of(one)));
+}
+
+Result trained(const Case& one, std::shared_ptr<Communicator> ranks) {
+  Stack stack = model(one);
+  Result result;
+  const auto trainer = trainer_of(one, stack, std::move(ranks));
+  trainer->on_step([&](const StepReport& report) { result.reports.push_back(report); });
+  trainer->run();
+  result.parameters = all_parameters(stack, *trainer);
+  result.validation = trainer->evaluate(tokens(), 20);
+  return result;
+}
+
+void expect_one_process(const Case& one) {
+  SCOPED_TRACE(to_string(one));
+  at::set_num_threads(1);
+  const Result expected = trained(one, nullptr);
+  run_ranks_well({.world = one.world()}, [&](Group& group) {
+    const Result seen = trained(one, native_communicator(group.shared_from_this()));
+    EXPECT_LT((seen.parameters - expected.parameters).abs().max().item<double>(), bound);
+    ASSERT_EQ(seen.reports.size(), expected.reports.size());
+    for (std::size_t i = 0; i < seen.reports.size(); ++i) {
+      EXPECT_NEAR(seen.reports[i].loss, expected.reports[i].loss, bound);
+      EXPECT_NEAR(seen.reports[i].grad_norm, expected.reports[i].grad_norm, bound);
+    }
+    EXPECT_NEAR(seen.validation, expected.validation, bound);
+  });
+}
+
+TEST(Mesh, PipelinesEqualOneProcess) {
+  for (const std::string schedule : {"gpipe", "1f1b", "zero-bubble"})
+    for (const bool tied : {true, false}) expect_one_process({.schedule = schedule, .tied = tied});
+  expect_one_process({.pipeline = 3, .layers = "1,2,3"});
+  expect_one_process({.schedule = "interleaved", .chunks = 3});
+  expect_one_process({.dropout = 0.2});
+  for (const std::string by : {"time", "memory"}) expect_one_process({.balance = by});
+}
+
+TEST(Mesh, PipelinesEqualOneProcessWithRecompute) {
+  for (const std::string recompute : {"selective", "full"})
+    for (const std::string schedule : {"1f1b", "zero-bubble"})
+      expect_one_process({.schedule = schedule, .recompute = recompute, .dropout = 0.1});
+}
+
+TEST(Mesh, PipelinesOfSeveralDataRanksEqualOneProcess) {
+  for (int stage = 0; stage <= 3; ++stage)
+    for (const std::string schedule : {"1f1b", "zero-bubble"}) {
+      expect_one_process({.data = 2, .stage = stage, .schedule = schedule});
+      expect_one_process({.data = 2, .stage = stage, .schedule = schedule, .group = 100});
+    }
+  expect_one_process({.pipeline = 3, .data = 2, .stage = 3, .layers = "1,2,3"});
+  expect_one_process({.data = 3, .stage = 2, .micro_batches = 3, .tied = false});
+}
+
+TEST(Mesh, GradientsOfAPipelineGoToTheirOwnersWhenTold) {
+  for (int stage = 2; stage <= 3; ++stage)
+    for (const std::string scatter : {"micro_batch", "step"})
+      for (const std::string schedule : {"gpipe", "1f1b", "interleaved", "zero-bubble"})
+        expect_one_process({.data = 2,
+                            .stage = stage,
+                            .schedule = schedule,
+                            .chunks = schedule == "interleaved" ? 2 : 1,
+                            .scatter = scatter});
+}
+
+TEST(Mesh, OffloadAndOptimisersOfWholeParametersEqualOneProcess) {
+  for (const std::string optimizer : {"sgd", "lars", "lamb"})
+    for (const int stage : {0, 3})
+      expect_one_process({.data = 2, .stage = stage, .optimizer = optimizer});
+  expect_one_process({.data = 2, .stage = 3, .offload = "host"});
+  expect_one_process({.data = 1, .stage = 1, .offload = "host"});
+}
+
+TEST(Mesh, SplitMatricesEqualOneProcess) {
+  for (const bool sequence : {true, false})
+    for (const int tensor : {2, 3}) {
+      const bool rows = sequence && tensor == 2;  // 8 tokens do not divide by 3
+      expect_one_process({.pipeline = 1, .tensor = tensor, .dropout = 0.1, .sequence = rows});
+      expect_one_process(
+          {.pipeline = 1, .tensor = tensor, .tied = false, .sequence = sequence, .vocab = 35});
+    }
+  for (const std::string optimizer : {"sgd", "lars", "lamb"})
+    expect_one_process({.pipeline = 1, .tensor = 2, .optimizer = optimizer});
+  for (int stage = 0; stage <= 3; ++stage)
+    for (const std::string optimizer : {"adamw", "lamb"})
+      expect_one_process(
+          {.pipeline = 1, .data = 2, .tensor = 2, .stage = stage, .optimizer = optimizer});
+}
+
+TEST(Mesh, AllThreeDimensionsEqualOneProcess) {
+  for (const bool sequence : {true, false})
+    for (const std::string schedule : {"1f1b", "zero-bubble"})
+      expect_one_process({.tensor = 2, .schedule = schedule, .dropout = 0.1, .sequence = sequence});
+  expect_one_process(
+      {.tensor = 2, .schedule = "interleaved", .chunks = 2, .recompute = "selective"});
+  for (int stage = 0; stage <= 3; ++stage)
+    expect_one_process({.data = 2,
+                        .tensor = 2,
+                        .stage = stage,
+                        .recompute = stage == 3 ? "full" : "none",
+                        .vocab = 33});
+  expect_one_process({.data = 2, .tensor = 2, .stage = 3, .optimizer = "lamb", .offload = "host"});
+}
+
+// A state fits any mesh: it is written by one, and others go on from it.
+TEST(Mesh, AStateFitsEveryMesh) {
+  at::set_num_threads(1);
+  const ScratchFolder folder;
+  const auto path = folder.path() / "state.safetensors";
+  const Case first{.data = 2, .stage = 3};
+  const Result expected = trained(first, nullptr);
+  run_ranks_well({.world = 4}, [&](Group& group) {
+    Stack stack = model(first);
+    const auto trainer = trainer_of(first, stack, native_communicator(group.shared_from_this()));
+    trainer->run_until(2);
+    trainer->save(path);
+  });
+  for (const Case& next : {Case{.pipeline = 3, .schedule = "zero-bubble"}, Case{.data = 2},
+                           Case{.pipeline = 1, .data = 2, .stage = 2},
+                           Case{.pipeline = 1, .tensor = 3}, Case{.tensor = 2, .stage = 0}}) {
+    SCOPED_TRACE(to_string(next));
+    run_ranks_well({.world = next.world()}, [&](Group& group) {
+      Stack stack = model(next);
+      const auto trainer = trainer_of(next, stack, native_communicator(group.shared_from_this()));
+      trainer->restore(path);
+      trainer->run();
+      EXPECT_LT((all_parameters(stack, *trainer) - expected.parameters).abs().max().item<double>(),
+                bound);
+    });
+  }
+  Stack stack = model(first);
+  const auto alone = trainer_of(first, stack, nullptr);
+  alone->restore(path);
+  alone->run();
+  EXPECT_LT((all_parameters(stack, *alone) - expected.parameters).abs().max().item<double>(),
+            bound);
+}
+
+std::string refusal(const Case& one) {
+  std::string why;
+  for (const auto& outcome : run_outcomes({.world = one.world()}, [&](Group& group) {
+         Stack stack = model(one);
+         trainer_of(one, stack, native_communicator(group.shared_from_this()));
+       }))
+    why = outcome.message;
+  return why;
+}
+
+TEST(Mesh, RefusesWhatDoesNotComeOutEven) {
+  EXPECT_NE(refusal({.schedule = "interleaved", .chunks = 4}).find("the model has 6 layers"),
+            std::string::npos);
+  EXPECT_NE(refusal({.micro_batches = 1, .schedule = "interleaved", .chunks = 2}), "");
+  EXPECT_NE(refusal({.layers = "3,4"}).find("pipeline.stages"), std::string::npos);
+  EXPECT_NE(refusal({.layers = "0,6"}).find("1 or more"), std::string::npos);
+  EXPECT_NE(refusal({.stage = 1}).find("there is one"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace echelon
