@@ -3,7 +3,7 @@
     ./dev bench step                        the CPU: L=6 d=384 h=6 V=512 in fp32, long and short sequences
     ./dev bench step --world 2              the same on two ranks: data parallel beside PyTorch's DDP over Gloo
     ./dev bench step --world 2 --zero       and with state shared out: ZeRO beside FSDP2 and ZeroRedundancyOptimizer
-    ./dev bench step --world 2 --pipeline   and with layers in stages: 1F1B beside torch.distributed.pipelining
+    ./dev bench step --world 2 --pipeline   and with layers in stages: beside torch.distributed.pipelining
     ./dev bench step --world 2 --tensor     and with layers split within: beside PyTorch's parallelize_module
     ./dev bench step --device cuda          a GPU: GPT-2 124M in bf16, large and small batch
     ./dev bench step --save                 also write docs/benchmarks/DATE-step-DEVICE.md
@@ -57,8 +57,9 @@ ECHELON = {
     "cpu": {"Echelon": {}},
     "cuda": {"Echelon, graph": {"train.graph": "on"}, "Echelon, no graph": {"train.graph": "off"}},
     "zero": {"Echelon": {}, "ZeRO-1": {"parallel.zero": 1}, "ZeRO-2": {"parallel.zero": 2}, "ZeRO-3": {"parallel.zero": 3}},
-    "pipeline": {"Echelon, 4 micro-batches": {"parallel.pipeline": "{world}", "pipeline.schedule": "1f1b",
-                                              "train.micro_batches": 4}},
+    "pipeline": {f"Echelon {schedule}, {m} micro-batches": {"parallel.pipeline": "{world}", "train.micro_batches": m,
+                                                            "pipeline.schedule": schedule.lower()}
+                 for schedule, m in (("1F1B", 4), ("1F1B", 8), ("zero-bubble", 4))},
     "tensor": {"Echelon": {"parallel.tensor": "{world}"}},
 }
 PEERS = {
@@ -134,8 +135,9 @@ def measure(job, kind, device, threads, world, rounds, wanted, tell):
     peers = PEERS[kind] if world == 1 else {name.replace("eager", "DDP"): s for name, s in PEERS[kind].items()}
     variants = {name: (measure_peer, settings) for name, settings in peers.items()}
     variants |= {name: (measure_echelon, settings) for name, settings in ECHELON[kind].items()}
-    variants = {name: variant for name, variant in variants.items()
-                if wanted(name) and variant[1].get("micro_batches", 1) <= job.batch}
+    pieces = {name: max(settings.get(key, 1) for key in ("micro_batches", "train.micro_batches"))
+              for name, (_, settings) in variants.items()}
+    variants = {name: variant for name, variant in variants.items() if wanted(name) and pieces[name] <= job.batch}
     if world > 1:
         one = measure_peer(replace(job, steps=10), device, threads, 1, {})
         if "failed" in one:
