@@ -23,7 +23,7 @@ MasterUpdate::MasterUpdate(Stack& stack, const OptimOptions& options,
   const auto type = stack.sums().scalar_type();
   auto ranges = ranges_within(stack.units(), 0, n, type, grain_of(options));
   slice_ = std::make_unique<SliceUpdate>(
-      std::vector<SliceUpdate::Part>{{master, std::move(ranges)}}, type, options,
+      std::vector<SliceUpdate::Part>{{master, std::move(ranges)}}, stack.device(), type, options,
       parameters_of(stack.units()), part_sums_.parameters, scaling);
   norm_ = at::zeros({}, wide);
 }

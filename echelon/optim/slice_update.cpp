@@ -47,8 +47,9 @@ int parameters_of(const std::vector<FlatUnit>& units) {
   return static_cast<int>(count);
 }
 
-SliceUpdate::SliceUpdate(std::vector<Part> parts, at::ScalarType type, const OptimOptions& options,
-                         int parameters, std::function<void(at::Tensor)> sum_over_owners,
+SliceUpdate::SliceUpdate(std::vector<Part> parts, at::Device device, at::ScalarType type,
+                         const OptimOptions& options, int parameters,
+                         std::function<void(at::Tensor)> sum_over_owners,
                          const std::optional<LossScale::Setup>& scaling)
     : options_(options),
       optimizer_(make_optimizer(options)),
@@ -56,7 +57,7 @@ SliceUpdate::SliceUpdate(std::vector<Part> parts, at::ScalarType type, const Opt
       single_(type != at::kDouble),
       parts_(std::move(parts)),
       sum_over_owners_(std::move(sum_over_owners)) {
-  const auto wide = parts_.at(0).master.options();
+  const auto wide = at::TensorOptions(device).dtype(master_type(type));
   std::int64_t all = 0, longest = 0;
   for (const auto& part : parts_) {
     all += part.master.numel();

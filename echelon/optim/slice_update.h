@@ -33,12 +33,14 @@ class SliceUpdate {
     std::vector<UpdateRange> ranges;  // counted from its beginning
   };
 
-  // `type` is that of the gradients.
+  // `type` is that of the gradients; `device` where masters and gradients lie. There may be no part
+  // at all: on a rank of a pipeline whose layers have no parameters.
   // Where others own the rest and the optimiser looks at whole parameters, `sum_over_owners` sums a
   // tensor over all of them, in place; `parameters` is how many there are. With `scaling` the
   // gradients carry a loss scale.
-  SliceUpdate(std::vector<Part> parts, at::ScalarType type, const OptimOptions& options,
-              int parameters = 0, std::function<void(at::Tensor)> sum_over_owners = {},
+  SliceUpdate(std::vector<Part> parts, at::Device device, at::ScalarType type,
+              const OptimOptions& options, int parameters = 0,
+              std::function<void(at::Tensor)> sum_over_owners = {},
               const std::optional<LossScale::Setup>& scaling = {});
 
   // The same where masters and state are not in memory: `walk` shows them run by run, all of them

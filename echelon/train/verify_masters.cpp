@@ -62,8 +62,8 @@ MastersCheck check_masters(std::shared_ptr<Communicator> ranks, const JobOptions
 
   const MemoryUncounted aside;
   const at::Tensor master = flat(stack, master_type(type), first);
-  SliceUpdate whole({{master, ranges_within(stack.units(), 0, master.numel(), type)}}, type,
-                    options.optim, parameters_of(stack.units()), {}, scaling);
+  SliceUpdate whole({{master, ranges_within(stack.units(), 0, master.numel(), type)}}, at::kCPU,
+                    type, options.optim, parameters_of(stack.units()), {}, scaling);
   const at::Tensor loss = at::zeros({}, at::kDouble);
   const at::Tensor turn = at::arange(master.numel()).remainder(ranks->size());
   for (std::int64_t i = 0; i < updates; ++i) {

@@ -457,7 +457,7 @@ TEST(SliceUpdate, OwnersOfSlicesComputeWhatOneOwnerOfAllComputes) {
           for (const auto& [begin, end] : parts)
             all_parts.push_back({all.narrow(0, begin, end - begin).clone(),
                                  ranges_within(stack.units(), begin, end, type)});
-          return std::make_unique<SliceUpdate>(std::move(all_parts), type, options, 0,
+          return std::make_unique<SliceUpdate>(std::move(all_parts), at::kCPU, type, options, 0,
                                                std::function<void(at::Tensor)>(), scaling);
         };
         const auto whole = owner_of({{0, n}});

@@ -3,10 +3,14 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/mse_loss.h>
+#include <ATen/ops/randn.h>
 #include <fmt/format.h>
 
 #include "echelon/base/error.h"
 #include "echelon/nn/gpt.h"
+#include "echelon/nn/linear.h"
+#include "echelon/nn/module_layer.h"
 #include "echelon/parallel/tensor/split_plan.h"
 #include "echelon/train/trainer.h"
 #include "tests/base/scratch_folder.h"
@@ -240,6 +244,50 @@ TEST(Mesh, AStateFitsEveryMesh) {
   alone->run();
   EXPECT_LT((all_parameters(stack, *alone) - expected.parameters).abs().max().item<double>(),
             bound);
+}
+
+class Product : public Layer {
+ public:
+  void declare(Declaration& declaration) override {
+    linear_.declare(declaration, "product", 5, 3, 0.5);
+  }
+  at::Tensor forward(const at::Tensor& input, Pass& pass) override {
+    if (pass.keeps()) pass.saved = {input};
+    return linear_.forward(input);
+  }
+  at::Tensor backward(const at::Tensor& grad_output, Pass& pass) override {
+    return linear_.backward(grad_output, pass.saved[0], pass);
+  }
+
+ private:
+  Linear linear_;
+};
+
+// The last rank has the loss alone: nothing to own, sum or update.
+TEST(Mesh, ARankWithoutParametersTrainsWithTheOthers) {
+  at::set_num_threads(1);
+  at::manual_seed(5);
+  const TensorDataset data(at::randn({40, 5}, at::kDouble), at::randn({40, 3}, at::kDouble));
+  const auto trained_by = [&](std::shared_ptr<Communicator> ranks, int stage) {
+    Stack stack;
+    stack.add(std::make_unique<Product>())
+        .add(loss_layer(
+            [](const at::Tensor& a, const at::Tensor& b) { return at::mse_loss(a, b); }));
+    const ParallelOptions parallel =
+        ranks ? ParallelOptions{.zero = stage, .pipeline = 2} : ParallelOptions{};
+    PipelineOptions pipeline;
+    pipeline.balance = "count";
+    Trainer trainer(stack, data, train_of({}), optim_of({}), std::move(ranks), parallel, {},
+                    pipeline);
+    trainer.run();
+    return all_parameters(stack, trainer);
+  };
+  const at::Tensor expected = trained_by(nullptr, 0);
+  for (int stage = 0; stage <= 3; ++stage)
+    run_ranks_well({.world = 4}, [&](Group& group) {
+      const auto seen = trained_by(native_communicator(group.shared_from_this()), stage);
+      EXPECT_LT((seen - expected).abs().max().item<double>(), bound) << "stage " << stage;
+    });
 }
 
 std::string refusal(const Case& one) {

@@ -144,7 +144,7 @@ void ParameterServer::begin(Beginning beginning, int worker) {
 
 void ParameterServer::take_beginning(const Beginning& beginning) {
   auto update = std::make_unique<SliceUpdate>(
-      std::vector<SliceUpdate::Part>{{beginning.state.at(0).clone(), beginning.ranges}},
+      std::vector<SliceUpdate::Part>{{beginning.state.at(0).clone(), beginning.ranges}}, at::kCPU,
       master_type(beginning.type), setup_.optim);
   const auto state = update->state();
   if (state.size() != beginning.state.size())

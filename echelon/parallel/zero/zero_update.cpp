@@ -138,8 +138,9 @@ ZeroUpdate::ZeroUpdate(Stack& stack, ZeroShards& shards, const OptimOptions& opt
         {masters_.defined() ? masters_.narrow(0, first, numel) : shards.values(g), ranges(g)});
     first += numel;
   }
-  slices_ = std::make_unique<SliceUpdate>(std::move(parts), shards.sum_type(), options,
-                                          parameters_of(stack.units()), sum_over_owners, scaling);
+  slices_ =
+      std::make_unique<SliceUpdate>(std::move(parts), stack.device(), shards.sum_type(), options,
+                                    parameters_of(stack.units()), sum_over_owners, scaling);
 }
 
 ZeroUpdate::~ZeroUpdate() = default;
