@@ -30,7 +30,6 @@
 #include "echelon/train/job_data.h"
 #include "echelon/train/job_report.h"
 #include "echelon/train/memory_forecast.h"
-#include "echelon/train/option_difference.h"
 #include "echelon/train/pipeline_trace.h"
 #include "echelon/train/progress.h"
 #include "echelon/train/run_directory.h"
@@ -42,27 +41,6 @@
 namespace echelon {
 
 using nlohmann::ordered_json;
-
-void resolve_model(ModelOptions& model, const std::vector<std::string>& given) {
-  if (model.init.empty()) return;
-  ModelOptions found = read_gpt2_options(model.init);
-  const auto agree = [&](const char* key, auto ours, auto theirs) {
-    if (ours != theirs && std::find(given.begin(), given.end(), key) != given.end()) {
-      throw InvalidArgument(
-          fmt::format("{} = {}, but the weights in {} are of a model with {}; leave it out", key,
-                      ours, model.init, theirs));
-    }
-  };
-  agree("model.layers", model.layers, found.layers);
-  agree("model.width", model.width, found.width);
-  agree("model.heads", model.heads, found.heads);
-  agree("model.vocab", model.vocab, found.vocab);
-  agree("model.context", model.context, found.context);
-  agree("model.tied", model.tied, found.tied);
-  found.dropout = model.dropout;
-  found.recompute = model.recompute;
-  model = found;
-}
 
 namespace {
 
@@ -141,20 +119,6 @@ JobEnd join_job(const JobRequest& request, const Dataset& data, Stack& stack,
   return JobEnd::finished;
 }
 
-// Ranks that were told different things would train different models side by side.
-void require_same_options(JobOptions& options, Communicator& ranks) {
-  const auto texts = gather_texts(ranks, to_toml(fields_of(options), Comments::no), "setup");
-  for (std::size_t r = 1; r < texts.size(); ++r)
-    if (const auto one = difference(texts[r], texts[0], Among::ranks))
-      throw InvalidArgument(
-          fmt::format("ranks have different options: rank {} has {} = {} where rank 0 has {}", r,
-                      one->key, one->mine, one->theirs));
-}
-
-}  // namespace
-
-namespace {
-
 // The lines of a picture below the first, under it.
 std::string indented(const std::string& picture) {
   std::string lines;
@@ -163,90 +127,6 @@ std::string indented(const std::string& picture) {
     if (c == '\n') lines += std::string(12, ' ');
   }
   return lines;
-}
-
-// Options that would do nothing, or contradict each other.
-void check_combination(const JobRequest& request, int ranks) {
-  const auto& options = request.options;
-  const auto refuse = [](bool wrong, const char* why) {
-    if (wrong) throw InvalidArgument(why);
-  };
-  const bool servers = options.server.count > 0;
-  const bool cpu = options.train.device == "cpu";
-  if (!request.join.empty()) {
-    refuse(!request.name.empty() || !request.summary.empty() || request.trace_sync ||
-               request.trace_pipeline,
-           "--join makes a worker of another job, which has the run: leave out --name, --json and "
-           "--trace");
-    return;
-  }
-  refuse(!servers && (options.server.mode != "sync" || options.server.place != "colocated"),
-         "server.mode and server.place are for jobs with parameter servers: set server.count too");
-  refuse(servers && ranks == 1,
-         "server.count is for jobs of several ranks: start them with --nproc");
-  refuse(
-      (servers || options.sync.allow_staleness > 0) && grain_of(options.optim) == Grain::parameter,
-      "optim.name=lars and lamb look at whole parameters, which parameter servers cut; use adamw or "
-      "sgd with server.count and sync.allow_staleness");
-  refuse((servers || options.sync.allow_staleness > 0) && options.train.precision == "fp16",
-         "train.precision=fp16 needs a loss scale that all ranks agree on, and parameter servers "
-         "have none; use bf16 with server.count and sync.allow_staleness");
-  refuse((servers || options.sync.allow_staleness > 0) && sums_in_fp32(options.train),
-         "train.reduce=fp32 is for ranks that reduce among themselves; parameter servers widen "
-         "gradients themselves: leave it out with server.count and sync.allow_staleness");
-  refuse(options.train.reduce == "fp32" && !sums_in_fp32(options.train),
-         "train.reduce=fp32 is for gradients that are narrower: set train.precision=bf16 or fp16, "
-         "or leave it out");
-  const bool shared = options.parallel.zero > 0;
-  const bool offloads = options.zero.offload != "none";
-  refuse(offloads && !shared,
-         "zero.offload keeps what parallel.zero shares out: set parallel.zero too, to 1, 2 or 3");
-  refuse(options.zero.offload == "disk" && options.zero.offload_path.empty(),
-         "zero.offload=disk needs a folder on a disk with room: set zero.offload_path");
-  refuse(options.zero.offload != "disk" && !options.zero.offload_path.empty(),
-         "zero.offload_path is for zero.offload=disk: set that too, or leave it out");
-  refuse(options.zero.shard == "host" && !shared, "zero.shard is for parallel.zero: set that too");
-  refuse(
-      shared && ranks == 1 && !options.parallel.exchange_alone && !offloads,
-      "parallel.zero shares a model's state out over ranks: start several with --nproc, keep it elsewhere with "
-      "zero.offload, or train alone with parallel.zero=0");
-  const bool in_parts = options.parallel.pipeline > 1 || options.parallel.tensor > 1;
-  refuse(
-      in_parts &&
-          (servers || options.sync.adapt || options.sync.allow_staleness > 0 || request.trace_sync),
-      "server.count, sync.adapt, sync.allow_staleness and --trace sync are for ranks that each have "
-      "the whole model: leave them out with parallel.pipeline and parallel.tensor");
-  refuse(request.trace_pipeline && (options.parallel.pipeline == 1 || !cpu),
-         "--trace pipeline shows what ranks of a pipeline on CPUs do: set parallel.pipeline");
-  const PipelineOptions plain;
-  refuse(
-      options.parallel.pipeline == 1 &&
-          (options.pipeline.schedule != plain.schedule || options.pipeline.chunks > 1 ||
-           !options.pipeline.stages.empty()),
-      "pipeline.schedule, pipeline.chunks and pipeline.stages are for parallel.pipeline: set that "
-      "too");
-  refuse(
-      shared && servers,
-      "parallel.zero and server.count both say who owns the optimiser's state: leave out either");
-  refuse(shared && (options.sync.adapt || options.sync.allow_staleness > 0 || request.trace_sync),
-         "sync.adapt, sync.allow_staleness and --trace sync are for data parallel: leave them out "
-         "with parallel.zero");
-  refuse(options.parallel.shares == "speed" && (servers || ranks == 1),
-         "parallel.shares=speed is for several ranks that reduce among themselves; workers of "
-         "parameter servers take shares as they come");
-  refuse(
-      options.sync.adapt && (servers || ranks == 1 || !cpu),
-      "sync.adapt=true is for several ranks on CPUs that reduce among themselves: leave it out, or "
-      "give --nproc and no servers");
-  refuse(
-      options.sync.adapt && options.comm.algorithm != "auto",
-      "sync.adapt=true chooses among algorithms, and comm.algorithm names one: leave out either");
-  refuse(options.sync.allow_staleness > 0 && (servers || ranks == 1 || !cpu),
-         "sync.allow_staleness is for several ranks on CPUs that reduce among themselves; with "
-         "server.count, server.mode says how old gradients may be");
-  refuse(request.trace_sync && (servers || ranks == 1 || !cpu),
-         "--trace sync shows how ranks on CPUs reduce their gradients: start several with --nproc, "
-         "without servers");
 }
 
 std::string resume_command(const RunDirectory& run, const JobRequest& request) {
@@ -265,38 +145,6 @@ void say_how_to_go_on(const RunDirectory& run, const JobRequest& request) noexce
 }
 
 }  // namespace
-
-void check_job(const JobRequest& request, int ranks) {
-  const auto& options = request.options;
-  check_combination(request, ranks);
-  check_share(options.train, options.server.count > 0
-                                 ? ServerJob::Roles(options.server, ranks).workers()
-                                 : mesh_of(options.parallel, ranks).data);
-  options.chaos.slowness(0, ranks);
-  ModelOptions model = options.model;
-  if (request.resume.empty()) resolve_model(model, request.given);
-  gpt(model);  // described, not allocated
-  if (!request.resume.empty()) {
-    const auto done = saved_step(RunDirectory::open(request.resume).state());
-    if (done >= options.train.steps)
-      throw InvalidArgument(fmt::format(
-          "{} has done {} {} steps{}; give more with --set train.steps=N", request.resume.string(),
-          done == options.train.steps ? "its" : "already", done,
-          done == options.train.steps
-              ? ""
-              : fmt::format(", and train.steps = {}", options.train.steps)));
-  }
-  require_place_for(request.summary, "--json");
-}
-
-std::vector<int> expendable_ranks(const JobOptions& options, int ranks) {
-  std::vector<int> expendable;
-  if (options.server.count == 0 || options.server.mode == "sync") return expendable;
-  const ServerJob::Roles roles(options.server, ranks);
-  for (int r = 1; r < ranks; ++r)
-    if (roles.works(r) && roles.server_of(r) < 0) expendable.push_back(r);
-  return expendable;
-}
 
 JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   JobOptions& options = request.options;

@@ -34,6 +34,10 @@ enum class JobEnd { finished, interrupted };
 // ranks.
 void check_job(const JobRequest& request, int ranks);
 
+// Throws InvalidArgument, naming every option that differs, where ranks were told different things:
+// they would train different models side by side. Collective.
+void require_same_options(JobOptions& options, Communicator& ranks);
+
 // Ranks that the others can do without: workers of parameter servers that do not wait for them, but
 // for the first, which shows and writes.
 std::vector<int> expendable_ranks(const JobOptions& options, int ranks);

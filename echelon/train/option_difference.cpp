@@ -19,8 +19,9 @@ bool is_file(const std::string& source) { return source != "\"stdlib\"" && sourc
 
 }  // namespace
 
-std::optional<OptionDifference> difference(const std::string& mine, const std::string& theirs,
-                                           Among among) {
+std::vector<OptionDifference> differences(const std::string& mine, const std::string& theirs,
+                                          Among among) {
+  std::vector<OptionDifference> all;
   std::istringstream ours(mine), others(theirs);
   std::string section;
   for (std::string a, b; std::getline(ours, a) && std::getline(others, b);) {
@@ -34,9 +35,9 @@ std::optional<OptionDifference> difference(const std::string& mine, const std::s
     };
     const std::string value = after(a, equals), other = after(b, theirs_at);
     if (key == "data.source" && is_file(value) && is_file(other)) continue;
-    return OptionDifference{key, value, other};
+    all.push_back({key, value, other});
   }
-  return {};
+  return all;
 }
 
 }  // namespace echelon

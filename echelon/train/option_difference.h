@@ -1,8 +1,8 @@
 // Whether two processes of a job were told the same, by their options as TOML.
 #pragma once
 
-#include <optional>
 #include <string>
+#include <vector>
 
 namespace echelon {
 
@@ -15,8 +15,8 @@ enum class Among {
   guests,  // what the gradient of a sample depends on: model, data, batch, seed and type
 };
 
-// The first option that must not differ and does.
-std::optional<OptionDifference> difference(const std::string& mine, const std::string& theirs,
-                                           Among among);
+// The options that must not differ and do.
+std::vector<OptionDifference> differences(const std::string& mine, const std::string& theirs,
+                                          Among among);
 
 }  // namespace echelon

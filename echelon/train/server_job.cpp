@@ -62,11 +62,11 @@ ServerJob::ServerJob(const JobOptions& options, Communicator& ranks, const std::
             .name = roles_.name_of(mine),
             .check_guest =
                 [ours = to_toml(fields_of(options_), Comments::no)](const std::string& theirs) {
-                  if (const auto one = difference(theirs, ours, Among::guests))
+                  for (const auto& one : differences(theirs, ours, Among::guests))
                     throw InvalidArgument(
                         fmt::format("the worker has {} = {} where the job has {}; give it the "
                                     "job's config.toml",
-                                    one->key, one->mine, one->theirs));
+                                    one.key, one.mine, one.theirs));
                 },
             .spell = spell},
         bind, options.net, token);

@@ -339,9 +339,10 @@ def test_a_terminal_shows_a_bar_that_redraws_itself(echelon, columns):
 
 def test_ranks_that_were_told_different_things_do_not_train(echelon):
     command = " ".join(map(shlex.quote, [str(echelon.program), *echelon.train_arguments("--data", "text.txt")]))
-    result = echelon("launch", "--nproc", 2, "--", "sh", "-c", f"{command} --set optim.rate=0.00$((RANK+1))")
+    result = echelon("launch", "--nproc", 2, "--", "sh", "-c", f"{command} --set optim.rate=0.00$((RANK+1)) --set parallel.tensor=$((2-RANK))")
     assert result.returncode == 2, result.stderr
-    assert "ranks have different options: rank 1 has optim.rate = 0.002 where rank 0 has 0.001" in result.stderr
+    assert ("ranks have different options: rank 1 has optim.rate = 0.002 where rank 0 has 0.001; "
+            "parallel.tensor = 1 where rank 0 has 2") in result.stderr
     assert not (echelon.folder / "runs").exists()
 
 
