@@ -139,6 +139,11 @@ std::string draw_mesh(const MeshShape& shape, const std::vector<std::string>& ho
   return lines;
 }
 
+int Mesh::rank_along_data(int data) const {
+  const int position = (place.pipeline * shape.data + data) * shape.tensor + place.tensor;
+  return order.empty() ? position : order[std::size_t(position)];
+}
+
 Mesh make_mesh(std::shared_ptr<Communicator> ranks, const MeshShape& shape) {
   if (shape.ranks() != ranks->size())
     throw InvalidArgument(fmt::format("a mesh of {} takes {} ranks, and there are {}",

@@ -44,11 +44,14 @@ std::string draw_mesh(const MeshShape& shape, const std::vector<std::string>& ho
 struct Mesh {
   MeshShape shape;
   MeshPlace place;
-  std::vector<int> order;  // by position
+  std::vector<int> order;  // by position; empty: each rank at its own
   std::vector<std::string> hosts;
   // Of this rank: all ranks, and those that differ from it along one dimension alone, in the order
   // of their places; null where there is no other.
   std::shared_ptr<Communicator> all, pipeline, data, tensor;
+
+  // The rank of the job at another place along data, and at this one along the others.
+  int rank_along_data(int data) const;
 };
 
 // Collective: all ranks give the same shape.

@@ -165,8 +165,7 @@ void require_same_options(JobOptions& options, Communicator& ranks) {
       all += fmt::format("{}{} = {} where rank 0 has {}", all.empty() ? "" : "; ", one.key,
                          one.mine, one.theirs);
     if (!all.empty())
-      throw InvalidArgument(
-          fmt::format("ranks have different options: rank {} has {}", r, all));
+      throw InvalidArgument(fmt::format("ranks have different options: rank {} has {}", r, all));
   }
 }
 

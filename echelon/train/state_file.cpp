@@ -59,7 +59,7 @@ std::vector<Trainer::StateItem> Trainer::state_items() const {
       if (!parameter.trainable) continue;
       const Parameter* const p = &parameter;
       all.push_back({kinds[kind] + "/" + p->name, p->whole_shape(), master_type(stack_.type()),
-                     [this, kind, p] { return kept_here(kind, *p); },
+                     [this, kind, p] { return whole_state(kind, *p); },
                      [this, kind, p](const at::Tensor& value) {
                        if (!p->here) return;
                        const at::Tensor mine = part_of(value, p->split);
@@ -91,7 +91,7 @@ at::Tensor Trainer::state_of(std::size_t kind, const Parameter& parameter) const
       .view(parameter.shape);
 }
 
-at::Tensor Trainer::kept_here(std::size_t kind, const Parameter& parameter) const {
+at::Tensor Trainer::whole_state(std::size_t kind, const Parameter& parameter) const {
   at::Tensor mine = at::empty({0}, at::TensorOptions(device_).dtype(master_type(stack_.type())));
   if (parameter.here) mine = zero_ ? zero_->whole(kind, parameter) : state_of(kind, parameter);
   return everywhere(mine, parameter);

@@ -168,12 +168,14 @@ void Trainer::check_same_parameters() const {
     return;
   }
   if (shards_) shards_->wait_for_values();
-  const auto others = ranks_that_differ(stack_, *ranks_);
+  auto others = ranks_that_differ(stack_, *ranks_);
+  for (int& rank : others) rank = layout_.mesh.rank_along_data(rank);
   if (!others.empty())
     throw Error(fmt::format(
-        "after step {} the parameters of rank{} {} are not those of rank 0: the ranks computed "
+        "after step {} the parameters of rank{} {} are not those of rank {}: the ranks computed "
         "different updates. A layer with random numbers of its own, or faulty memory, does that",
-        step_, others.size() > 1 ? "s" : "", fmt::join(others, ", ")));
+        step_, others.size() > 1 ? "s" : "", fmt::join(others, ", "),
+        layout_.mesh.rank_along_data(0)));
 }
 
 std::int64_t Trainer::first_sample() const {
@@ -371,7 +373,7 @@ double Trainer::evaluate(const Dataset& data, std::int64_t samples) {
 
 at::Tensor Trainer::master(const Parameter& parameter) {
   if (parameter.trainable && !zero_ && !update_) fetch_state();
-  return parameter.trainable ? kept_here(0, parameter) : everywhere(parameter.value, parameter);
+  return parameter.trainable ? whole_state(0, parameter) : everywhere(parameter.value, parameter);
 }
 
 }  // namespace echelon

@@ -183,7 +183,8 @@ class Trainer {
   at::Tensor everywhere(const at::Tensor& mine, const Parameter& parameter) const;
   at::Tensor from_layer(int layer, const at::Tensor& tensor) const;
   at::Tensor state_of(std::size_t kind, const Parameter& parameter) const;
-  at::Tensor kept_here(std::size_t kind, const Parameter& parameter) const;  // everywhere
+  // Of one kind, whole, on all ranks: collective likewise.
+  at::Tensor whole_state(std::size_t kind, const Parameter& parameter) const;
   std::unique_ptr<Tier> make_tier(const ZeroOptions& zero, int stage, const Owners& owners) const;
   Update& owner() const { return zero_ ? static_cast<Update&>(*zero_) : *update_; }
   void issue(std::int64_t step, bool stop);

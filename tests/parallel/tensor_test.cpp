@@ -509,10 +509,11 @@ TEST(SplitPlan, RefusesSizesThatDoNotDivide) {
     return refusal(gpt_plan(model), gpt(model), parts);
   };
   EXPECT_EQ(of_heads(6, 4),
-            "model.heads = 6 do not divide over parallel.tensor = 4: 4 or 8 heads would, or tensor "
-            "2 or 3");
+            "the 6 heads of transformer.h.0.attn.c_attn.weight cannot be shared out over "
+            "parallel.tensor = 4: 4 or 8 heads could, or over tensor 2 or 3");
   EXPECT_EQ(of_heads(1, 2),
-            "model.heads = 1 do not divide over parallel.tensor = 2: 2 heads would, or tensor 1");
+            "the 1 head of transformer.h.0.attn.c_attn.weight cannot be shared out over "
+            "parallel.tensor = 2: 2 heads could, or over tensor 1");
   EXPECT_EQ(refusal(SplitPlan().column("mlp.up").row("mlp.down"), mlp(), 5),
             "the 12 columns of mlp.up.weight do not divide over parallel.tensor = 5: 10 or 15 "
             "would, or tensor 3 or 4");

@@ -99,8 +99,10 @@ void check_size(const SplitPlan::Rule& rule, const Parameter& parameter, std::in
                       parameter.name, size, rule.heads));
     if (rule.heads % parts != 0)
       throw InvalidArgument(fmt::format(
-          "model.heads = {} do not divide over parallel.tensor = {}: {} heads would, or tensor {}",
-          rule.heads, parts, nearest_multiples(rule.heads, parts), fewer_ranks(rule.heads, parts)));
+          "the {} head{} of {} cannot be shared out over parallel.tensor = {}: {} heads could, or over "
+          "tensor {}",
+          rule.heads, rule.heads == 1 ? "" : "s", parameter.name, parts,
+          nearest_multiples(rule.heads, parts), fewer_ranks(rule.heads, parts)));
   } else if (size % parts != 0) {
     throw InvalidArgument(fmt::format(
         "the {} {} of {} do not divide over parallel.tensor = {}: {} would, or tensor {}", size,
