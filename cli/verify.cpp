@@ -1,6 +1,8 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <stdlib.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
@@ -14,88 +16,113 @@
 #include "echelon/net/endpoint.h"
 #include "echelon/net/environment.h"
 #include "echelon/net/launcher.h"
+#include "echelon/train/certificate.h"
 #include "echelon/train/verify.h"
 
 namespace echelon::cli {
 namespace {
 
 constexpr const char* examples = R"(Examples:
-  echelon verify                      worlds of 2, 3 and 4 ranks on this machine; exit code 1 if any cell fails
-  echelon verify --world 2            one world
-  echelon verify --json cells.json    the certificate as a file
+  echelon verify                      worlds of 1 to 8 ranks on this machine; exit code 1 if any cell fails
+  echelon verify --quick              a few cells of each kind, in under a minute
+  echelon verify --world 2 4          some worlds
+  echelon verify --json cells.json --html cells.html
+                                      the certificate as files, for scripts and for people
 
-Every strategy trains a tiny GPT in fp64 for 5 steps. max diff is the largest difference of any parameter from one
-process; bytes: what all ranks sent is the closed form to the byte; memory: so are parameters, gradients and state.
-In bf16 and fp16 it is that of any step's loss, or, given the same gradients, of any master and moment.)";
+Every strategy trains a tiny GPT for some steps. max diff is the largest difference of any parameter from one process
+in fp64; bytes: what all ranks sent is the closed form to the byte; memory: so are parameters, gradients and state;
+bubble: so is the idle time of a pipeline, by the order in which its ranks ran. In bf16 and fp16 the difference is that
+of any step's loss, or, given the same gradients, of any master and moment. docs/verify.md has it all.)";
 
 // Where the ranks leave their cells, and how many hosts they play.
 constexpr const char* results_variable = "ECHELON_VERIFY_RESULTS";
 constexpr const char* hosts_variable = "ECHELON_VERIFY_HOSTS";
 
 struct Arguments {
-  std::vector<int> worlds = {2, 3, 4};
-  std::string json;
+  std::vector<int> worlds;  // empty: all
+  bool quick = false;
+  std::string json, html;
 };
 
 void print_header() {
-  fmt::print("{:<58} {:>5} {:>10} {:>6} {:>6}\n", "strategy", "world", "max diff", "bytes",
-             "memory");
+  fmt::print("{:>5}  {:<5} {:>8} {:>6} {:>6} {:>8}  {}\n", "world", "mesh", "max diff", "bytes",
+             "memory", "bubble", "strategy");
 }
 
 void print_cell(const VerifyCell& cell) {
-  fmt::print("{:<58} {:>5} {:>10.1e} {:>6} {:>6}{}\n", cell.name, cell.world, cell.max_abs_diff,
-             cell.bytes_ok ? "ok" : "WRONG", cell.memory_ok ? "ok" : "WRONG",
+  const auto verdict = [](bool ok) { return ok ? "ok" : "WRONG"; };
+  fmt::print("{:>5}  {:<5} {:>8.1e} {:>6} {:>6} {:>8}  {}{}\n", cell.world, cell.mesh,
+             cell.max_abs_diff, verdict(cell.bytes_ok), verdict(cell.memory_ok),
+             cell.bubble_ok ? cell.bubble : "WRONG", cell.name,
              cell.ok() ? "" : "   FAILED " + cell.note);
   std::fflush(stdout);
 }
 
-int work(const JobEnvironment& environment) {
+int work(const Arguments& arguments, const JobEnvironment& environment) {
   log::set_rank(environment.rank);
   NetOptions net;
-  if (const char* hosts = std::getenv(hosts_variable); hosts && hosts == std::string("2"))
-    net.host = environment.rank < environment.world / 2 ? "first host" : "second host";
   CommOptions comm;
   comm.timeout = 60;
+  if (const char* hosts = std::getenv(hosts_variable); hosts && hosts == std::string("2"))
+    net.host = environment.rank < environment.world / 2 ? "first host" : "second host";
+  else
+    comm.algorithm = "shared";  // of one size or another, as the closed forms have it
   const auto ranks = Communicator::world(comm, net);
-  const auto cells =
-      verify_cells(ranks, Endpoint::listening_address(environment, net), Token::find(), print_cell);
-  if (environment.rank == 0) write_file(std::getenv(results_variable), certificate(cells));
+  const auto cells = verify_cells(
+      ranks, {Endpoint::listening_address(environment, net), Token::find()},
+      {.quick = arguments.quick}, print_cell);
+  if (environment.rank == 0)
+    write_file(std::getenv(results_variable), to_json({.cells = cells, .command = {}, .fault = {}}));
   return 0;
+}
+
+std::vector<int> worlds_of(const Arguments& arguments) {
+  if (!arguments.worlds.empty()) return arguments.worlds;
+  if (arguments.quick) return {2, 3, 4, 8};
+  return {1, 2, 3, 4, 5, 6, 7, 8};
+}
+
+std::string command_line() {
+  auto words = own_command_line();
+  words[0] = std::filesystem::path(words[0]).filename().string();
+  return fmt::format("{}", fmt::join(words, " "));
 }
 
 int run(const Arguments& arguments) {
   const auto folder =
       std::filesystem::temp_directory_path() / fmt::format("echelon-verify-{}", ::getpid());
   std::filesystem::create_directories(folder);
-  std::vector<VerifyCell> cells;
+  Certificate certificate{.cells = {}, .command = command_line(), .fault = {}};
   print_header();
-  int broken = 0;
   const auto one = [&](int world, const char* hosts) {
     const auto results = folder / fmt::format("{}-{}.json", world, hosts);
     ::setenv(results_variable, results.c_str(), 1);
     ::setenv(hosts_variable, hosts, 1);
     std::fflush(stdout);
-    broken += 0 != launch({.program = own_command_line(),
-                           .nproc = world,
-                           .rendezvous = {},
-                           .log_dir = {},
-                           .prefix = false});
+    certificate.broken_worlds += 0 != launch({.program = own_command_line(),
+                                              .nproc = world,
+                                              .rendezvous = {},
+                                              .log_dir = {},
+                                              .prefix = false});
     if (std::filesystem::exists(results))
-      for (auto& cell : parse_cells(read_file(results))) cells.push_back(std::move(cell));
+      for (auto& cell : parse_cells(read_file(results)))
+        certificate.cells.push_back(std::move(cell));
   };
-  for (const int world : arguments.worlds) {
+  const auto start = std::chrono::steady_clock::now();
+  for (const int world : worlds_of(arguments)) {
     one(world, "1");
-    if (world == 4) one(world, "2");
+    if (world == 4 && !arguments.quick) one(world, "2");
   }
   remove_whole(folder);
-  const auto failed =
-      std::count_if(cells.begin(), cells.end(), [](const auto& c) { return !c.ok(); });
-  fmt::print("{} cells, {} failed{}\n", cells.size(), failed,
+  const int broken = certificate.broken_worlds, failed = certificate.failed() - broken;
+  fmt::print("{} cells, {} failed{}, in {:.0f} s\n", certificate.cells.size(), failed,
              broken > 0 ? fmt::format("; {} world{} did not come to {} end", broken,
                                       broken == 1 ? "" : "s", broken == 1 ? "its" : "their")
-                        : "");
-  if (!arguments.json.empty()) write_file(arguments.json, certificate(cells, broken));
-  return failed > 0 || broken ? 1 : 0;
+                        : "",
+             std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  if (!arguments.json.empty()) write_file(arguments.json, to_json(certificate));
+  if (!arguments.html.empty()) write_file(arguments.html, to_html(certificate));
+  return certificate.failed() > 0 ? 1 : 0;
 }
 
 }  // namespace
@@ -104,19 +131,22 @@ void add_verify(CLI::App& app, int& exit_code) {
   auto* command = app.add_subcommand(
       "verify", "Prove that every strategy trains what one process trains, to the byte");
   auto arguments = std::make_shared<Arguments>();
-  command->add_option("--world", arguments->worlds, "Numbers of ranks")
-      ->check(CLI::Range(2, 8))
-      ->type_name("P")
-      ->capture_default_str();
-  command->add_option("--json", arguments->json, "The cells, to FILE")->type_name("FILE");
+  command->add_option("--world", arguments->worlds, "Numbers of ranks [1 to 8]")
+      ->check(CLI::Range(1, 8))
+      ->type_name("P");
+  command->add_flag("--quick", arguments->quick,
+                    "A few cells, among which every value of every option is");
+  command->add_option("--json", arguments->json, "The certificate, to FILE")->type_name("FILE");
+  command->add_option("--html", arguments->html, "The certificate as a page, to FILE")
+      ->type_name("FILE");
   command->footer(examples);
   command->callback([arguments, &exit_code] {
-    const JobEnvironment environment = read_environment();
-    if (environment.world > 1 && std::getenv(results_variable)) {
-      exit_code = work(environment);
+    if (std::getenv(results_variable)) {
+      exit_code = work(*arguments, read_environment());
       return;
     }
     require_place_for(arguments->json, "--json");
+    require_place_for(arguments->html, "--html");
     exit_code = run(*arguments);
   });
 }

@@ -62,32 +62,39 @@ std::vector<StageCosts> costs_of(const Timeline& timeline, const PipelineShape& 
 
 }  // namespace
 
+// Consecutive actions of one stage and micro-batch make a slot.
+std::vector<TimedSlot> slots_of(const Executor& executor, const MeshLayout& layout,
+                                const PipelineOptions& options,
+                                std::chrono::steady_clock::time_point start) {
+  std::vector<TimedSlot> slots;
+  const auto seconds = [&](std::chrono::steady_clock::time_point time) {
+    return std::chrono::duration<double>(time - start).count();
+  };
+  for (const auto& [action, begin, end] : executor.traced()) {
+    auto kind = kind_of(action);
+    if (!kind) continue;
+    if (options.schedule == "zero-bubble" && action.kind == Action::Kind::recompute)
+      kind = Slot::Kind::input;
+    const auto stage = std::find_if(
+        layout.stages.begin(), layout.stages.end(),
+        [&](const StageLayers& s) { return action.layer >= s.begin && action.layer < s.end; });
+    const Slot slot{*kind, layout.pipeline.chunk_of(int(stage - layout.stages.begin())),
+                    action.micro_batch};
+    if (slots.empty() || slots.back().slot != slot)
+      slots.push_back({slot, seconds(begin), seconds(end)});
+    slots.back().end = seconds(end);
+  }
+  return slots;
+}
+
 PipelineTrace::PipelineTrace(const MeshLayout& layout, const PipelineOptions& options)
     : layout_(layout), options_(options) {
   layout.mesh.all->barrier({.tag = "trace"}).wait();
   start_ = std::chrono::steady_clock::now();
 }
 
-// Consecutive actions of one stage and micro-batch make a slot.
 void PipelineTrace::keep(const Executor& executor) {
-  slots_.clear();
-  const auto seconds = [&](std::chrono::steady_clock::time_point time) {
-    return std::chrono::duration<double>(time - start_).count();
-  };
-  for (const auto& [action, begin, end] : executor.traced()) {
-    auto kind = kind_of(action);
-    if (!kind) continue;
-    if (options_.schedule == "zero-bubble" && action.kind == Action::Kind::recompute)
-      kind = Slot::Kind::input;
-    const auto stage = std::find_if(
-        layout_.stages.begin(), layout_.stages.end(),
-        [&](const StageLayers& s) { return action.layer >= s.begin && action.layer < s.end; });
-    const Slot slot{*kind, layout_.pipeline.chunk_of(int(stage - layout_.stages.begin())),
-                    action.micro_batch};
-    if (slots_.empty() || slots_.back().slot != slot)
-      slots_.push_back({slot, seconds(begin), seconds(end)});
-    slots_.back().end = seconds(end);
-  }
+  slots_ = slots_of(executor, layout_, options_, start_);
 }
 
 std::string PipelineTrace::write(const std::filesystem::path& svg, int width) {

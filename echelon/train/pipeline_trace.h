@@ -14,6 +14,11 @@
 
 namespace echelon {
 
+// What this rank did in the last step of a tracing executor, by seconds since `start`.
+std::vector<TimedSlot> slots_of(const Executor& executor, const MeshLayout& layout,
+                                const PipelineOptions& options,
+                                std::chrono::steady_clock::time_point start = {});
+
 class PipelineTrace {
  public:
   // Collective: all ranks' times count from here.

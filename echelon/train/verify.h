@@ -1,40 +1,46 @@
-// The certificate: every strategy trains a tiny GPT in fp64 for five steps and is compared with one
-// process, its bytes with the closed form, its memory with the closed form. In bf16 and fp16 the
-// losses are compared, and owners' updates to the bit (docs/precision.md).
+// The certificate: every strategy trains a tiny GPT and is compared with one process, its bytes with
+// the closed form, its memory with the closed form, and the bubble of its pipeline, by the order in
+// which ranks really ran, with the closed form. In bf16 and fp16 the losses are compared, and
+// owners' updates to the bit (docs/verify.md).
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "echelon/comm/communicator.h"
-#include "echelon/net/token.h"
+#include "echelon/train/verify_run.h"
 
 namespace echelon {
 
 struct VerifyCell {
   std::string name;  // "data parallel, ring, a bucket a layer"
   int world = 1;
+  std::string mesh = {};  // "2x2x1": pipeline x data x tensor
   // From one process: of any parameter; in bf16 and fp16 of any step's loss, or of any master and
   // moment given the same gradients.
   double max_abs_diff = 0;
-  double bound = 0;        // that it must keep
-  bool bytes_ok = false;   // what all ranks sent is the closed form's
-  bool memory_ok = false;  // so are the bytes of parameters, gradients and optimiser state
-  std::string note;        // what does not hold
+  double bound = 0;           // that it must keep
+  bool bytes_ok = false;      // what all ranks sent is the closed form's
+  bool memory_ok = false;     // so are the bytes of parameters, gradients and optimiser state
+  bool bubble_ok = true;      // so is the order of the pipeline's slots
+  std::string bubble = {};    // idle over ideal time, "3/8"; empty: no pipeline
+  std::string note = {};      // what does not hold
+  double seconds = 0;         // that it took, on all ranks together
 
-  bool ok() const { return max_abs_diff <= bound && bytes_ok && memory_ok; }
+  bool ok() const { return max_abs_diff <= bound && bytes_ok && memory_ok && bubble_ok; }
 };
 
-// All cells for the world of these ranks; each rank calls it, and rank 0 gets the cells. `show` is
-// called with each as it is there.
-std::vector<VerifyCell> verify_cells(std::shared_ptr<Communicator> ranks, const std::string& bind,
-                                     const Token& token,
-                                     const std::function<void(const VerifyCell&)>& show);
+struct VerifyOptions {
+  bool quick = false;            // some cells, among which every value of every option is
+  const Fault* fault = nullptr;  // put into the ranks' runs: only cells that it concerns
+};
 
-// With machine, commit and versions: what --json writes. A world that did not come to its end
-// counts as failed.
-std::string certificate(const std::vector<VerifyCell>& cells, int broken_worlds = 0);
-std::vector<VerifyCell> parse_cells(const std::string& json);
+// All cells for the world of these ranks, of which each calls it; rank 0 gets the cells. `show` is
+// called with each as it is there.
+std::vector<VerifyCell> verify_cells(std::shared_ptr<Communicator> ranks, const Meeting& meeting,
+                                     const VerifyOptions& options,
+                                     const std::function<void(const VerifyCell&)>& show);
 
 }  // namespace echelon
