@@ -68,11 +68,12 @@ int work(const Arguments& arguments, const JobEnvironment& environment) {
   else
     comm.algorithm = "shared";  // of one size or another, as the closed forms have it
   const auto ranks = Communicator::world(comm, net);
-  const auto cells = verify_cells(
-      ranks, {Endpoint::listening_address(environment, net), Token::find()},
-      {.quick = arguments.quick}, print_cell);
+  const auto cells =
+      verify_cells(ranks, {Endpoint::listening_address(environment, net), Token::find()},
+                   {.quick = arguments.quick}, print_cell);
   if (environment.rank == 0)
-    write_file(std::getenv(results_variable), to_json({.cells = cells, .command = {}, .fault = {}}));
+    write_file(std::getenv(results_variable),
+               to_json({.cells = cells, .command = {}, .fault = {}}));
   return 0;
 }
 

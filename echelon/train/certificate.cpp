@@ -109,7 +109,8 @@ std::string row(const VerifyCell& cell) {
       cell.ok() ? "" : " class=bad", cell.world, escaped(cell.mesh), escaped(cell.name),
       cell.note.empty() ? "" : "<p>" + escaped(cell.note) + "</p>", cell.max_abs_diff, cell.bound,
       verdict(cell.bytes_ok), verdict(cell.memory_ok),
-      cell.bubble.empty() ? "" : fmt::format("{} {}", escaped(cell.bubble), verdict(cell.bubble_ok)),
+      cell.bubble.empty() ? ""
+                          : fmt::format("{} {}", escaped(cell.bubble), verdict(cell.bubble_ok)),
       cell.seconds);
 }
 
@@ -155,19 +156,19 @@ std::string to_json(const Certificate& certificate) {
 std::vector<VerifyCell> parse_cells(const std::string& json) {
   std::vector<VerifyCell> cells;
   for (const auto& one : ordered_json::parse(json).at("cells"))
-    cells.push_back(
-        {.name = one.at("name"),
-         .world = one.at("world"),
-         .mesh = one.at("mesh"),
-         .max_abs_diff =
-             one.at("max_abs_diff").is_null() ? INFINITY : one.at("max_abs_diff").get<double>(),
-         .bound = one.at("bound"),
-         .bytes_ok = one.at("bytes_ok"),
-         .memory_ok = one.at("memory_ok"),
-         .bubble_ok = one.at("bubble_ok"),
-         .bubble = one.at("bubble"),
-         .note = one.at("note"),
-         .seconds = one.at("seconds")});
+    cells.push_back({.name = one.at("name"),
+                     .world = one.at("world"),
+                     .mesh = one.at("mesh"),
+                     .max_abs_diff = one.at("max_abs_diff").is_null()
+                                         ? INFINITY
+                                         : one.at("max_abs_diff").get<double>(),
+                     .bound = one.at("bound"),
+                     .bytes_ok = one.at("bytes_ok"),
+                     .memory_ok = one.at("memory_ok"),
+                     .bubble_ok = one.at("bubble_ok"),
+                     .bubble = one.at("bubble"),
+                     .note = one.at("note"),
+                     .seconds = one.at("seconds")});
   return cells;
 }
 
@@ -176,9 +177,10 @@ std::string to_html(const Certificate& certificate) {
   std::string page = head;
   page += "<h1>Echelon: every strategy trains what one process trains</h1>\n";
   page += fmt::format("<p class=\"verdict {}\">{}</p>\n", failed > 0 ? "bad" : "good",
-                      failed > 0 ? fmt::format("{} of {} cells failed", failed - certificate.broken_worlds,
-                                               certificate.cells.size())
-                                 : fmt::format("All {} cells hold", certificate.cells.size()));
+                      failed > 0
+                          ? fmt::format("{} of {} cells failed", failed - certificate.broken_worlds,
+                                        certificate.cells.size())
+                          : fmt::format("All {} cells hold", certificate.cells.size()));
   if (certificate.broken_worlds > 0)
     page += fmt::format("<p class=bad>{} world(s) did not come to their end</p>\n",
                         certificate.broken_worlds);
@@ -201,8 +203,7 @@ std::string to_html(const Certificate& certificate) {
     if (!cell.ok()) wrong.push_back(&cell);
   }
   page += table("Failed", wrong);
-  for (const auto& [world, cells] : worlds)
-    page += table(fmt::format("World of {}", world), cells);
+  for (const auto& [world, cells] : worlds) page += table(fmt::format("World of {}", world), cells);
   return page + "</html>\n";
 }
 

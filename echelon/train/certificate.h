@@ -22,7 +22,8 @@ std::string to_json(const Certificate& certificate);
 // The cells of such a file.
 std::vector<VerifyCell> parse_cells(const std::string& json);
 
-// One page that needs nothing else, light or dark as the reader's system is; what failed comes first.
+// One page that needs nothing else, light or dark as the reader's system is; what failed comes
+// first.
 std::string to_html(const Certificate& certificate);
 
 }  // namespace echelon

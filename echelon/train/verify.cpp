@@ -89,9 +89,8 @@ double difference(const Strategy& strategy, const Run& run, References& referenc
 
 MeshShape shape_of(const Strategy& strategy, int world) {
   const auto& parallel = strategy.options.parallel;
-  return strategy.mesh
-             ? MeshShape{int(parallel.pipeline), int(parallel.data), int(parallel.tensor)}
-             : MeshShape{1, world, 1};
+  return strategy.mesh ? MeshShape{int(parallel.pipeline), int(parallel.data), int(parallel.tensor)}
+                       : MeshShape{1, world, 1};
 }
 
 std::string memory_fault(const Strategy& strategy, const Run& run, int rank, int world, int hosts) {
@@ -140,8 +139,8 @@ void check_pipelines(const Strategy& strategy, const std::vector<Order>& orders,
       cell.bubble = to_string(bubble);
       if (!(bubble == expected)) {
         cell.bubble_ok = false;
-        cell.note += fmt::format("the bubble is {}, not {}; ", to_string(bubble),
-                                 to_string(expected));
+        cell.note +=
+            fmt::format("the bubble is {}, not {}; ", to_string(bubble), to_string(expected));
       }
     } catch (const InvalidArgument& impossible) {
       cell.bubble_ok = false;
@@ -195,9 +194,9 @@ VerifyCell verify(const Strategy& strategy, const std::shared_ptr<Communicator>&
     const auto one = ordered_json::parse(texts[r]);
     for (const auto& [tag, bytes] : one["sent"].items()) sent[tag] += bytes.get<std::uint64_t>();
     // JSON has no infinity.
-    cell.max_abs_diff = larger(cell.max_abs_diff, one["difference"].is_null()
-                                                      ? INFINITY
-                                                      : one["difference"].get<double>());
+    cell.max_abs_diff =
+        larger(cell.max_abs_diff,
+               one["difference"].is_null() ? INFINITY : one["difference"].get<double>());
     orders.push_back(order_of(one["slots"]));
     if (const auto why = one["memory"].get<std::string>(); !why.empty()) {
       cell.memory_ok = false;
@@ -208,8 +207,7 @@ VerifyCell verify(const Strategy& strategy, const std::shared_ptr<Communicator>&
   }
   check_bytes(strategy, sent, run.groups, hosts, cell);
   if (shape.pipeline > 1) check_pipelines(strategy, orders, cell);
-  cell.seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  cell.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return cell;
 }
 

@@ -1,7 +1,7 @@
-// The certificate: every strategy trains a tiny GPT and is compared with one process, its bytes with
-// the closed form, its memory with the closed form, and the bubble of its pipeline, by the order in
-// which ranks really ran, with the closed form. In bf16 and fp16 the losses are compared, and
-// owners' updates to the bit (docs/verify.md).
+// The certificate: every strategy trains a tiny GPT and is compared with one process, its bytes
+// with the closed form, its memory with the closed form, and the bubble of its pipeline, by the
+// order in which ranks really ran, with the closed form. In bf16 and fp16 the losses are compared,
+// and owners' updates to the bit (docs/verify.md).
 #pragma once
 
 #include <functional>
@@ -21,13 +21,13 @@ struct VerifyCell {
   // From one process: of any parameter; in bf16 and fp16 of any step's loss, or of any master and
   // moment given the same gradients.
   double max_abs_diff = 0;
-  double bound = 0;           // that it must keep
-  bool bytes_ok = false;      // what all ranks sent is the closed form's
-  bool memory_ok = false;     // so are the bytes of parameters, gradients and optimiser state
-  bool bubble_ok = true;      // so is the order of the pipeline's slots
-  std::string bubble = {};    // idle over ideal time, "3/8"; empty: no pipeline
-  std::string note = {};      // what does not hold
-  double seconds = 0;         // that it took, on all ranks together
+  double bound = 0;         // that it must keep
+  bool bytes_ok = false;    // what all ranks sent is the closed form's
+  bool memory_ok = false;   // so are the bytes of parameters, gradients and optimiser state
+  bool bubble_ok = true;    // so is the order of the pipeline's slots
+  std::string bubble = {};  // idle over ideal time, "3/8"; empty: no pipeline
+  std::string note = {};    // what does not hold
+  double seconds = 0;       // that it took, on all ranks together
 
   bool ok() const { return max_abs_diff <= bound && bytes_ok && memory_ok && bubble_ok; }
 };

@@ -23,8 +23,8 @@ std::uint64_t replica_bytes(const Strategy& strategy, const std::vector<std::uin
 // The tags under which the ledger has them.
 std::uint64_t replica_bytes_sent(const std::map<std::string, std::uint64_t>& sent);
 
-// Why a rank's parameters, gradients and optimiser state are not what they should be, of a model, or
-// its part of one, of so many bytes that so many ranks own together. Empty: they are.
+// Why a rank's parameters, gradients and optimiser state are not what they should be, of a model,
+// or its part of one, of so many bytes that so many ranks own together. Empty: they are.
 std::string memory_fault(const Strategy& strategy, const Run& run, std::uint64_t model_bytes,
                          int owners);
 

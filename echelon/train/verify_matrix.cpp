@@ -140,8 +140,7 @@ class Pairs {
   void drop(const Pair& pair) { left_.erase(pair); }
   void drop_all_of(const MatrixChoice& choice) {
     for (std::size_t f = 0; f < choice.size(); ++f)
-      for (std::size_t g = f + 1; g < choice.size(); ++g)
-        left_.erase({f, choice[f], g, choice[g]});
+      for (std::size_t g = f + 1; g < choice.size(); ++g) left_.erase({f, choice[f], g, choice[g]});
   }
   // That a value would make with what is chosen.
   int made_by(const MatrixChoice& choice, std::size_t factor, int value) const {
@@ -158,8 +157,7 @@ class Pairs {
 };
 
 // `used` says how often each value was taken: of those that make as many pairs, the rarest.
-bool complete(MatrixChoice& choice, const Pairs& left,
-              const std::vector<std::vector<int>>& used) {
+bool complete(MatrixChoice& choice, const Pairs& left, const std::vector<std::vector<int>>& used) {
   if (!can_go_together(choice)) return false;
   const auto open = std::find(choice.begin(), choice.end(), -1);
   if (open == choice.end()) return true;

@@ -52,9 +52,7 @@ class Form {
 
   // A stage that ties itself to another's table has a copy.
   bool tied_across() const { return job_.model.tied && p_ > 1; }
-  bool has_tied(int layer) const {
-    return tied_across() && (layer == 0 || layer + 1 == layers());
-  }
+  bool has_tied(int layer) const { return tied_across() && (layer == 0 || layer + 1 == layers()); }
 
   // The elements of each of a layer's parameters.
   std::vector<Bytes> parameters(int layer) const {
@@ -97,7 +95,8 @@ class Form {
         {"tied gradients", tied_across() ? steps * d_ * t_ * sum(2) * table() * tied_element() : 0},
         {"gradients", steps * gradients()},
         {"parameters", parameters_sent(steps)},
-        {"norm", steps * 8 * ((zero_ > 0 ? p_ * t_ * sum(d_) : 0) + p_ * d_ * sum(t_) + d_ * t_ * sum(p_))},
+        {"norm",
+         steps * 8 * ((zero_ > 0 ? p_ * t_ * sum(d_) : 0) + p_ * d_ * sum(t_) + d_ * t_ * sum(p_))},
         {"loss", steps * 8 * (d_ * t_ * sum(p_) + p_ * t_ * sum(d_))}};
     std::erase_if(all, [](const auto& one) { return one.second == 0; });
     return all;
@@ -141,8 +140,8 @@ class Form {
   }
 
   // Gradients go to their owners once a step, or whenever no micro-batch is half-way through them.
-  // Under zero-bubble one always is until the last, but on the first rank, whose weight parts follow
-  // at once. What is tied waits for the other stage.
+  // Under zero-bubble one always is until the last, but on the first rank, whose weight parts
+  // follow at once. What is tied waits for the other stage.
   Bytes scatters(int layer) const {
     if (zero_ == 1 || has_tied(layer) || job_.zero.scatter == "step") return 1;
     return job_.pipeline.schedule == "zero-bubble" && owner(layer) > 0 ? 1 : m_;

@@ -23,7 +23,7 @@ struct Fault;
 struct Run {
   at::Tensor parameters;  // all of the model
   std::vector<double> losses;
-  double difference = 0;  // of masters
+  double difference = 0;                      // of masters
   std::map<std::string, std::uint64_t> sent;  // bytes, by what they were for
   std::uint64_t model_bytes = 0;              // the flat buffer's, with padding
   std::vector<std::uint64_t> groups;          // that it is made of

@@ -115,7 +115,7 @@ void add_zero(std::vector<Strategy>& all, const std::string& folder, bool per_ho
     for (const char* optimizer : {"sgd", "adamw", "lars", "lamb"})
       for (const auto& [name, vary] : variations) {
         Strategy one = tiny(fmt::format("ZeRO {}{}, {}{}", stage, per_host ? " within hosts" : "",
-                                 optimizer, name));
+                                        optimizer, name));
         one.options.parallel.zero = stage;
         one.options.zero.group = 0;
         one.options.zero.shard = per_host ? "host" : "all";
@@ -131,8 +131,8 @@ void add_recompute(std::vector<Strategy>& all, Algorithm usual) {
   for (int stage = 0; stage <= 3; ++stage) {
     const auto cell = [&](const char* name, const char* recompute, double dropout,
                           std::int64_t micro_batches) {
-      Strategy one = tiny(fmt::format("{}, {}",
-                               stage == 0 ? "data parallel" : fmt::format("ZeRO {}", stage), name));
+      Strategy one = tiny(fmt::format(
+          "{}, {}", stage == 0 ? "data parallel" : fmt::format("ZeRO {}", stage), name));
       one.algorithm = usual;
       one.options.parallel.zero = stage;
       one.options.zero.group = 0;
@@ -193,7 +193,8 @@ void add_servers(std::vector<Strategy>& all, int world) {
   for (int servers = 1; servers <= 3; ++servers) {
     for (const bool separate : {false, true}) {
       if (separate ? servers >= world : servers > world) continue;
-      Strategy one = tiny(fmt::format("server sync, {} {}", servers, separate ? "separate" : "colocated"));
+      Strategy one =
+          tiny(fmt::format("server sync, {} {}", servers, separate ? "separate" : "colocated"));
       one.options.server = {.count = servers, .place = separate ? "separate" : "colocated"};
       all.push_back(one);
     }
