@@ -155,7 +155,8 @@ std::string to_json(const Certificate& certificate) {
 
 std::vector<VerifyCell> parse_cells(const std::string& json) {
   std::vector<VerifyCell> cells;
-  for (const auto& one : ordered_json::parse(json).at("cells"))
+  const auto all = ordered_json::parse(json);
+  for (const auto& one : all.at("cells"))
     cells.push_back({.name = one.at("name"),
                      .world = one.at("world"),
                      .mesh = one.at("mesh"),

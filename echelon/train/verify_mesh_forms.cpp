@@ -186,7 +186,8 @@ class Form {
       return all;
     }
     const PipelineShape shape = pipeline_of(job_);
-    for (const auto& slot : make_schedule(job_.pipeline.schedule, shape)[std::size_t(rank)]) {
+    const PipelineSchedule schedule = make_schedule(job_.pipeline.schedule, shape);
+    for (const auto& slot : schedule[std::size_t(rank)]) {
       if (slot.kind == Slot::Kind::weight) continue;
       const auto [begin, end] = stages_[std::size_t(shape.stage(rank, slot.chunk))];
       all.push_back({begin, end, slot.kind == Slot::Kind::forward});

@@ -59,6 +59,7 @@ void train(const JobOptions& options, const Strategy* strategy, std::shared_ptr<
   if (pipeline) trainer.trace(true);
   trainer.run();
   run.memory = trainer.memory().now();
+  if (ranks) run.sent = sent_by(ranks->ledger());  // before all parameters are brought together
   if (pipeline)
     for (const auto& timed : slots_of(trainer.executor(), trainer.layout(), options.pipeline))
       run.slots.push_back(timed.slot);
@@ -90,7 +91,7 @@ Run train_ranks(const Strategy& strategy, std::shared_ptr<Communicator> ranks,
       run.server_part = server->owned_bytes();
     }
   }
-  run.sent = sent_by(ranks->ledger());
+  if (servers) run.sent = sent_by(ranks->ledger());
   return run;
 }
 
