@@ -8,7 +8,7 @@
 
 namespace echelon {
 
-at::Tensor Exchange::piece(const at::Tensor& all, int of) const {
+at::Tensor Transfer::piece(const at::Tensor& all, int of) const {
   const auto flat = all.view({-1});
   if (counts.empty()) return flat.narrow(0, flat.numel() / size * of, flat.numel() / size);
   const auto begin = std::accumulate(counts.begin(), counts.begin() + of, std::size_t{0});
@@ -17,7 +17,7 @@ at::Tensor Exchange::piece(const at::Tensor& all, int of) const {
 
 namespace {
 
-using Kind = Exchange::Kind;
+using Kind = Transfer::Kind;
 
 // Done when all works are and the result has been changed; that happens once, in the thread that
 // waits.
@@ -53,7 +53,7 @@ class AlteredOperand final : public Operand {
 };
 
 // The result of an exchange that is left out.
-void keep_own(const Exchange& one) {
+void keep_own(const Transfer& one) {
   switch (one.kind) {
     case Kind::reduce_scatter:
       at::Tensor(one.output).view({-1}).copy_(one.piece(one.input, one.rank).clone());
@@ -74,7 +74,7 @@ void keep_own(const Exchange& one) {
   }
 }
 
-Exchange with_copies(Exchange one) {
+Transfer with_copies(Transfer one) {
   for (auto* tensor : {&one.output, &one.input})
     if (tensor->defined()) *tensor = tensor->clone();
   return one;
@@ -87,7 +87,7 @@ class AlteredCommunicator final : public Communicator {
 
   Work all_reduce(at::Tensor tensor, ReduceOp op, const CommCall& call) override {
     return pass({.kind = Kind::all_reduce, .tag = call.tag, .output = std::move(tensor), .op = op},
-                [&](const Exchange& e) { return ranks_->all_reduce(e.output, e.op, call); });
+                [&](const Transfer& e) { return ranks_->all_reduce(e.output, e.op, call); });
   }
   Work reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op, const CommCall& call,
                       std::vector<std::size_t> counts) override {
@@ -97,34 +97,32 @@ class AlteredCommunicator final : public Communicator {
                  .input = std::move(input),
                  .op = op,
                  .counts = std::move(counts)},
-                [&](const Exchange& e) {
+                [&](const Transfer& e) {
                   return ranks_->reduce_scatter(e.output, e.input, e.op, call, e.counts);
                 });
   }
   Work all_gather(at::Tensor output, at::Tensor input, const CommCall& call,
                   std::vector<std::size_t> counts) override {
-    return pass({.kind = Kind::all_gather,
-                 .tag = call.tag,
-                 .output = std::move(output),
-                 .input = std::move(input),
-                 .counts = std::move(counts)},
-                [&](const Exchange& e) {
-                  return ranks_->all_gather(e.output, e.input, call, e.counts);
-                });
+    return pass(
+        {.kind = Kind::all_gather,
+         .tag = call.tag,
+         .output = std::move(output),
+         .input = std::move(input),
+         .counts = std::move(counts)},
+        [&](const Transfer& e) { return ranks_->all_gather(e.output, e.input, call, e.counts); });
   }
   Work broadcast(at::Tensor tensor, int root, const CommCall& call) override {
     return pass(
         {.kind = Kind::broadcast, .tag = call.tag, .output = std::move(tensor), .peer = root},
-        [&](const Exchange& e) { return ranks_->broadcast(e.output, e.peer, call); });
+        [&](const Transfer& e) { return ranks_->broadcast(e.output, e.peer, call); });
   }
   Work send(at::Tensor tensor, int to, std::uint64_t tag, const CommCall& call) override {
-    return pass(
-        {.kind = Kind::send,
-         .tag = call.tag,
-         .input = std::move(tensor),
-         .peer = to,
-         .message = tag},
-        [&](const Exchange& e) { return ranks_->send(e.input, e.peer, e.message, call); });
+    return pass({.kind = Kind::send,
+                 .tag = call.tag,
+                 .input = std::move(tensor),
+                 .peer = to,
+                 .message = tag},
+                [&](const Transfer& e) { return ranks_->send(e.input, e.peer, e.message, call); });
   }
   Work receive(at::Tensor tensor, int from, std::uint64_t tag, const CommCall& call) override {
     return pass(
@@ -133,7 +131,7 @@ class AlteredCommunicator final : public Communicator {
          .output = std::move(tensor),
          .peer = from,
          .message = tag},
-        [&](const Exchange& e) { return ranks_->receive(e.output, e.peer, e.message, call); });
+        [&](const Transfer& e) { return ranks_->receive(e.output, e.peer, e.message, call); });
   }
 
   std::shared_ptr<Communicator> split(int colour, int key) override {
@@ -177,7 +175,7 @@ class AlteredCommunicator final : public Communicator {
 
  private:
   template <class Call>
-  Work pass(Exchange one, const Call& call) {
+  Work pass(Transfer one, const Call& call) {
     one.rank = rank();
     one.size = size();
     Change change;
@@ -201,8 +199,8 @@ class AlteredCommunicator final : public Communicator {
 }  // namespace
 
 std::shared_ptr<Communicator> altered(std::shared_ptr<Communicator> ranks, Alteration alteration) {
-  return std::make_shared<AlteredCommunicator>(
-      std::move(ranks), std::make_shared<Alteration>(std::move(alteration)));
+  return std::make_shared<AlteredCommunicator>(std::move(ranks),
+                                               std::make_shared<Alteration>(std::move(alteration)));
 }
 
 }  // namespace echelon

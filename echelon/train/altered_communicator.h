@@ -2,7 +2,7 @@
 // deliberate faults, for checks that must see them (verify_faults.h).
 //
 //   // The last rank's gradients are lost on the way.
-//   const auto faulty = altered(ranks, [](Exchange& one) {
+//   const auto faulty = altered(ranks, [](Transfer& one) {
 //     if (one.tag == "gradients" && one.rank + 1 == one.size) one.summand().zero_();
 //     return Change{};
 //   });
@@ -25,18 +25,18 @@
 namespace echelon {
 
 // One call of what a step is made of; the others (gather, barrier, …) are passed on unseen.
-struct Exchange {
+struct Transfer {
   enum class Kind { all_reduce, reduce_scatter, all_gather, broadcast, send, receive };
   Kind kind;
-  std::string tag;  // what it is for
+  std::string tag = {};  // what it is for
   int rank = 0, size = 1;
   // What goes in and what comes out. An all-reduce and a broadcast are in place: output alone. A
   // send has an input alone, a receive an output. Another tensor may take the place of either.
-  at::Tensor output, input;
+  at::Tensor output = {}, input = {};
   ReduceOp op = ReduceOp::sum;
-  int peer = Communicator::anyone;   // to whom, from whom, or the root
-  std::uint64_t message = 0;         // the tag that a receive finds its send by
-  std::vector<std::size_t> counts;   // elements of each rank's piece; empty: even
+  int peer = Communicator::anyone;       // to whom, from whom, or the root
+  std::uint64_t message = 0;             // the tag that a receive finds its send by
+  std::vector<std::size_t> counts = {};  // elements of each rank's piece; empty: even
 
   at::Tensor& summand() { return input.defined() ? input : output; }
   // Of a tensor with a piece for each rank: that of `rank`, flat.
@@ -53,7 +53,7 @@ struct Change {
 };
 
 // Called on each rank, before each exchange, which it may change.
-using Alteration = std::function<Change(Exchange&)>;
+using Alteration = std::function<Change(Transfer&)>;
 
 std::shared_ptr<Communicator> altered(std::shared_ptr<Communicator> ranks, Alteration alteration);
 

@@ -11,57 +11,53 @@
 namespace echelon {
 namespace {
 
-using Kind = Exchange::Kind;
+using Kind = Transfer::Kind;
 
 // Which exchanges. A traced step numbers its buckets: "gradients 0".
-bool gradients(const Exchange& e) { return e.tag.starts_with("gradients"); }
-bool owners_sums(const Exchange& e) { return gradients(e) && e.kind == Kind::reduce_scatter; }
-bool parameters(const Exchange& e) { return e.tag == "parameters" && e.kind == Kind::all_gather; }
-bool tied_gradients(const Exchange& e) { return e.tag == "tied gradients"; }
-bool norm(const Exchange& e) { return e.tag == "norm"; }
-bool norms(const Exchange& e) { return e.tag == "norms"; }
-bool products(const Exchange& e) { return e.tag == "tensor" && e.kind != Kind::all_gather; }
+bool gradients(const Transfer& e) { return e.tag.starts_with("gradients"); }
+bool owners_sums(const Transfer& e) { return gradients(e) && e.kind == Kind::reduce_scatter; }
+bool parameters(const Transfer& e) { return e.tag == "parameters" && e.kind == Kind::all_gather; }
+bool tied_gradients(const Transfer& e) { return e.tag == "tied gradients"; }
+bool norm(const Transfer& e) { return e.tag == "norm"; }
+bool norms(const Transfer& e) { return e.tag == "norms"; }
+bool products(const Transfer& e) { return e.tag == "tensor" && e.kind != Kind::all_gather; }
 // At the end parameters are put together by a gather too, with a dimension more.
-bool rows(const Exchange& e) {
+bool rows(const Transfer& e) {
   return e.tag == "tensor" && e.kind == Kind::all_gather && e.output.dim() == e.input.dim();
 }
-bool activations(const Exchange& e) { return e.tag == "activations"; }
-bool outputs(const Exchange& e) {
+bool activations(const Transfer& e) { return e.tag == "activations"; }
+bool outputs(const Transfer& e) {
   return activations(e) && e.kind == Kind::send && e.peer > e.rank;
 }
-bool output_gradients(const Exchange& e) {
+bool output_gradients(const Transfer& e) {
   return activations(e) && e.kind == Kind::send && e.peer < e.rank;
 }
 
 // What is done to them.
-using Which = bool (*)(const Exchange&);
+using Which = bool (*)(const Transfer&);
 
 std::function<Alteration()> so_often(int times, Which which) {
-  return [=] {
-    return [=](Exchange& e) { return Change{.times = which(e) ? times : 1}; };
-  };
+  return [=] { return [=](Transfer& e) { return Change{.times = which(e) ? times : 1}; }; };
 }
 const auto left_out = [](Which which) { return so_often(0, which); };
 const auto twice = [](Which which) { return so_often(2, which); };
 
-std::function<Alteration()> before(Which which, void (*act)(Exchange&)) {
+std::function<Alteration()> before(Which which, void (*act)(Transfer&)) {
   return [=] {
-    return [=](Exchange& e) {
+    return [=](Transfer& e) {
       if (which(e)) act(e);
       return Change{};
     };
   };
 }
 
-std::function<Alteration()> after(Which which, void (*act)(const Exchange&)) {
+std::function<Alteration()> after(Which which, void (*act)(const Transfer&)) {
   return [=] {
-    return [=](Exchange& e) {
-      return which(e) ? Change{.after = [act, e] { act(e); }} : Change{};
-    };
+    return [=](Transfer& e) { return which(e) ? Change{.after = [act, e] { act(e); }} : Change{}; };
   };
 }
 
-void swap_first_pieces(const Exchange& e, const at::Tensor& all) {
+void swap_first_pieces(const Transfer& e, const at::Tensor& all) {
   at::Tensor first = e.piece(all, 0), second = e.piece(all, 1);
   const at::Tensor kept = first.clone();
   first.copy_(second);
@@ -70,7 +66,7 @@ void swap_first_pieces(const Exchange& e, const at::Tensor& all) {
 
 // By the memory that they come from: a slice of parameters has its place.
 Alteration what_was_gathered_before() {
-  return [seen = std::map<const void*, at::Tensor>()](Exchange& e) mutable {
+  return [seen = std::map<const void*, at::Tensor>()](Transfer& e) mutable {
     if (!parameters(e)) return Change{};
     at::Tensor& last = seen[e.input.const_data_ptr()];
     const at::Tensor now = e.input.clone();
@@ -82,7 +78,7 @@ Alteration what_was_gathered_before() {
 
 Alteration copies_of_gathered() {
   using Copies = std::map<const void*, at::Tensor>;
-  return [copies = std::make_shared<Copies>()](Exchange& e) {
+  return [copies = std::make_shared<Copies>()](Transfer& e) {
     if (!parameters(e)) return Change{};
     return Change{.after = [copies, source = e.input.const_data_ptr(), all = e.output] {
       const MemoryScope scope(MemoryKind::parameters);
@@ -92,7 +88,7 @@ Alteration copies_of_gathered() {
 }
 
 Alteration outputs_of_the_one_before() {
-  return [last = at::Tensor()](Exchange& e) mutable {
+  return [last = at::Tensor()](Transfer& e) mutable {
     if (!outputs(e)) return Change{};
     const at::Tensor now = e.input.clone();
     if (last.defined() && last.sizes() == now.sizes()) e.input = last;
@@ -122,26 +118,28 @@ std::vector<Fault> make_faults() {
        .what = "gradients are summed over the data ranks and never divided by their number",
        .caught_by = Check::parameters,
        .where = data_ranks,
-       .alteration = after(gradients, [](const Exchange& e) { at::Tensor(e.output).mul_(e.size); })},
+       .alteration =
+           after(gradients, [](const Transfer& e) { at::Tensor(e.output).mul_(e.size); })},
       {.name = "lost-gradient",
        .what = "the gradients of the last data rank count as zero",
        .caught_by = Check::parameters,
        .where = data_ranks,
        .alteration = before(gradients,
-                            [](Exchange& e) {
+                            [](Transfer& e) {
                               if (e.rank + 1 == e.size) e.summand().zero_();
                             })},
       {.name = "unawaited-sum",
-       .what = "the update uses a rank's own gradients: their sum over the data ranks came too late",
+       .what =
+           "the update uses a rank's own gradients: their sum over the data ranks came too late",
        .caught_by = Check::parameters,
        .where = data_ranks,
-       .alteration = before(gradients, [](Exchange& e) { e.output = e.output.clone(); })},
+       .alteration = before(gradients, [](Transfer& e) { e.output = e.output.clone(); })},
       {.name = "rounded-gradients",
        .what = "gradients are rounded to bf16 on their way to the other data ranks",
        .caught_by = Check::parameters,
        .where = data_ranks,
        .alteration = before(gradients,
-                            [](Exchange& e) {
+                            [](Transfer& e) {
                               at::Tensor all = e.summand();
                               all.copy_(all.to(at::kBFloat16));
                             })},
@@ -156,16 +154,17 @@ std::vector<Fault> make_faults() {
        .what = "the first two owners get each other's slice of the gradients",
        .caught_by = Check::parameters,
        .where = shared_out,
-       .alteration = before(owners_sums, [](Exchange& e) { swap_first_pieces(e, e.input); })},
+       .alteration = before(owners_sums, [](Transfer& e) { swap_first_pieces(e, e.input); })},
       {.name = "swapped-ranks",
        .what = "where parameters are gathered, the slices of the first two owners change places",
        .caught_by = Check::parameters,
        .where = shared_out,
-       .alteration = after(parameters, [](const Exchange& e) { swap_first_pieces(e, e.output); })},
+       .alteration = after(parameters, [](const Transfer& e) { swap_first_pieces(e, e.output); })},
       {.name = "stale-parameters",
        .what = "a gather brings the parameters as the last one found them, from before the update",
        .caught_by = Check::parameters,
-       .where = [](Options o, Shape mesh) { return shared_out(o, mesh) && o.zero.offload == "none"; },
+       .where = [](Options o,
+                   Shape mesh) { return shared_out(o, mesh) && o.zero.offload == "none"; },
        .alteration = [] { return what_was_gathered_before(); }},
       {.name = "kept-copy",
        .what = "parameters that were gathered for a layer are kept after its use",
@@ -183,7 +182,8 @@ std::vector<Fault> make_faults() {
       {.name = "kept-in-memory",
        .what = "state that belongs on disk stays in memory",
        .caught_by = Check::memory,
-       .where = [](Options o, Shape mesh) { return shared_out(o, mesh) && o.zero.offload == "disk"; },
+       .where = [](Options o,
+                   Shape mesh) { return shared_out(o, mesh) && o.zero.offload == "disk"; },
        .change = [](JobOptions& o) { o.zero.offload = "none"; }},
 
       // Norms, to which every rank has its part.
@@ -199,8 +199,10 @@ std::vector<Fault> make_faults() {
       {.name = "own-trust-ratio",
        .what = "LARS and LAMB take a parameter's norm from the slice that a rank owns",
        .caught_by = Check::parameters,
-       .where = [](Options o,
-                   Shape mesh) { return shared_out(o, mesh) && mesh.tensor == 1 && by_whole_parameters(o); },
+       .where =
+           [](Options o, Shape mesh) {
+             return shared_out(o, mesh) && mesh.tensor == 1 && by_whole_parameters(o);
+           },
        .alteration = left_out(norms)},
 
       // Matrices that ranks split.
@@ -210,14 +212,16 @@ std::vector<Fault> make_faults() {
        .where = tensor,
        .alteration = left_out(products)},
       {.name = "swapped-rows",
-       .what = "where rows are gathered for a split product, those of the first two ranks change places",
+       .what =
+           "where rows are gathered for a split product, those of the first two ranks change places",
        .caught_by = Check::parameters,
        .where = split_rows,
-       .alteration = after(rows, [](const Exchange& e) { swap_first_pieces(e, e.output); })},
+       .alteration = after(rows, [](const Transfer& e) { swap_first_pieces(e, e.output); })},
       {.name = "unsummed-layer-norms",
        .what = "gradients of norms and positions are those of a rank's own rows",
        .caught_by = Check::parameters,
-       .where = [](Options o, Shape mesh) { return split_rows(o, mesh) && !by_whole_parameters(o); },
+       .where = [](Options o,
+                   Shape mesh) { return split_rows(o, mesh) && !by_whole_parameters(o); },
        .alteration = left_out(norms)},
 
       // Pipelines.
@@ -235,8 +239,8 @@ std::vector<Fault> make_faults() {
        .what = "no gradient comes back over the boundary of two stages",
        .caught_by = Check::parameters,
        .where = one_chunk,
-       .alteration = before(output_gradients,
-                            [](Exchange& e) { e.input = e.input.clone().zero_(); })},
+       .alteration =
+           before(output_gradients, [](Transfer& e) { e.input = e.input.clone().zero_(); })},
       {.name = "repeated-message",
        .what = "activations and their gradients are sent twice over the boundary of two stages",
        .caught_by = Check::bytes,

@@ -43,9 +43,9 @@ void on_two(const Alteration& alteration, const std::function<void(Communicator&
   });
 }
 
-const Alteration none = [](Exchange&) { return Change{}; };
+const Alteration none = [](Transfer&) { return Change{}; };
 Alteration so_often(int times) {
-  return [=](Exchange&) { return Change{.times = times}; };
+  return [=](Transfer&) { return Change{.times = times}; };
 }
 
 at::Tensor numbers(std::initializer_list<double> values) {
@@ -112,8 +112,7 @@ TEST(AlteredCommunicator, WhatIsLeftOutGivesARankItsOwn) {
     const double own = ranks.rank() + 1;
     expect_result(seen, "sum", numbers({own, own}));
     expect_result(seen, "part", numbers({own}));
-    expect_result(seen, "gathered",
-                  ranks.rank() == 0 ? numbers({own, 0}) : numbers({0, own}));
+    expect_result(seen, "gathered", ranks.rank() == 0 ? numbers({own, 0}) : numbers({0, own}));
     expect_result(seen, "first's", numbers({own}));
     expect_result(seen, "message", numbers({0}));
     expect_result(seen, "of a group", numbers({own}));
@@ -134,23 +133,30 @@ TEST(AlteredCommunicator, WhatIsMadeTwiceSendsTwiceAndGivesTheSame) {
 }
 
 TEST(AlteredCommunicator, AResultIsChangedOnceWhenItIsThere) {
-  on_two([](Exchange& one) { return Change{.after = [sum = one.output] { sum.mul(1).add_(0); at::Tensor(sum).mul_(10); }}; },
-         [](Communicator& ranks) {
-           const at::Tensor sum = numbers({1});
-           const Work work = ranks.all_reduce(sum, ReduceOp::sum);
-           while (!work.done()) {}
-           work.wait();
-           work.follow();
-           EXPECT_EQ(sum.item<double>(), 20);
-         });
+  on_two(
+      [](Transfer& one) {
+        return Change{.after = [sum = one.output] {
+          sum.mul(1).add_(0);
+          at::Tensor(sum).mul_(10);
+        }};
+      },
+      [](Communicator& ranks) {
+        const at::Tensor sum = numbers({1});
+        const Work work = ranks.all_reduce(sum, ReduceOp::sum);
+        while (!work.done()) {
+        }
+        work.wait();
+        work.follow();
+        EXPECT_EQ(sum.item<double>(), 20);
+      });
 }
 
 TEST(AlteredCommunicator, APeerAndATensorCanBeOthers) {
   // A message to oneself does not reach the other, which finds the first rank's.
   on_two(
-      [](Exchange& one) {
-        if (one.kind == Exchange::Kind::broadcast) one.peer = 1;
-        if (one.kind == Exchange::Kind::send) one.input = one.input + 40;
+      [](Transfer& one) {
+        if (one.kind == Transfer::Kind::broadcast) one.peer = 1;
+        if (one.kind == Transfer::Kind::send) one.input = one.input + 40;
         return Change{};
       },
       [](Communicator& ranks) {
@@ -277,8 +283,8 @@ at::Tensor trained(const JobOptions& o, std::shared_ptr<Communicator> ranks,
   Stack stack = gpt(o.model);
   const bool alone = !ranks;
   Trainer trainer(stack, tokens(), o.train, o.optim, std::move(ranks),
-                  alone ? ParallelOptions{} : o.parallel, alone ? ZeroOptions{} : o.zero, o.pipeline,
-                  gpt_plan(o.model));
+                  alone ? ParallelOptions{} : o.parallel, alone ? ZeroOptions{} : o.zero,
+                  o.pipeline, gpt_plan(o.model));
   trainer.trace(true);
   trainer.run();
   look(trainer);
@@ -297,15 +303,15 @@ Seen seen_on_ranks(const Job& job, const Fault* fault) {
     auto ranks = native_communicator(group.shared_from_this());
     ranks->ledger().clear();
     auto& mine = each[std::size_t(group.rank())];
-    mine.parameters = trained(
-        fault ? fault->changed(job.options) : job.options, fault ? fault->alter(ranks) : ranks,
-        [&](Trainer& trainer) {
-          const MemoryUse use = trainer.memory().now();
-          mine.held = {{use[MemoryKind::parameters], use[MemoryKind::gradients],
-                        use[MemoryKind::optimizer]}};
-          orders[std::size_t(group.rank())] = order_of(trainer);
-          mine.sent = sent_by(ranks->ledger());
-        });
+    mine.parameters =
+        trained(fault ? fault->changed(job.options) : job.options,
+                fault ? fault->alter(ranks) : ranks, [&](Trainer& trainer) {
+                  const MemoryUse use = trainer.memory().now();
+                  mine.held = {{use[MemoryKind::parameters], use[MemoryKind::gradients],
+                                use[MemoryKind::optimizer]}};
+                  orders[std::size_t(group.rank())] = order_of(trainer);
+                  mine.sent = sent_by(ranks->ledger());
+                });
   });
   Seen all = each.front();
   for (std::size_t r = 1; r < world; ++r) {
@@ -339,10 +345,10 @@ TEST_F(VerifyFault, EachIsCaughtWhereverItShowsAndTheJobHoldsWithoutIt) {
     ASSERT_LT(difference(good.parameters, alone), bound / 1000);
     const JobOptions& o = job.options;
     if (o.parallel.pipeline > 1) {
-      ASSERT_DOUBLE_EQ(good.bubble,
-                       ideal_bubble(o.pipeline.schedule, {.ranks = int(o.parallel.pipeline),
-                                                          .micro_batches = int(o.train.micro_batches),
-                                                          .chunks = int(o.pipeline.chunks)}));
+      ASSERT_DOUBLE_EQ(good.bubble, ideal_bubble(o.pipeline.schedule,
+                                                 {.ranks = int(o.parallel.pipeline),
+                                                  .micro_batches = int(o.train.micro_batches),
+                                                  .chunks = int(o.pipeline.chunks)}));
     }
     for (const Fault& fault : all_faults()) {
       if (!fault.concerns(job.options, job.world)) continue;
