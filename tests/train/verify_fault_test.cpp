@@ -180,6 +180,8 @@ Seen seen_on_ranks(const Job& job, const Fault* fault) {
                   mine.sent = sent_by(ranks->ledger());
                 });
   });
+  for (const auto& one : each)
+    if (!one.parameters.defined()) return {};  // it threw, which was said
   Seen all = each.front();
   for (std::size_t r = 1; r < world; ++r) {
     all.held.push_back(each[r].held.front());
@@ -209,6 +211,7 @@ TEST_F(VerifyFault, EachIsCaughtWhereverItShowsAndTheJobHoldsWithoutIt) {
     SCOPED_TRACE(job.name);
     const at::Tensor alone = trained_alone(job.options);
     const Seen good = seen_on_ranks(job, nullptr);
+    ASSERT_TRUE(good.parameters.defined());
     ASSERT_LT(difference(good.parameters, alone), bound / 1000);
     const JobOptions& o = job.options;
     if (o.parallel.pipeline > 1) {
@@ -222,7 +225,7 @@ TEST_F(VerifyFault, EachIsCaughtWhereverItShowsAndTheJobHoldsWithoutIt) {
       SCOPED_TRACE(fault.name);
       shown.insert(fault.name);
       const Seen bad = seen_on_ranks(job, &fault);
-      if (HasFailure()) return;
+      if (!bad.parameters.defined()) continue;
       const double off = difference(bad.parameters, alone);
       switch (fault.caught_by) {
         case Check::parameters:
@@ -254,7 +257,7 @@ TEST_F(VerifyFault, OneThatDoesNothingIsNotCaught) {
   for (const Job& job : jobs(folder.path().string())) {
     SCOPED_TRACE(job.name);
     const Seen good = seen_on_ranks(job, nullptr), passed = seen_on_ranks(job, &nothing);
-    ASSERT_FALSE(HasFailure());
+    ASSERT_TRUE(good.parameters.defined() && passed.parameters.defined());
     EXPECT_TRUE(at::equal(passed.parameters, good.parameters));
     EXPECT_EQ(passed.sent, good.sent);
     EXPECT_EQ(passed.held, good.held);
