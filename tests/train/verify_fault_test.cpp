@@ -54,15 +54,10 @@ std::vector<Job> jobs(const std::string& folder) {
     all.push_back({name, tiny, world});
     set(all.back().options);
   };
-  add("data 2", 2, [](JobOptions&) {});
   add("data 3, sgd", 3, [](JobOptions& o) { o.optim.name = "sgd"; });
   add("data 2, ZeRO 1, clipped", 2, [](JobOptions& o) {
     o.parallel.zero = 1;
     o.optim.clip = 0.01;
-  });
-  add("data 2, ZeRO 2, 2 micro-batches", 2, [](JobOptions& o) {
-    o.parallel.zero = 2;
-    o.train.micro_batches = 2;
   });
   add("data 2, ZeRO 3, lamb", 2, [](JobOptions& o) {
     o.parallel.zero = 3;
@@ -254,7 +249,9 @@ TEST_F(VerifyFault, OneThatDoesNothingIsNotCaught) {
   Fault nothing = *find_fault("lost-gradient");
   nothing.alteration = [] { return [](Transfer&) { return Change{}; }; };
   const ScratchFolder folder;
-  for (const Job& job : jobs(folder.path().string())) {
+  const auto all = jobs(folder.path().string());
+  for (std::size_t i = 0; i < all.size(); i += 3) {  // data, disk, pipeline and both
+    const Job& job = all[i];
     SCOPED_TRACE(job.name);
     const Seen good = seen_on_ranks(job, nullptr), passed = seen_on_ranks(job, &nothing);
     ASSERT_TRUE(good.parameters.defined() && passed.parameters.defined());
