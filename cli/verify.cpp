@@ -13,11 +13,13 @@
 #include "echelon/base/file.h"
 #include "echelon/base/folder.h"
 #include "echelon/base/log.h"
+#include "echelon/base/options.h"
 #include "echelon/net/endpoint.h"
 #include "echelon/net/environment.h"
 #include "echelon/net/launcher.h"
 #include "echelon/train/certificate.h"
 #include "echelon/train/verify.h"
+#include "echelon/train/verify_faults.h"
 
 namespace echelon::cli {
 namespace {
@@ -28,6 +30,9 @@ constexpr const char* examples = R"(Examples:
   echelon verify --world 2 4          some worlds
   echelon verify --json cells.json --html cells.html
                                       the certificate as files, for scripts and for people
+  echelon verify --list-injections    deliberate faults, one a line
+  echelon verify --inject lost-gradient
+                                      shows that one is caught: a few cells, exit code 1 if any of them fails
 
 Every strategy trains a tiny GPT for some steps. max diff is the largest difference of any parameter from one process
 in fp64; bytes: what all ranks sent is the closed form to the byte; memory: so are parameters, gradients and state;
@@ -42,6 +47,8 @@ struct Arguments {
   std::vector<int> worlds;  // empty: all
   bool quick = false;
   std::string json, html;
+  std::string inject;
+  bool list_injections = false;
 };
 
 void print_header() {
@@ -58,6 +65,24 @@ void print_cell(const VerifyCell& cell) {
   std::fflush(stdout);
 }
 
+// Throws InvalidArgument where there is none of that name.
+const Fault* fault_of(const Arguments& arguments) {
+  if (arguments.inject.empty()) return nullptr;
+  if (const Fault* found = find_fault(arguments.inject)) return found;
+  std::vector<std::string> known;
+  for (const auto& fault : all_faults()) known.push_back(fault.name);
+  const std::string near = nearest(arguments.inject, known);
+  throw InvalidArgument(
+      fmt::format("there is no fault {:?} to inject{}; --list-injections shows all",
+                  arguments.inject, near.empty() ? "" : fmt::format(" (did you mean {}?)", near)));
+}
+
+int list_injections() {
+  for (const auto& fault : all_faults())
+    fmt::print("{:<22} {} ({})\n", fault.name, fault.what, name(fault.caught_by));
+  return 0;
+}
+
 int work(const Arguments& arguments, const JobEnvironment& environment) {
   log::set_rank(environment.rank);
   NetOptions net;
@@ -70,7 +95,7 @@ int work(const Arguments& arguments, const JobEnvironment& environment) {
   const auto ranks = Communicator::world(comm, net);
   const auto cells =
       verify_cells(ranks, {Endpoint::listening_address(environment, net), Token::find()},
-                   {.quick = arguments.quick}, print_cell);
+                   {.quick = arguments.quick, .fault = fault_of(arguments)}, print_cell);
   if (environment.rank == 0)
     write_file(std::getenv(results_variable),
                to_json({.cells = cells, .command = {}, .fault = {}}));
@@ -79,6 +104,7 @@ int work(const Arguments& arguments, const JobEnvironment& environment) {
 
 std::vector<int> worlds_of(const Arguments& arguments) {
   if (!arguments.worlds.empty()) return arguments.worlds;
+  if (!arguments.inject.empty()) return {2, 4};
   if (arguments.quick) return {2, 3, 4, 8};
   return {1, 2, 3, 4, 5, 6, 7, 8};
 }
@@ -89,11 +115,23 @@ std::string command_line() {
   return fmt::format("{}", fmt::join(words, " "));
 }
 
+// A fault that is caught makes cells fail, and so the exit code 1.
+int tell_of_fault(const Certificate& certificate, const Fault& fault) {
+  if (certificate.cells.empty() && certificate.broken_worlds == 0)
+    throw InvalidArgument(fmt::format(
+        "the fault {} shows in no cell of these worlds: give others with --world", fault.name));
+  const int caught = certificate.failed();
+  fmt::print("the fault {} was {}caught by {} of {} cells: {}\n", fault.name,
+             caught == 0 ? "NOT " : "", caught, certificate.cells.size(), fault.what);
+  return caught > 0 ? 1 : 0;
+}
+
 int run(const Arguments& arguments) {
+  const Fault* const fault = fault_of(arguments);
   const auto folder =
       std::filesystem::temp_directory_path() / fmt::format("echelon-verify-{}", ::getpid());
   std::filesystem::create_directories(folder);
-  Certificate certificate{.cells = {}, .command = command_line(), .fault = {}};
+  Certificate certificate{.cells = {}, .command = command_line(), .fault = arguments.inject};
   print_header();
   const auto one = [&](int world, const char* hosts) {
     const auto results = folder / fmt::format("{}-{}.json", world, hosts);
@@ -112,7 +150,7 @@ int run(const Arguments& arguments) {
   const auto start = std::chrono::steady_clock::now();
   for (const int world : worlds_of(arguments)) {
     one(world, "1");
-    if (world == 4 && !arguments.quick) one(world, "2");
+    if (world == 4 && !arguments.quick && !fault) one(world, "2");
   }
   remove_whole(folder);
   const int broken = certificate.broken_worlds, failed = certificate.failed() - broken;
@@ -123,6 +161,7 @@ int run(const Arguments& arguments) {
              std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   if (!arguments.json.empty()) write_file(arguments.json, to_json(certificate));
   if (!arguments.html.empty()) write_file(arguments.html, to_html(certificate));
+  if (fault) return tell_of_fault(certificate, *fault);
   return certificate.failed() > 0 ? 1 : 0;
 }
 
@@ -140,10 +179,20 @@ void add_verify(CLI::App& app, int& exit_code) {
   command->add_option("--json", arguments->json, "The certificate, to FILE")->type_name("FILE");
   command->add_option("--html", arguments->html, "The certificate as a page, to FILE")
       ->type_name("FILE");
+  command
+      ->add_option("--inject", arguments->inject,
+                   "Put a deliberate fault in, and see whether the cells that it concerns fail")
+      ->type_name("NAME");
+  command->add_flag("--list-injections", arguments->list_injections,
+                    "The faults, what each does and which check is to catch it");
   command->footer(examples);
   command->callback([arguments, &exit_code] {
     if (std::getenv(results_variable)) {
       exit_code = work(*arguments, read_environment());
+      return;
+    }
+    if (arguments->list_injections) {
+      exit_code = list_injections();
       return;
     }
     require_place_for(arguments->json, "--json");

@@ -12,6 +12,7 @@
 #include "echelon/train/pipeline_trace.h"
 #include "echelon/train/server_job.h"
 #include "echelon/train/trainer.h"
+#include "echelon/train/verify_faults.h"
 #include "echelon/train/verify_masters.h"
 
 namespace echelon {
@@ -76,27 +77,31 @@ Run train_alone(const JobOptions& options) {
 }
 
 Run train_ranks(const Strategy& strategy, std::shared_ptr<Communicator> ranks,
-                const Meeting& meeting, const Fault* /*fault*/) {
-  const JobOptions& options = strategy.options;
+                const Meeting& meeting, const Fault* fault) {
+  const JobOptions options = fault ? fault->changed(strategy.options) : strategy.options;
+  if (fault) ranks = fault->alter(std::move(ranks));
   Run run;
   ranks->ledger().clear();
   std::optional<ServerJob> servers;
   if (options.server.count > 0) servers.emplace(options, *ranks, meeting.bind, meeting.token);
   run.works = !servers || servers->works();
-  if (run.works) train(options, &strategy, ranks, servers ? &*servers : nullptr, run);
-  if (servers) {
-    servers->wait();
-    if (const auto* server = servers->server()) {
-      run.served = server->held_bytes();
-      run.server_part = server->owned_bytes();
-    }
+  try {
+    if (run.works) train(options, &strategy, ranks, servers ? &*servers : nullptr, run);
+  } catch (const Error& error) {
+    if (!fault) throw;
+    run.error = error.what();
   }
-  if (servers) run.sent = sent_by(ranks->ledger());
+  if (!servers) return run;
+  servers->wait();
+  if (const auto* server = servers->server()) {
+    run.served = server->held_bytes();
+    run.server_part = server->owned_bytes();
+  }
+  run.sent = sent_by(ranks->ledger());
   return run;
 }
 
-Run update_masters(const Strategy& strategy, std::shared_ptr<Communicator> ranks,
-                   const Fault* /*fault*/) {
+Run update_masters(const Strategy& strategy, std::shared_ptr<Communicator> ranks) {
   Run run;
   ranks->ledger().clear();
   const auto check = check_masters(ranks, strategy.options, strategy.options.train.steps);

@@ -45,7 +45,6 @@ Run train_ranks(const Strategy& strategy, std::shared_ptr<Communicator> ranks,
                 const Meeting& meeting, const Fault* fault = nullptr);
 Run train_alone(const JobOptions& options);
 // Updates with the same gradients, of owners and of one (verify_masters.h).
-Run update_masters(const Strategy& strategy, std::shared_ptr<Communicator> ranks,
-                   const Fault* fault = nullptr);
+Run update_masters(const Strategy& strategy, std::shared_ptr<Communicator> ranks);
 
 }  // namespace echelon
