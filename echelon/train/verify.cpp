@@ -18,7 +18,7 @@
 #include "echelon/comm/mesh.h"
 #include "echelon/comm/texts.h"
 #include "echelon/nn/gpt.h"
-#include "echelon/nn/memory.h"
+#include "echelon/train/trainer.h"
 #include "echelon/train/verify_faults.h"
 #include "echelon/train/verify_forms.h"
 #include "echelon/train/verify_matrix.h"
@@ -55,7 +55,8 @@ class References {
     Run& run = found->second;
     if (!missing) return run;
     const auto steps = options.train.steps;
-    const std::int64_t count = strategy.narrow() ? 0 : gpt(options.model).parameter_count();
+    const bool exact = compute_type(options.train) == at::kDouble;
+    const std::int64_t count = exact ? gpt(options.model).parameter_count() : 0;
     at::Tensor all = at::full({steps + count}, NAN, at::kDouble);
     if (ranks_.rank() == 0) {
       const Run mine = train_alone(options);
@@ -246,9 +247,6 @@ std::vector<VerifyCell> verify_cells(std::shared_ptr<Communicator> ranks, const 
                                      const VerifyOptions& options,
                                      const std::function<void(const VerifyCell&)>& show) {
   at::set_num_threads(1);
-  // Accounts of trainers come and go. Under this one torch knows every block that one of them sees
-  // freed, and does not warn.
-  const MemoryAccount all_blocks;
   const auto plan = ordered_json::parse(ranks->plan());
   const int world = ranks->size(),
             hosts = plan.contains("shape") ? plan["shape"].at("hosts").get<int>() : 1;

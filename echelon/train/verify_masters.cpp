@@ -60,7 +60,9 @@ MastersCheck check_masters(std::shared_ptr<Communicator> ranks, const JobOptions
   ZeroUpdate owner(stack, shards, options.optim, /*tier=*/nullptr, /*piece=*/0, scaling);
   owner.load(first);
 
-  const MemoryUncounted aside;
+  // An account of its own, since not to count at all would leave torch with blocks that it does not
+  // know when owners free them later, and warns of.
+  const MemoryAccount aside;
   const at::Tensor master = flat(stack, master_type(type), first);
   SliceUpdate whole({{master, ranges_within(stack.units(), 0, master.numel(), type)}}, at::kCPU,
                     type, options.optim, parameters_of(stack.units()), {}, scaling);
