@@ -5,6 +5,7 @@
 #include <ATen/ops/embedding_dense_backward.h>
 #include <ATen/ops/sum.h>
 
+#include "echelon/nn/summable.h"
 #include "echelon/nn/tensor_group.h"
 
 namespace echelon {
@@ -37,9 +38,10 @@ void PositionTable::backward(const at::Tensor& grad, const Pass& pass) const {
   at::Tensor out = table_->grad.narrow(0, 0, length);
   if (pass.rows_are_split) {
     // Sums in a fixed order.
-    const at::Tensor sum = at::embedding_dense_backward(grad, own_positions(grad, pass), length,
-                                                        /*padding_idx=*/-1,
-                                                        /*scale_grad_by_freq=*/false);
+    const at::Tensor sum = at::embedding_dense_backward(summable(grad), own_positions(grad, pass),
+                                                        length, /*padding_idx=*/-1,
+                                                        /*scale_grad_by_freq=*/false)
+                               .to(grad.scalar_type());
     table_->group->sum_over_rows(sum);
     first ? out.copy_(sum) : out.add_(sum);
   } else if (first) {

@@ -9,6 +9,7 @@
 
 #include "echelon/base/error.h"
 #include "echelon/nn/parallel_over.h"
+#include "echelon/nn/summable.h"
 #include "echelon/nn/tensor_group.h"
 
 namespace echelon {
@@ -73,18 +74,19 @@ void TokenTable::backward(const at::Tensor& grad, const at::Tensor& tokens) cons
                        : scatter_rows<double>(table_->grad, ids, rows, first);
     return;
   }
-  // Sums in fp32 in a fixed order, which an atomic scatter into a bf16 buffer would not. Those of
-  // others go to a row of their own, which is dropped.
+  // Sums in fp32 and in a fixed order, which an atomic scatter into a bf16 buffer would not. Those
+  // of others go to a row of their own, which is dropped.
   const auto size = table_->shape[0];
   at::Tensor row = tokens.reshape({-1});
   if (part) {
     const OwnTokens own = own_tokens(row, table_->split);
     row = own.row.masked_fill(own.foreign, size);
   }
-  table_->add_grad(at::embedding_dense_backward(all.reshape({-1, all.size(-1)}), row,
+  table_->add_grad(at::embedding_dense_backward(summable(all.reshape({-1, all.size(-1)})), row,
                                                 size + (part ? 1 : 0), /*padding_idx=*/-1,
                                                 /*scale_grad_by_freq=*/false)
-                       .narrow(0, 0, size));
+                       .narrow(0, 0, size)
+                       .to(all.scalar_type()));
 }
 
 }  // namespace echelon

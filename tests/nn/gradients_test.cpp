@@ -478,5 +478,19 @@ TEST(Gpt, HasTheGradientsOfItsFormula) {
   }
 }
 
+// In bf16 a sum of ones that is kept in bf16 ends at 256.
+TEST(Gradients, OfTablesInBf16AreSummedInFp32) {
+  Stack stack = gpt({.layers = 1, .width = 6, .heads = 3, .vocab = vocab, .context = 8});
+  stack.allocate(at::kCPU, at::kBFloat16, Gradients::yes);
+  stack.load(random_values(1));
+  stack.begin_step();
+  const at::Tensor input = at::zeros({512, 8}, at::kLong);
+  Pass pass = stack.pass_for(input);
+  const at::Tensor output = stack.layer(0).forward(input, pass);
+  stack.layer(0).backward(at::ones_like(output), pass);
+  EXPECT_EQ(stack.find("transformer.wte.weight")->grad[0][0].item<double>(), 512 * 8);
+  EXPECT_EQ(stack.find("transformer.wpe.weight")->grad[0][0].item<double>(), 512);
+}
+
 }  // namespace
 }  // namespace echelon
