@@ -97,7 +97,9 @@ class Layer {
 
   virtual void declare(Declaration& /*declaration*/) {}
 
-  // Called once the parameters have memory, before the first forward.
+  // Called once the parameters have memory, before the first forward; of a layer that another rank
+  // has they have none (Parameter::here), and what it holds of them is to be let go. Buffers become
+  // what they are on every rank.
   virtual void bind(at::Device /*device*/, at::ScalarType /*type*/) {}
 
   // The last layer of a Stack is the loss: it compares its input with pass.target and gives the

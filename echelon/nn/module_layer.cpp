@@ -1,17 +1,17 @@
 #include "echelon/nn/module_layer.h"
 
-#include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <mutex>
 #include <optional>
 
 #include "echelon/base/error.h"
+#include "echelon/nn/random_state.h"
 
 namespace echelon {
 namespace {
@@ -26,19 +26,9 @@ at::Tensor wide_enough(const at::Tensor& x) {
   return x.scalar_type() == at::kHalf ? x.to(at::kFloat) : x;
 }
 
-std::vector<at::Generator> generators(at::Device device) {
-  std::vector<at::Generator> all = {at::globalContext().defaultGenerator(at::kCPU)};
-  if (!device.is_cpu()) all.push_back(at::globalContext().defaultGenerator(device));
-  return all;
-}
-
 // What a forward may change, as it is now.
 std::vector<at::Tensor> state_of(const torch::nn::Module& module, at::Device device) {
-  std::vector<at::Tensor> all;
-  for (auto& generator : generators(device)) {
-    std::lock_guard lock(generator.mutex());
-    all.push_back(generator.get_state());
-  }
+  std::vector<at::Tensor> all = RandomState(device).states();
   for (const auto& buffer : module.buffers()) all.push_back(buffer.detach().clone());
   return all;
 }
@@ -48,31 +38,24 @@ std::vector<at::Tensor> state_of(const torch::nn::Module& module, at::Device dev
 class Replay {
  public:
   Replay(const torch::nn::Module& module, at::Device device, const std::vector<at::Tensor>& state)
-      : generators_(generators(device)), buffers_(module.buffers()) {
-    auto next = state.begin();
-    for (auto& generator : generators_) {
-      std::lock_guard lock(generator.mutex());
-      states_.push_back(generator.get_state());
-      generator.set_state(*next++);
-    }
+      : now_(device), buffers_(module.buffers()) {
+    auto next = state.begin() + std::ssize(now_.states());
+    now_.put({state.begin(), next});
     for (at::Tensor& buffer : buffers_) {
       contents_.push_back(buffer.detach());
       buffer.set_data(*next++);
     }
   }
   ~Replay() {
-    for (std::size_t i = 0; i < generators_.size(); ++i) {
-      std::lock_guard lock(generators_[i].mutex());
-      generators_[i].set_state(states_[i]);
-    }
+    now_.put(now_.states());
     for (std::size_t i = 0; i < buffers_.size(); ++i) buffers_[i].set_data(contents_[i]);
   }
   Replay(const Replay&) = delete;
   Replay& operator=(const Replay&) = delete;
 
  private:
-  std::vector<at::Generator> generators_;
-  std::vector<at::Tensor> states_, buffers_, contents_;
+  RandomState now_;
+  std::vector<at::Tensor> buffers_, contents_;
 };
 
 }  // namespace
@@ -97,7 +80,14 @@ void ModuleLayer::bind(at::Device device, at::ScalarType type) {
   for (at::Tensor buffer : module_->buffers()) {
     buffer.set_data(buffer.to(device, buffer.is_floating_point() ? type : buffer.scalar_type()));
   }
-  for (auto& [variable, parameter] : bound_) variable.set_data(parameter->value);
+  for (auto& [variable, parameter] : bound_) {
+    if (parameter->here) {
+      variable.set_data(parameter->value);
+      continue;
+    }
+    variable.mutable_grad().reset();
+    variable.set_data(at::empty({0}, variable.options()));
+  }
 }
 
 std::vector<std::pair<std::string, at::Tensor>> ModuleLayer::buffers() const {

@@ -294,8 +294,7 @@ void Stack::allocate(at::Device device, at::ScalarType type, Gradients gradients
       if (gradients != Gradients::no) p.grad = view(grads_of_[index], group->begin);
     }
   }
-  for (int l = 0; l < size(); ++l)
-    if (has(l)) layer(l).bind(device, type);
+  for (int l = 0; l < size(); ++l) layer(l).bind(device, type);
 }
 
 std::vector<int> Stack::groups_of(int layer) const {

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "echelon/nn/memory.h"
+#include "echelon/nn/random_state.h"
 
 namespace echelon {
 namespace {
@@ -36,6 +37,7 @@ std::vector<LayerCost> measure_layers(Stack& stack, const at::Tensor& input,
                                       at::ScalarType type, std::int64_t state_bytes) {
   const at::NoGradGuard no_grad;
   const MemoryScope scope(MemoryKind::workspace);
+  const RandomState random(device);
   std::vector<LayerCost> costs;
   const auto again = stack.runs_again();
   at::Tensor x = input;
@@ -80,6 +82,7 @@ std::vector<LayerCost> measure_layers(Stack& stack, const at::Tensor& input,
     costs.push_back(cost);
     x = std::move(output);
   }
+  random.put(random.states());
   return costs;
 }
 
