@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <chrono>
@@ -94,6 +95,12 @@ void Boundary::send_output(int layer, int micro_batch, const at::Tensor& output)
     back.type = whole.scalar_type();
     back.told = true;
   }
+  const Incoming& told = grads_[at(layer, micro_batch)];
+  if (whole.sizes() != told.sizes || whole.scalar_type() != told.type)
+    throw InvalidArgument(fmt::format(
+        "layer {} gave [{}] for micro-batch {} and [{}] in the step before: the ranks of a pipeline "
+        "expect samples of the same sizes in every step",
+        layer, fmt::join(whole.sizes(), ", "), micro_batch, fmt::join(told.sizes, ", ")));
   send(lane(outputs_, layer), whole, to, tag(layer, micro_batch, Message::output), "activations");
 }
 

@@ -177,9 +177,13 @@ at::Tensor Executor::run(const at::Tensor& input, const at::Tensor& target, doub
   return loss_;
 }
 
+void Executor::forget_sizes() {
+  if (boundary_) boundary_->forget_sizes();
+}
+
 at::Tensor Executor::infer(const at::Tensor& input, const at::Tensor& target) {
   const at::NoGradGuard no_grad;
-  if (boundary_) boundary_->forget_sizes();
+  forget_sizes();
   at::Tensor x = input;
   std::vector<int> here;  // groups that were gathered
   const auto let_go = [&](const std::vector<int>& needed) {
@@ -207,10 +211,8 @@ at::Tensor Executor::infer(const at::Tensor& input, const at::Tensor& target) {
     if (l + 1 < stack_.size() && !shape_.has(l + 1)) boundary_->send_output(l, 0, x);
   }
   let_go({});
-  if (boundary_) {
-    boundary_->settle();
-    boundary_->forget_sizes();
-  }
+  if (boundary_) boundary_->settle();
+  forget_sizes();
   return shape_.has(stack_.size() - 1)
              ? x
              : at::zeros({}, at::TensorOptions(stack_.device()).dtype(at::kDouble));
@@ -307,7 +309,9 @@ void Executor::backward(const Action& action) {
   Place& here = place(action.layer, action.micro_batch);
   if (action.layer + 1 < stack_.size() && !shape_.has(action.layer + 1))
     here.grad = waited_for(boundary_->take_grad(action.layer, action.micro_batch));
-  here.pass.weights_later = action.kind == Action::Kind::input;
+  // What was computed again would otherwise be kept until the weight part, by several
+  // micro-batches.
+  here.pass.weights_later = action.kind == Action::Kind::input && !shape_.recomputes(action.layer);
   at::Tensor grad = stack_.layer(action.layer).backward(std::exchange(here.grad, {}), here.pass);
   if (action.kind == Action::Kind::input) {
     here.pass.saved.clear();

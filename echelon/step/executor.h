@@ -44,6 +44,9 @@ class Executor {
            std::shared_ptr<Communicator> ranks = nullptr, Shards* shards = nullptr,
            const Neighbours& neighbours = {});
 
+  // Samples of a step may be of other sizes, or cut otherwise, from the next one on. All ranks.
+  void forget_sizes();
+
   // One step on a batch of at least as many samples as there are micro-batches; they are cut as
   // evenly as can be. `weight` is the batch's share of all samples of the step, over the ranks.
   // `first_sample` is where it begins in the global batch. Gives the batch's part of the mean loss,

@@ -98,12 +98,10 @@ Table with_reductions(const Table& computation, const StepShape& shape) {
     if (computation[i].kind == Action::Kind::update) break;
     table.push_back(computation[i]);
     for (std::size_t b = 0; b < complete.size(); ++b)
-      if (complete[b] == i && !shape.buckets[b].tied) reduce(b);
+      if (complete[b] == i) reduce(b);
   }
-  if (shape.tied) table.push_back({Action::Kind::tie});
-  for (std::size_t b = 0; b < complete.size(); ++b)
-    if (shape.buckets[b].tied) reduce(b);
   table.push_back({Action::Kind::settle});
+  if (shape.tied) table.push_back({Action::Kind::tie});
   table.push_back({Action::Kind::update});
   return table;
 }

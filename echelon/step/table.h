@@ -48,7 +48,6 @@ std::string to_string(const Action& action);  // "forward(layer 3, micro-batch 0
 struct Bucket {
   std::int64_t begin = 0, end = 0;  // elements
   int layer = 0, top = 0;           // the lowest and the highest layer with gradients in it
-  bool tied = false;                // layers of other ranks use some of its parameters too
 
   std::int64_t numel() const { return end - begin; }
 };
@@ -91,11 +90,11 @@ Table one_process(int layers, int micro_batches);
 Table for_servers(const StepShape& shape);
 
 // Overlays: what ranks of the data dimension exchange, laid over any order of computation (one
-// process's, a pipeline's), with the step's end. Tied gradients are summed once all computation is
-// done, and what holds them goes on its way after that.
+// process's, a pipeline's), with the step's end.
 
 // As soon as a bucket's gradients are complete their reduction begins, and all are settled before
-// the update. Without buckets: the end alone.
+// the update. Tied gradients are summed after that: each holder's are then the same on all data
+// ranks, and so are their sums on all holders, to the bit. Without buckets: the end alone.
 Table with_reductions(const Table& computation, const StepShape& shape);
 
 // When gradients go to their owners where groups have memory for them only while it is lent: as
@@ -108,7 +107,9 @@ enum class Scatter { micro_batch, step };
 // brings a group together before its layers run and lets it go after; the next ones already come,
 // as long as all that are there hold at most `prefetch` bytes (`bytes`: of each group), but at
 // least one. What two neighbouring actions need stays: the last group of forward is there for
-// backward. What is kept away is fetched while the group before it is gathered.
+// backward. What is kept away is fetched while the group before it is gathered. Tied gradients are
+// summed once all computation is done, and what holds them goes to its owners after that: no owner
+// has the same slice of them on two stages.
 Table with_shards(const Table& computation, const StepShape& shape, int stage,
                   const std::vector<std::int64_t>& bytes, std::int64_t prefetch,
                   Scatter scatter = Scatter::micro_batch);
@@ -129,8 +130,8 @@ bool changes_gradients(const Action& action);
 // change after they went to their owners, and memory that is not given back; a backward without the
 // recompute that its layer needs, and one that is too early, twice or not needed; a layer that this
 // rank has not, one whose input or gradient was not received, something sent that is not there yet
-// or that nobody needs, and what others need that is not sent; tied gradients that go on their way
-// before they are summed.
+// or that nobody needs, and what others need that is not sent; tied gradients that go to their
+// owners before they are summed, and those that are summed before their reductions are settled.
 void validate(const Table& table, const StepShape& shape);
 
 // The most activations alive at once, in (layer, micro-batch) pairs. One that is computed again

@@ -1,6 +1,8 @@
 // Parameters that layers on several ranks of a pipeline share (tied embeddings): each of these
-// ranks has a copy, and gives all of them the sum of the gradients, so that they stay the same to
-// the bit.
+// ranks has a copy, and gives all of them the sum of the gradients. Where data ranks have summed
+// their own before, the copies stay the same to the bit. Under ZeRO they are summed over the data
+// ranks afterwards, in an order that may depend on where a slice lies: with three data ranks or
+// more the copies then agree to rounding.
 #pragma once
 
 #include <memory>
@@ -18,8 +20,7 @@ class Ties {
   // Collective: all ranks of the pipeline call it, with the same layers.
   Ties(Stack& stack, const Neighbours& neighbours);
 
-  // All gradients of the step are there: sums them, and waits for it. Returns the seconds of
-  // waiting.
+  // All gradients of the step are there: sums them, and waits for it. Gives the seconds of waiting.
   double sum();
 
  private:

@@ -53,10 +53,10 @@ class Validator {
       case Action::Kind::tie:
         if (!shape_.tied) return "no other rank uses parameters of this one's";
         if (std::exchange(tied_, true)) return "it ran before";
+        if (groups_.empty() && !settled_) return "the reductions are not settled";
         return unfinished(0, shape_.layers - 1);
       case Action::Kind::settle:
         if (std::exchange(settled_, true)) return "it ran before";
-        if (shape_.tied && !tied_) return "the tied gradients are not summed";
         if (const std::string missing = unscattered(); !missing.empty()) return missing;
         return unreduced();
       case Action::Kind::update:
@@ -68,6 +68,7 @@ class Validator {
         if ((!reduced_.empty() || !groups_.empty() || !shape_.own.empty() || shape_.tied) &&
             !settled_)
           return "the reductions are not settled";
+        if (shape_.tied && !tied_) return "the tied gradients are not summed";
         return held();
     }
     return {};
@@ -182,7 +183,6 @@ class Validator {
     if (reduced_[std::size_t(bucket)]) return "it ran before";
     reduced_[std::size_t(bucket)] = true;
     const Bucket& one = shape_.buckets[std::size_t(bucket)];
-    if (one.tied && !tied_) return "its tied gradients are not summed";
     return unfinished(one.layer, one.top);
   }
 

@@ -2,10 +2,8 @@
 // every micro-batch is counted once.
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/ones.h>
-#include <ATen/ops/ones_like.h>
-#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -23,17 +21,23 @@
 namespace echelon {
 namespace {
 
-// y = x + w; the loss is the mean of its input. Every gradient is then known.
-class Plus : public Layer {
+// y = w x; the loss is the mean of its input. With all w = 1 the gradient of each is the mean of
+// the batch, to which every micro-batch gives something else: one in another's place shows.
+class Times : public Layer {
  public:
-  explicit Plus(int index) : name_(fmt::format("plus{}", index)) {}
+  explicit Times(int index) : name_(fmt::format("times{}", index)) {}
   void declare(Declaration& declaration) override {
     weight_ = declaration.parameter(name_, {1}, Init::ones(), /*decay=*/false);
   }
-  at::Tensor forward(const at::Tensor& x, Pass&) override { return x + weight_->value; }
+  at::Tensor forward(const at::Tensor& x, Pass& pass) override {
+    pass.saved = {x};
+    return x * weight_->value;
+  }
   at::Tensor backward(const at::Tensor& grad, Pass& pass) override {
-    pass.do_or_put_off([weight = weight_, grad] { weight->add_grad(grad.sum().reshape({1})); });
-    return grad;
+    pass.do_or_put_off([weight = weight_, grad, x = pass.saved[0]] {
+      weight->add_grad((grad * x).sum().reshape({1}));
+    });
+    return grad * weight_->value;
   }
 
  private:
@@ -55,7 +59,7 @@ class Mean : public Layer {
 
 Stack counter(int layers) {
   Stack stack;
-  for (int l = 0; l + 1 < layers; ++l) stack.add(std::make_unique<Plus>(l));
+  for (int l = 0; l + 1 < layers; ++l) stack.add(std::make_unique<Times>(l));
   stack.add(std::make_unique<Mean>());
   return stack;
 }
@@ -82,7 +86,11 @@ TEST(PipelineProperty, RandomShapesRunWithoutDeadlock) {
     const int layers = shape.stages() + up_to(3);
     const auto stages = balance(std::vector<LayerCost>(std::size_t(layers)), "count", name, shape);
     const auto owners = layer_owners(stages, shape);
-    const at::Tensor batch = at::zeros({shape.micro_batches, 2}, at::kDouble);
+    // Of sizes that differ by one, and with values that grow: a message of another micro-batch has
+    // other numbers.
+    const int samples = shape.micro_batches + up_to(shape.micro_batches) - 1;
+    const at::Tensor batch = at::arange(1, 2 * samples + 1, at::kDouble).view({samples, 2});
+    const double mean = batch.mean().item<double>();
     const auto errors = run_in_process(shape.ranks, [&](std::shared_ptr<Communicator> ranks) {
       Stack stack = counter(layers);
       StepShape step{layers, shape.micro_batches, {}};
@@ -96,10 +104,15 @@ TEST(PipelineProperty, RandomShapesRunWithoutDeadlock) {
       update.load(random_values(1));
       Executor executor(stack, &update, table, step, nullptr, nullptr,
                         shape.ranks > 1 ? Neighbours{ranks, owners} : Neighbours{});
-      update.rate().fill_(1);
-      const double loss = executor.run(batch, batch).item<double>();
-      if (std::abs(loss - (layers - 1)) > 1e-12) throw Error(fmt::format("the loss is {}", loss));
-      for (const auto& p : stack.parameters())  // 1 - the gradient, which is 1
+      // A rate that leaves w = 1 at first, so that the second step, in which sizes are known and
+      // messages begin to come early, has the same numbers to show; then one that moves it.
+      for (const double rate : {0.0, 1 / mean}) {
+        update.rate().fill_(rate);
+        const double loss = executor.run(batch, batch).item<double>();
+        if (std::abs(loss - mean) > 1e-12 * mean)
+          throw Error(fmt::format("the loss is {} where {} is the mean", loss, mean));
+      }
+      for (const auto& p : stack.parameters())  // 1 - the gradient over the mean
         if (p.here && std::abs(p.value.item<double>()) > 1e-12)
           throw Error(fmt::format("{} is {}", p.name, p.value.item<double>()));
     });

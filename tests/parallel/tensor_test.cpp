@@ -115,8 +115,8 @@ Trained trained(const Case& c, const std::vector<Batch>& batches,
     shape.tied = !stack.tied_across().empty();
     table = pipeline_table(make_schedule(stages.schedule, pipeline), pipeline, stages.ranks->rank(),
                            cut, shape);
-    if (shape.tied) table.push_back({Action::Kind::tie});
     table.push_back({Action::Kind::settle});
+    if (shape.tied) table.push_back({Action::Kind::tie});
     table.push_back({Action::Kind::update});
   }
   apply(gpt_plan(c.model), stack, ranks, c.sequence);
