@@ -139,8 +139,8 @@ std::string draw_mesh(const MeshShape& shape, const std::vector<std::string>& ho
   return lines;
 }
 
-int Mesh::rank_along_data(int data) const {
-  const int position = (place.pipeline * shape.data + data) * shape.tensor + place.tensor;
+int Mesh::rank_at(const MeshPlace& there) const {
+  const int position = (there.pipeline * shape.data + there.data) * shape.tensor + there.tensor;
   return order.empty() ? position : order[std::size_t(position)];
 }
 

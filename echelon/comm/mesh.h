@@ -50,8 +50,7 @@ struct Mesh {
   // of their places; null where there is no other.
   std::shared_ptr<Communicator> all, pipeline, data, tensor;
 
-  // The rank of the job at another place along data, and at this one along the others.
-  int rank_along_data(int data) const;
+  int rank_at(const MeshPlace& there) const;  // of the job
 };
 
 // Collective: all ranks give the same shape.

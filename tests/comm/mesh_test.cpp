@@ -99,7 +99,7 @@ TEST(Mesh, ConnectsThoseThatDifferAlongOneDimension) {
     };
     check(*mesh.tensor, &MeshPlace::tensor);
     check(*mesh.data, &MeshPlace::data);
-    EXPECT_EQ(mesh.rank_along_data(mesh.place.data), group.rank());
+    EXPECT_EQ(mesh.rank_at(mesh.place), group.rank());
     check(*mesh.pipeline, &MeshPlace::pipeline);
     EXPECT_EQ(mesh.all->size(), 8);
   });
