@@ -26,6 +26,7 @@
 #include "echelon/net/environment.h"
 #include "echelon/nn/gpt.h"
 #include "echelon/nn/gpt2_folder.h"
+#include "echelon/nn/tensor_group.h"
 #include "echelon/parallel/tensor/split_plan.h"
 #include "echelon/train/job_data.h"
 #include "echelon/train/job_report.h"
@@ -245,6 +246,13 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   if (trainer.layout().in_parts()) {
     const auto& layout = trainer.layout();
     fmt::print("mesh        {}\n", indented(draw_mesh(layout.mesh.shape, layout.mesh.hosts)));
+    if (layout.mesh.shape.tensor > 1)
+      fmt::print("tensor      {} ranks split matrices, {}\n", layout.mesh.shape.tensor,
+                 stack.tensor_group()->rows_are_split() ? "and rows of activations between them"
+                 : options.parallel.sequence
+                     ? fmt::format("not rows of activations, since {} tokens do not divide",
+                                   options.model.context)
+                     : std::string("not rows of activations: parallel.sequence=false"));
     if (layout.pipeline.ranks > 1)
       fmt::print("pipeline    {}, {} micro-batches; {}\n", options.pipeline.schedule,
                  options.train.micro_batches, layout.description(options.pipeline));
@@ -316,9 +324,8 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
     } catch (const NotFinite& error) {
       log::info(error.what());
       trainer.save(run.state());
-      throw Error(
-          fmt::format("{}. Go on from there with: echelon train --resume {} --set optim.rate=...",
-                      error.what(), run.path().string()));
+      throw Error(fmt::format("{}. Go on from there with: {} --set optim.rate=...", error.what(),
+                              resume_command(run, request)));
     }
   }
   std::string timelines;

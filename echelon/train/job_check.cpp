@@ -8,6 +8,8 @@
 #include "echelon/comm/texts.h"
 #include "echelon/nn/gpt.h"
 #include "echelon/nn/gpt2_folder.h"
+#include "echelon/parallel/pipeline/balance.h"
+#include "echelon/parallel/tensor/split_plan.h"
 #include "echelon/train/job.h"
 #include "echelon/train/mesh_layout.h"
 #include "echelon/train/option_difference.h"
@@ -69,15 +71,24 @@ void check_combination(const JobRequest& request, int ranks) {
           (servers || options.sync.adapt || options.sync.allow_staleness > 0 || request.trace_sync),
       "server.count, sync.adapt, sync.allow_staleness and --trace sync are for ranks that each have "
       "the whole model: leave them out with parallel.pipeline and parallel.tensor");
-  refuse(request.trace_pipeline && (options.parallel.pipeline == 1 || !cpu),
-         "--trace pipeline shows what ranks of a pipeline on CPUs do: set parallel.pipeline");
-  const PipelineOptions plain;
+  refuse(request.trace_pipeline && options.parallel.pipeline == 1,
+         "--trace pipeline shows what ranks of a pipeline do: set parallel.pipeline");
   refuse(
-      options.parallel.pipeline == 1 &&
-          (options.pipeline.schedule != plain.schedule || options.pipeline.chunks > 1 ||
-           !options.pipeline.stages.empty()),
-      "pipeline.schedule, pipeline.chunks and pipeline.stages are for parallel.pipeline: set that "
-      "too");
+      request.trace_pipeline && !cpu,
+      "--trace pipeline tells times by the host's clock, which is ahead of a GPU: leave it out, or "
+      "set train.device=cpu");
+  const PipelineOptions plain;
+  refuse(options.parallel.pipeline == 1 &&
+             (options.pipeline.schedule != plain.schedule || options.pipeline.chunks > 1 ||
+              options.pipeline.balance != plain.balance || !options.pipeline.stages.empty()),
+         "pipeline.schedule, pipeline.chunks, pipeline.balance and pipeline.stages are for "
+         "parallel.pipeline: set that too");
+  refuse(
+      options.pipeline.schedule == "interleaved" && options.pipeline.chunks == 1,
+      "pipeline.schedule=interleaved gives a rank several chunks of layers: set pipeline.chunks to "
+      "2 or more");
+  refuse(options.zero.scatter != "auto" && options.parallel.zero < 2,
+         "zero.scatter is for parallel.zero=2 and 3: set that too");
   refuse(
       shared && servers,
       "parallel.zero and server.count both say who owns the optimiser's state: leave out either");
@@ -100,6 +111,22 @@ void check_combination(const JobRequest& request, int ranks) {
   refuse(request.trace_sync && (servers || ranks == 1 || !cpu),
          "--trace sync shows how ranks on CPUs reduce their gradients: start several with --nproc, "
          "without servers");
+}
+
+// Whether the model can lie over the mesh, as far as that can be seen without ranks.
+void check_layout(const JobOptions& options, const ModelOptions& model, const MeshShape& mesh) {
+  Stack stack = gpt(model);  // described, not allocated
+  if (mesh.tensor > 1) apply(gpt_plan(model), stack, mesh.tensor, 0);
+  if (mesh.pipeline == 1) return;
+  const PipelineShape shape{.ranks = mesh.pipeline,
+                            .micro_batches = int(options.train.micro_batches),
+                            .chunks = int(options.pipeline.chunks)};
+  make_schedule(options.pipeline.schedule, shape);
+  if (options.pipeline.stages.empty())
+    balance(std::vector<LayerCost>(std::size_t(stack.size())), "count", options.pipeline.schedule,
+            shape);
+  else
+    stages_of(options.pipeline.stages, stack.size(), shape);
 }
 
 }  // namespace
@@ -134,7 +161,8 @@ void check_job(const JobRequest& request, int ranks) {
   options.chaos.slowness(0, ranks);
   ModelOptions model = options.model;
   if (request.resume.empty()) resolve_model(model, request.given);
-  gpt(model);  // described, not allocated
+  check_layout(options, model,
+               options.server.count > 0 ? MeshShape{} : mesh_of(options.parallel, ranks));
   if (!request.resume.empty()) {
     const auto done = saved_step(RunDirectory::open(request.resume).state());
     if (done >= options.train.steps)

@@ -77,30 +77,33 @@ Stack laid_out(const JobOptions& options, const Part& part, int owners) {
   return stack;
 }
 
+struct Step {
+  StepShape shape;
+  Table computation;
+};
+
+Step step_of(const Stack& stack, const JobOptions& options, const Part& part) {
+  // In one process's order what is lent and kept repeats from the second micro-batch on.
+  const int micro_batches = part.own.empty()
+                                ? int(std::min<std::int64_t>(options.train.micro_batches, 3))
+                                : part.shape.micro_batches;
+  Step step{step_shape(stack, micro_batches, part.own), {}};
+  step.computation = part.own.empty()
+                         ? one_process(step.shape)
+                         : pipeline_table(make_schedule(options.pipeline.schedule, part.shape),
+                                          part.shape, part.rank, part.stages, step.shape);
+  return step;
+}
+
 // The memory that a step lends to groups, piece by piece as ZeroShards takes and keeps it.
-std::uint64_t lent_bytes(const Stack& stack, const JobOptions& options, const Part& part,
-                         at::ScalarType type, ZeroShards::Lending lending) {
+std::uint64_t lent_bytes(const Stack& stack, const JobOptions& options, Step step,
+                         at::ScalarType type, ZeroShards::Lending lending, Scatter scatter) {
   if (!lending.values && !lending.gradients) return 0;
   const auto stage = int(options.parallel.zero);
-  StepShape shape;
-  shape.layers = stack.size();
-  shape.own = part.own;
-  shape.tied = !stack.tied_across().empty();
-  // In one process's order what is lent repeats from the second on.
-  shape.micro_batches = part.own.empty()
-                            ? int(std::min<std::int64_t>(options.train.micro_batches, 3))
-                            : part.shape.micro_batches;
-  const auto bytes = describe_groups(shape, stack, stage, type);
-  const Table computation =
-      part.own.empty() ? one_process(shape)
-                       : pipeline_table(make_schedule(options.pipeline.schedule, part.shape),
-                                        part.shape, part.rank, part.stages, shape);
-  const bool once =
-      options.zero.scatter == "step" ||
-      (options.zero.scatter == "auto" && !part.own.empty() && !sums_in_fp32(options.train));
-  const Table table =
-      with_shards(computation, shape, stage, bytes, std::int64_t(options.zero.prefetch * mib),
-                  once ? Scatter::step : Scatter::micro_batch);
+  const auto bytes = describe_groups(step.shape, stack, stage, type);
+  step.shape.kept_away = stage == 3 && options.zero.offload != "none";
+  const Table table = with_shards(step.computation, step.shape, stage, bytes,
+                                  std::int64_t(options.zero.prefetch * mib), scatter);
 
   struct Piece {
     std::int64_t elements = 0;
@@ -158,17 +161,73 @@ std::uint64_t lent_bytes(const Stack& stack, const JobOptions& options, const Pa
   return sum;
 }
 
+// What a layer holds of a micro-batch, in bytes.
+struct LayerBytes {
+  std::uint64_t kept = 0;      // from its forward to its backward
+  std::uint64_t put_off = 0;   // from its input part to its weight part
+  std::uint64_t forward = 0;   // beside what is kept, while it runs
+  std::uint64_t backward = 0;  // likewise, with the gradient that comes in
+};
+
+// What has come and not been used, and what was sent and may not have gone, beside what layers
+// hold: the most that is alive at once. An output has gone for certain when its gradient is back;
+// its memory is looked at when something else is sent. Of gradients no more than two are on their
+// way while forwards go on: the next input is only computed after the first was taken. When
+// backwards alone are left, each frees more than it sends.
+std::uint64_t most_alive(const Step& step, const std::vector<LayerBytes>& layers,
+                         std::uint64_t message) {
+  using Kind = Action::Kind;
+  std::uint64_t alive = 0, most = 0, gone = 0;
+  int gradients = 0;
+  const auto send = [&] {
+    alive += message;
+    most = std::max(most, alive);
+    alive -= std::exchange(gone, 0);
+  };
+  for (const auto& action : step.computation) {
+    const int l = action.layer;
+    const LayerBytes& layer = layers[std::size_t(l)];
+    switch (action.kind) {
+      case Kind::receive:
+      case Kind::receive_grad:
+        alive += message;
+        break;
+      case Kind::forward:
+        if (l > 0 && !step.shape.has(l - 1)) alive -= message;  // its input now, which it keeps
+        alive += layer.kept;
+        most = std::max(most, alive + layer.forward);
+        break;
+      case Kind::backward:
+      case Kind::input:
+        if (l + 1 < step.shape.layers && !step.shape.has(l + 1)) {
+          alive -= message;
+          gone += message;
+        }
+        most = std::max(most, alive + layer.backward);
+        alive -= layer.kept;
+        // What is computed again is not put off: it would be alive whole until then.
+        if (action.kind == Kind::input && !step.shape.recomputes(l)) alive += layer.put_off;
+        break;
+      case Kind::weight:
+        if (!step.shape.recomputes(l)) alive -= layer.put_off;
+        break;
+      case Kind::send:
+        send();
+        break;
+      case Kind::send_grad:
+        if (++gradients > 2) alive -= message;
+        send();
+        break;
+      default:
+        break;
+    }
+  }
+  return most;
+}
+
 // docs/recompute.md has the terms; what a block's backward holds beside them was measured.
-std::uint64_t activation_bytes(const JobOptions& options, const Part& of_model, int workers) {
+std::uint64_t activation_bytes(const JobOptions& options, const Step& step, int workers) {
   const auto& model = options.model;
-  std::uint64_t layers = 0;
-  for (int l = 1; l <= int(model.layers); ++l) layers += of_model.has(l);
-  // A rank of a pipeline holds those of several micro-batches; of chunks, each its share.
-  const double held = of_model.own.empty()
-                          ? 1.0
-                          : double(closed_form_activations(options.pipeline.schedule,
-                                                           of_model.shape, of_model.rank)) /
-                                of_model.shape.chunks;
   const auto samples = (options.train.batch + workers * options.train.micro_batches - 1) /
                        (workers * options.train.micro_batches);
   const auto tokens = std::uint64_t(samples * model.context);
@@ -193,6 +252,7 @@ std::uint64_t activation_bytes(const JobOptions& options, const Part& of_model, 
   // The head: its input, the norm's output and the logits' gradient, and a block of rows of
   // logarithms.
   const std::uint64_t part = (vocab + tensor - 1) / tensor;  // of the vocabulary
+  const std::uint64_t normed = model.recompute == "selective" ? 0 : d;
   const std::uint64_t a_block = std::min<std::uint64_t>(
       tokens * part * element, options.train.device == "cpu" ? 4 << 20 : 512 << 20);
   // fp16 has that block in fp32; of bf16 a CPU's operators make an fp32 copy.
@@ -200,65 +260,63 @@ std::uint64_t activation_bytes(const JobOptions& options, const Part& of_model, 
                              : options.train.precision == "bf16" && options.train.device == "cpu"
                                  ? 3 * a_block
                                  : a_block;
-  const std::uint64_t head =
-      of_model.has(int(model.layers) + 1) ? tokens * (2 * d + part) * element + rows : 0;
+  const std::uint64_t stream = tokens * d * element;  // a gradient that comes in
+  std::vector<LayerBytes> layers(std::size_t(step.shape.layers));
+  layers.front().backward = stream;
+  for (std::size_t l = 1; l + 1 < layers.size(); ++l)
+    layers[l] = {.kept = tokens * kept,
+                 .put_off = tokens * of(12, 4),
+                 .backward = stream + tokens * backward};
+  layers.back() = {.kept = tokens * (d + normed + part) * element,
+                   .put_off = tokens * (d + part) * element,
+                   .forward = rows + tokens * (d - normed) * element,
+                   .backward = stream};
   // A gradient and its masked copy; on a GPU, masks are made of integers, 16 Mi at a time.
   std::uint64_t masks = 0;
   if (model.dropout > 0)
     masks =
         tokens * d * element +
         (options.train.device == "cuda" ? std::min<std::uint64_t>(tokens * d, 1 << 24) * 28 : 0);
-  // What comes and goes at the ends of a pipeline's stage.
-  const std::uint64_t messages = of_model.own.empty() ? 0 : 2 * tokens * d * element;
-  return masks + 8 * tokens + messages + std::uint64_t(held * double(tokens * kept * layers)) +
-         std::max(head, tokens * (d * element + backward));
+  return masks + 8 * tokens + most_alive(step, layers, tokens * of(0, 1));
 }
 
-MemoryForecast forecast_part(const JobOptions& options, const Part& of, int ranks, int local) {
+}  // namespace
+
+MemoryForecast forecast_state(const Stack& stack, const TrainOptions& train,
+                              const OptimOptions& optim, const ZeroOptions& zero, int stage,
+                              int owners) {
   MemoryForecast result;
-  const auto type = compute_type(options.train);
+  const auto type = compute_type(train);
   const std::uint64_t element = at::elementSize(type), wide = at::elementSize(master_type(type));
-  const auto stage = int(options.parallel.zero);
-  const bool servers = options.server.count > 0;
-  const int owners = stage == 0 ? 1 : options.zero.shard == "host" ? local : ranks;
-  const Stack stack = laid_out(options, of, owners);
   std::int64_t numel = 0;  // of all trainable units, with padding
   for (const auto& group : stack.groups()) numel += group.numel;
   const auto n = std::uint64_t(numel), part = n / std::uint64_t(owners);
-  const bool sums = sums_in_fp32(options.train);
-  const std::uint64_t states = make_optimizer(options.optim)->state_names().size();
+  const bool sums = sums_in_fp32(train);
+  const std::uint64_t states = make_optimizer(optim)->state_names().size();
 
   kind(result.tensors, MemoryKind::parameters) = (stage >= 3 ? part : n) * element;
   kind(result.tensors, MemoryKind::gradients) =
       stage >= 2 ? part * (sums ? 4 : element) : n * element + (sums ? 4 * n : 0);
-  kind(result.tensors, MemoryKind::optimizer) =
-      servers ? 0 : (states + (wide != element ? 1 : 0)) * wide * part;
-  kind(result.tensors, MemoryKind::activations) = activation_bytes(
-      options, of,
-      servers ? ranks - (options.server.place == "separate" ? int(options.server.count) : 0)
-              : ranks);
-  const bool offloads = options.zero.offload != "none" && stage > 0;
-  kind(result.tensors, MemoryKind::communication) = lent_bytes(
-      stack, options, of, type, ZeroShards::lending(stage, owners, owners < ranks, offloads, sums));
+  kind(result.tensors, MemoryKind::optimizer) = (states + (wide != element ? 1 : 0)) * wide * part;
+  const bool offloads = zero.offload != "none" && stage > 0;
   // Gradients are widened a piece at a time, where the optimiser does not take them as they are.
-  const bool on_cpu = options.train.device == "cpu" || offloads;
-  const bool taken = make_optimizer(options.optim)->takes(type, on_cpu ? at::kCPU : at::kCUDA);
+  const bool on_cpu = train.device == "cpu" || offloads;
+  const bool taken = make_optimizer(optim)->takes(type, on_cpu ? at::kCPU : at::kCUDA);
   if (wide != element && !sums && !taken) {
     std::int64_t longest = 0;
-    for (const auto& range : ranges_within(stack.units(), 0, numel, type, grain_of(options.optim)))
+    for (const auto& range : ranges_within(stack.units(), 0, numel, type, grain_of(optim)))
       longest = std::max(longest, range.numel);
     longest = std::min(longest, std::int64_t(part));
-    if (offloads) longest = std::min(longest, std::int64_t(options.zero.piece * mib / 4));
+    if (offloads) longest = std::min(longest, std::int64_t(zero.piece * mib / 4));
     kind(result.tensors, MemoryKind::workspace) = std::uint64_t(longest) * wide;
   }
   if (offloads) {
-    const auto device =
-        options.train.device == "cpu" ? at::Device(at::kCPU) : at::Device(at::kCUDA);
+    const auto device = train.device == "cpu" ? at::Device(at::kCPU) : at::Device(at::kCUDA);
     std::uint64_t kept = 0;
     for (const auto& array :
-         ZeroUpdate::arrays(options.optim, type, sums ? at::kFloat : type, stage, device))
+         ZeroUpdate::arrays(optim, type, sums ? at::kFloat : type, stage, device))
       kept += part * at::elementSize(array.type);
-    if (options.zero.offload == "disk") {
+    if (zero.offload == "disk") {
       result.disk = kept;
       kind(result.tensors, MemoryKind::optimizer) = 0;
       if (stage >= 3)
@@ -271,17 +329,67 @@ MemoryForecast forecast_part(const JobOptions& options, const Part& of, int rank
     }
     // What waits to be written; pieces that are updated and that come next, of each array; and
     // slices that are gathered.
-    if (options.zero.offload == "disk") {
+    if (zero.offload == "disk") {
       std::uint64_t largest = 0;
       for (const auto& group : stack.groups())
         largest = std::max(largest, std::uint64_t(group.numel) / std::uint64_t(owners) * wide);
-      const auto piece = std::min<std::uint64_t>(std::uint64_t(options.zero.piece * mib), largest);
+      const auto piece = std::min<std::uint64_t>(std::uint64_t(zero.piece * mib), largest);
       const auto writing =
           std::min<std::uint64_t>(std::max<std::uint64_t>(Tier::most_writing, largest), kept);
       kind(result.tensors, MemoryKind::workspace) +=
           writing + 2 * (states + 2) * piece + (stage >= 3 ? 2 * largest : 0);
     }
   }
+  return result;
+}
+
+ScatterRoom scatter_room(const Stack& stack, const TrainOptions& train, const OptimOptions& optim,
+                         const ZeroOptions& zero, int stage, int owners, int local) {
+  ScatterRoom room;
+  for (const auto& group : stack.groups())
+    room.gradients += std::uint64_t(group.numel) * at::elementSize(compute_type(train));
+  const std::uint64_t budget = memory_budget(train, local),
+                      state = forecast_state(stack, train, optim, zero, stage, owners).on_device();
+  room.left = budget > state ? budget - state : 0;
+  return room;
+}
+
+namespace {
+
+Scatter scatter_of(const Stack& stack, const JobOptions& options, const Part& part, int owners,
+                   int local) {
+  const auto stage = int(options.parallel.zero);
+  if (stage < 2 || options.train.micro_batches == 1) return Scatter::micro_batch;
+  if (options.zero.scatter != "auto")
+    return options.zero.scatter == "step" ? Scatter::step : Scatter::micro_batch;
+  if (part.own.empty() || sums_in_fp32(options.train)) return Scatter::micro_batch;
+  return scatter_room(stack, options.train, options.optim, options.zero, stage, owners, local)
+                 .once_a_step()
+             ? Scatter::step
+             : Scatter::micro_batch;
+}
+
+// `ranks` split the batch; `local` ranks of the job are on this host.
+MemoryForecast forecast_part(const JobOptions& options, const Part& of, int ranks, int local) {
+  const auto type = compute_type(options.train);
+  const std::uint64_t element = at::elementSize(type);
+  const auto stage = int(options.parallel.zero);
+  const bool servers = options.server.count > 0;
+  const int owners = stage == 0 ? 1 : options.zero.shard == "host" ? std::min(local, ranks) : ranks;
+  const Stack stack = laid_out(options, of, owners);
+  const Step step = step_of(stack, options, of);
+  MemoryForecast result =
+      forecast_state(stack, options.train, options.optim, options.zero, stage, owners);
+  if (servers) kind(result.tensors, MemoryKind::optimizer) = 0;
+  kind(result.tensors, MemoryKind::activations) = activation_bytes(
+      options, step,
+      servers ? ranks - (options.server.place == "separate" ? int(options.server.count) : 0)
+              : ranks);
+  const bool offloads = options.zero.offload != "none" && stage > 0;
+  kind(result.tensors, MemoryKind::communication) = lent_bytes(
+      stack, options, step, type,
+      ZeroShards::lending(stage, owners, owners < ranks, offloads, sums_in_fp32(options.train)),
+      scatter_of(stack, options, of, owners, local));
   for (const auto& group : stack.groups()) {
     const auto bytes = std::uint64_t(group.numel) * element * 2;
     if (bytes <= result.largest_group_bytes) continue;
@@ -303,7 +411,7 @@ MemoryForecast forecast_memory(const JobOptions& options, int ranks, int local) 
   const MeshShape mesh = mesh_of(options.parallel, ranks);
   std::optional<MemoryForecast> most;
   for (const auto& part : parts_of(options, int(options.model.layers) + 2, mesh.pipeline)) {
-    const auto one = forecast_part(options, part, mesh.data, std::min(local, mesh.data));
+    const auto one = forecast_part(options, part, mesh.data, local);
     if (!most || one.tensors.total() > most->tensors.total()) most = one;
   }
   return *most;
@@ -346,14 +454,16 @@ std::string changed(const JobOptions& from, const JobOptions& to) {
   add("train.micro_batches", from.train.micro_batches, to.train.micro_batches);
   add("zero.prefetch", from.zero.prefetch, to.zero.prefetch);
   add("zero.group", from.zero.group, to.zero.group);
+  add("zero.scatter", from.zero.scatter, to.zero.scatter);
   add("zero.offload", from.zero.offload, to.zero.offload);
   if (to.zero.offload == "disk" && to.zero.offload_path.empty())
     text += " zero.offload_path=FOLDER";
   return text;
 }
 
-// What could be changed, the cheapest first: stages that share more cost little, to compute again
-// costs time, more micro-batches make each less efficient, to keep state elsewhere costs most.
+// What could be changed, the cheapest first: to send gradients more often and stages that share
+// more cost little, to compute again costs time, more micro-batches make each less efficient, to
+// keep state elsewhere costs most.
 std::vector<JobOptions> changes(const JobOptions& options, int ranks) {
   std::vector<std::int64_t> micro_batches = {options.train.micro_batches};
   const auto most = options.train.batch / mesh_of(options.parallel, ranks).data;
@@ -376,6 +486,12 @@ std::vector<JobOptions> changes(const JobOptions& options, int ranks) {
         next.train.micro_batches = pieces;
         next.model.recompute = again;
         next.parallel.zero = stage;
+        next.zero.scatter = options.zero.scatter;
+        all.push_back(next);
+        const bool once = options.zero.scatter == "step" ||
+                          (options.zero.scatter == "auto" && options.parallel.pipeline > 1);
+        if (!once || stage < 2 || pieces == 1) continue;
+        next.zero.scatter = "micro_batch";
         all.push_back(next);
       }
   if (next.parallel.zero == 3) {

@@ -3,7 +3,8 @@
 // Parameters, gradients and the optimiser's state are exact, with the padding that divides them
 // over their owners. So is what is lent to groups in stages 2 and 3: the step's table is walked.
 // Activations are those of a GPT by the formula of docs/recompute.md, and an estimate of what its
-// backward holds beside them: within a tenth of what was measured (docs/memory.md).
+// backward holds beside them: within a tenth of what was measured (docs/memory.md). In a pipeline
+// the table is walked for them too, with as many messages on their way as there can be at most.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +15,8 @@
 #include "echelon/train/options.h"
 
 namespace echelon {
+
+class Stack;
 
 struct MemoryForecast {
   MemoryUse tensors;       // of one rank
@@ -33,6 +36,22 @@ struct RankMemory {
 
 // `ranks` in all, of which `local` are on this host.
 MemoryForecast forecast_memory(const JobOptions& options, int ranks, int local);
+
+// Of those, what is there whatever is computed: values, gradients, the optimiser's state and what
+// its update needs. For any stack that is laid out, as `owners` ranks share it out in a stage.
+MemoryForecast forecast_state(const Stack& stack, const TrainOptions& train,
+                              const OptimOptions& optim, const ZeroOptions& zero, int stage,
+                              int owners);
+
+// zero.scatter=auto in a pipeline, for a rank's layers: the rule of the trainer and of its
+// forecast. Gradients that wait for the end of a step leave activations as much as they take.
+struct ScatterRoom {
+  std::uint64_t gradients = 0;  // of all the rank's layers
+  std::uint64_t left = 0;       // of what it may take, beside its state
+  bool once_a_step() const { return gradients <= left / 2; }
+};
+ScatterRoom scatter_room(const Stack& stack, const TrainOptions& train, const OptimOptions& optim,
+                         const ZeroOptions& zero, int stage, int owners, int local);
 
 // What a rank may take here: train.memory_mib, or its part of what is free. 0: nobody knows.
 std::uint64_t memory_budget(const TrainOptions& train, int local);

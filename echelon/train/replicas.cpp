@@ -57,6 +57,13 @@ std::vector<int> ranks_that_differ(const Stack& stack, Communicator& ranks) {
   return that_differ(sum, stack.device(), ranks);
 }
 
+std::vector<int> ranks_that_differ_in_whole_parameters(const Stack& stack, Communicator& ranks) {
+  std::uint64_t sum = 0;
+  for (const auto& parameter : stack.parameters())
+    if (parameter.here && !parameter.split.is_part()) sum = sum * 31 + checksum_of(parameter.value);
+  return that_differ(sum, stack.device(), ranks);
+}
+
 std::vector<int> ranks_that_differ(const at::Tensor& values, Communicator& ranks) {
   return that_differ(checksum_of(values), values.device(), ranks);
 }
@@ -70,6 +77,11 @@ void require_same_state(const MasterUpdate& update, std::int64_t step, Communica
     sum = (sum * 31 + std::bit_cast<std::uint64_t>(scale)) * 31 + std::uint64_t(good_steps);
   }
   for (const auto& one : all) sum = sum * 31 + checksum_of(one.flat);
+  require_same_state(sum, step, device, ranks);
+}
+
+void require_same_state(std::uint64_t sum, std::int64_t step, at::Device device,
+                        Communicator& ranks) {
   const auto steps = gathered(step, device, ranks);
   const auto sums = gathered(static_cast<std::int64_t>(sum), device, ranks);
   for (std::size_t r = 1; r < steps.size(); ++r) {

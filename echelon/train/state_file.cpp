@@ -10,7 +10,9 @@
 
 #include <algorithm>
 #include <charconv>
+#include <span>
 
+#include "echelon/base/checksum.h"
 #include "echelon/base/error.h"
 #include "echelon/nn/split.h"
 #include "echelon/nn/tensor_file.h"
@@ -33,6 +35,19 @@ T number(const safetensors::Reader& reader, const std::string& key) {
     throw Corrupt(fmt::format("{} is no state of a run: its metadata has no {}",
                               reader.path().string(), key));
   return value;
+}
+
+// Tells states apart without reading them whole: what is in them, and how every tensor begins.
+std::uint64_t digest_of(const safetensors::Reader& reader) {
+  constexpr std::size_t beginning = 4096;
+  std::uint64_t sum = 0;
+  for (const auto& entry : reader.header().entries) {
+    const auto bytes = reader.bytes(entry);
+    sum = sum * 31 + checksum(std::as_bytes(std::span(entry.name)));
+    sum = sum * 31 + bytes.size();
+    sum = sum * 31 + checksum(bytes.first(std::min(beginning, bytes.size())));
+  }
+  return sum;
 }
 
 }  // namespace
@@ -183,6 +198,7 @@ void Trainer::restore(const std::filesystem::path& path) {
   scales_.clear();
   owner().publish();
   alike_ = false;
+  digest_ = digest_of(reader);
   step_ = step;
 }
 

@@ -53,9 +53,12 @@ void Trainer::run_until(std::int64_t until, const std::atomic<bool>* stop) {
     ++step_;
     // Where the host updates, it has waited for the GPU already.
     collect(device_.is_cuda() && !tier_ ? steps_ahead : 0);
-    if (ranks_ && train_.check_every > 0 && step_ % train_.check_every == 0) {
+    if (all_ && train_.check_every > 0 && step_ % train_.check_every == 0) {
       // A GPU and a CPU round differently, and would drift apart.
-      mixed_ && !zero_ ? take_first_values(stack_, *update_, *ranks_) : check_same_parameters();
+      if (ranks_ && mixed_ && !zero_)
+        take_first_values(stack_, *update_, *ranks_);
+      else
+        check_same_parameters();
     }
     if (by_speed_ && step_ % shares_every_ == 0) look_at_speeds();
     if (controller_) {
@@ -94,6 +97,7 @@ void Trainer::share_out(std::vector<std::int64_t> samples) {
         fmt::format("shares of {} do not make a batch of {} for {} ranks of {} micro-batches",
                     samples, train_.batch, shares_.size(), train_.micro_batches));
   shares_ = std::move(samples);
+  executor_->forget_sizes();
 }
 
 // All ranks decide the same, from the same numbers.
@@ -144,18 +148,34 @@ bool Trainer::stopped(const std::atomic<bool>* stop) {
 }
 
 void Trainer::begin_alike() {
-  if (alike_ || !ranks_) return;
-  if (zero_) {
-    // Every owner began with its own values, which are functions of the seed or come from a file.
-  } else if (step_ > 0)
+  if (alike_ || !all_) return;
+  // Ranks that have parts began with their own values, which are functions of the seed or come from
+  // a file.
+  if (step_ > 0 && saves_together()) require_same_state(digest_, step_, device_, *all_);
+  alike_ = true;
+  if (!ranks_) return;
+  if (!zero_ && step_ > 0)
     require_same_state(*update_, step_, *ranks_);
-  else if (!ranks_that_differ(stack_, *ranks_).empty())
+  else if (!zero_ && !ranks_that_differ(stack_, *ranks_).empty())
     take_first_values(stack_, *update_, *ranks_);
   take_first_buffers(stack_, *ranks_);
-  alike_ = true;
 }
 
 void Trainer::check_same_parameters() const {
+  const auto refuse = [&](const std::vector<int>& others, int MeshPlace::*along) {
+    if (others.empty()) return;
+    const auto rank = [&](int there) {
+      MeshPlace place = layout_.mesh.place;
+      place.*along = there;
+      return layout_.mesh.rank_at(place);
+    };
+    std::vector<int> ranks;
+    for (const int other : others) ranks.push_back(rank(other));
+    throw Error(fmt::format(
+        "after step {} the parameters of rank{} {} are not those of rank {}: the ranks computed "
+        "different updates. A layer with random numbers of its own, or faulty memory, does that",
+        step_, ranks.size() > 1 ? "s" : "", fmt::join(ranks, ", "), rank(0)));
+  };
   if (shards_ && shards_->stage() == 3) {
     // There is one of each slice, or one on each host.
     if (!shards_->replicas() || tier_) return;
@@ -168,14 +188,9 @@ void Trainer::check_same_parameters() const {
     return;
   }
   if (shards_) shards_->wait_for_values();
-  auto others = ranks_that_differ(stack_, *ranks_);
-  for (int& rank : others) rank = layout_.mesh.rank_along_data(rank);
-  if (!others.empty())
-    throw Error(fmt::format(
-        "after step {} the parameters of rank{} {} are not those of rank {}: the ranks computed "
-        "different updates. A layer with random numbers of its own, or faulty memory, does that",
-        step_, others.size() > 1 ? "s" : "", fmt::join(others, ", "),
-        layout_.mesh.rank_along_data(0)));
+  if (ranks_) refuse(ranks_that_differ(stack_, *ranks_), &MeshPlace::data);
+  if (layout_.mesh.tensor)
+    refuse(ranks_that_differ_in_whole_parameters(stack_, *layout_.mesh.tensor), &MeshPlace::tensor);
 }
 
 std::int64_t Trainer::first_sample() const {

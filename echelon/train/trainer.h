@@ -178,7 +178,7 @@ class Trainer {
   void give_memory(const ParallelOptions& parallel, const ZeroOptions& zero,
                    const PipelineOptions& pipeline);
   StepShape step_shape() const;
-  Scatter when_to_scatter(const ZeroOptions& zero, int stage);
+  Scatter when_to_scatter(const ZeroOptions& zero, int stage, int owners);
   // A tensor of a parameter that this rank may have, on all: collective where ranks have parts.
   at::Tensor everywhere(const at::Tensor& mine, const Parameter& parameter) const;
   at::Tensor from_layer(int layer, const at::Tensor& tensor) const;
@@ -232,6 +232,7 @@ class Trainer {
   std::int64_t stop_at_ = 0, lag_ = 0;  // the step to stop after; how much later than the vote
   bool mixed_ = false;                  // some ranks are on GPUs and some on CPUs
   bool alike_ = false;                  // all ranks began with the same parameters
+  std::uint64_t digest_ = 0;            // of the state that was restored
   std::vector<std::int64_t> shares_;    // samples of each rank
   bool by_speed_ = false;
   std::int64_t shares_every_ = 0;
@@ -255,6 +256,9 @@ std::int64_t saved_step(const std::filesystem::path& state);
 
 // Throws InvalidArgument where a batch does not divide over so many ranks and their micro-batches.
 void check_share(const TrainOptions& options, int ranks);
+
+// What the table of a step is made for; `own`: the layers that this rank has, empty: all.
+StepShape step_shape(const Stack& stack, int micro_batches, const std::vector<bool>& own);
 
 // The type that train.precision names; auto depends on the device.
 at::ScalarType compute_type(const TrainOptions& options);

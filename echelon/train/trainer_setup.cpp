@@ -150,16 +150,20 @@ std::vector<LayerCost> Trainer::costs_of_layers(int data_ranks) {
                         state_bytes);
 }
 
-StepShape Trainer::step_shape() const {
-  StepShape shape{stack_.size(), static_cast<int>(train_.micro_batches), {}};
-  shape.recompute = stack_.runs_again();
-  shape.own = layout_.own;
-  shape.tied = !stack_.tied_across().empty();
+StepShape step_shape(const Stack& stack, int micro_batches, const std::vector<bool>& own) {
+  StepShape shape{stack.size(), micro_batches, {}};
+  shape.recompute = stack.runs_again();
+  shape.own = own;
+  shape.tied = !stack.tied_across().empty();
   return shape;
 }
 
+StepShape Trainer::step_shape() const {
+  return echelon::step_shape(stack_, static_cast<int>(train_.micro_batches), layout_.own);
+}
+
 // Ranks that own slices of the same parameters exchange them in one order, so they agree.
-Scatter Trainer::when_to_scatter(const ZeroOptions& zero, int stage) {
+Scatter Trainer::when_to_scatter(const ZeroOptions& zero, int stage, int owners) {
   const bool adds_up = stage >= 2 && train_.micro_batches > 1;
   if (!adds_up) return Scatter::micro_batch;
   const bool narrow = sums_in_fp32(train_);
@@ -173,20 +177,18 @@ Scatter Trainer::when_to_scatter(const ZeroOptions& zero, int stage) {
     scatter_choice_ = "after each micro-batch, since train.reduce=fp32 sums them in fp32";
     return Scatter::micro_batch;
   }
-  std::uint64_t needed = 0;
-  for (const auto& group : stack_.groups())
-    needed += std::uint64_t(group.numel) * at::elementSize(stack_.type());
   const auto& hosts = layout_.mesh.hosts;
   const auto local = std::count(hosts.begin(), hosts.end(), all_->host());
-  const std::uint64_t free = memory_budget(train_, int(local));
+  const ScatterRoom room = scatter_room(stack_, train_, optim_, zero, stage, owners, int(local));
   const at::Tensor fits = at::zeros({1}, at::TensorOptions(device_).dtype(at::kLong));
-  fits.fill_(needed <= free / 2 ? 1 : 0);
+  fits.fill_(room.once_a_step() ? 1 : 0);
   ranks_->all_reduce(fits, ReduceOp::min, {.tag = "setup", .blocking = true}).wait();
   const bool once = fits.item<std::int64_t>() == 1;
-  scatter_choice_ =
-      fmt::format("{}: {} of gradients for {} would be kept meanwhile, of {} that a rank may take",
-                  once ? "once a step" : "after each micro-batch", human_bytes(needed),
-                  layout_.own.empty() ? "all layers" : "this rank's layers", human_bytes(free));
+  scatter_choice_ = fmt::format(
+      "{}: {} of gradients for {} would be kept meanwhile, of {} that a rank may take beside the "
+      "model's state",
+      once ? "once a step" : "after each micro-batch", human_bytes(room.gradients),
+      layout_.own.empty() ? "all layers" : "this rank's layers", human_bytes(room.left));
   return once ? Scatter::step : Scatter::micro_batch;
 }
 
@@ -231,14 +233,13 @@ void Trainer::give_memory(const ParallelOptions& parallel, const ZeroOptions& ze
     shape.kept_away = stage == 3 && tier_;
     table =
         with_shards(table, shape, stage, bytes, static_cast<std::int64_t>(zero.prefetch * mebibyte),
-                    when_to_scatter(zero, stage));
+                    when_to_scatter(zero, stage, owners.shards->size()));
   } else {
     update_ = std::make_unique<MasterUpdate>(stack, optim_, scaling, layout_.part_sums(stack));
     if (ranks_) {
       const auto element = static_cast<std::int64_t>(stack.sums().element_size());
       shape.buckets =
           cut_buckets(stack.units(), bucket_sizes(ranks_->link(), element, parallel.bucket_mib));
-      for (auto& bucket : shape.buckets) bucket.tied = has_tied(stack, bucket.begin, bucket.end);
     }
     if (all_) table = with_reductions(table, shape);
   }

@@ -6,8 +6,12 @@
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <tuple>
+
 #include "echelon/base/error.h"
 #include "echelon/nn/gpt.h"
+#include "echelon/parallel/tensor/split_plan.h"
 #include "echelon/train/trainer.h"
 #include "tests/base/thrown.h"
 #include "tests/collective/ranks.h"
@@ -28,18 +32,20 @@ JobOptions job(int stage = 0, const std::string& precision = "fp32") {
 
 struct Seen {
   MemoryUse now, peak;
+  std::string scatter_choice;
 };
 
-Seen measured(const JobOptions& options, int world) {
+std::vector<Seen> measured_ranks(const JobOptions& options, int world) {
   at::set_num_threads(1);
   const RandomTokens data(options.model.vocab, options.model.context, 1);
-  Seen seen;
+  std::vector<Seen> seen{std::size_t(world)};
   const auto train = [&](std::shared_ptr<Communicator> ranks) {
     Stack stack = gpt(options.model);
     Trainer trainer(stack, data, options.train, options.optim, ranks, options.parallel,
-                    options.zero);
+                    options.zero, options.pipeline, gpt_plan(options.model));
     trainer.run();
-    if (!ranks || ranks->rank() == 0) seen = {trainer.memory().now(), trainer.memory().at_peak()};
+    seen[std::size_t(ranks ? ranks->rank() : 0)] = {
+        trainer.memory().now(), trainer.memory().at_peak(), trainer.scatter_choice()};
   };
   if (world == 1)
     train(nullptr);
@@ -47,6 +53,28 @@ Seen measured(const JobOptions& options, int world) {
     run_ranks_well({.world = world},
                    [&](Group& group) { train(native_communicator(group.shared_from_this())); });
   return seen;
+}
+
+Seen measured(const JobOptions& options, int world) { return measured_ranks(options, world)[0]; }
+
+// Of the rank that took the most, which is the one that is predicted.
+MemoryUse most_measured(const JobOptions& options, int world) {
+  const auto all = measured_ranks(options, world);
+  return std::max_element(
+             all.begin(), all.end(),
+             [](const Seen& a, const Seen& b) { return a.peak.total() < b.peak.total(); })
+      ->peak;
+}
+
+JobOptions pipeline_job(const std::string& schedule, const std::string& stages) {
+  JobOptions options = job();
+  options.parallel.pipeline = 2;
+  options.pipeline.schedule = schedule;
+  options.pipeline.stages = stages;
+  options.pipeline.chunks = schedule == "interleaved" ? 2 : 1;
+  options.train.batch = 32;
+  options.train.micro_batches = 8;
+  return options;
 }
 
 TEST(MemoryForecast, IsExactForWhatAModelKeeps) {
@@ -98,6 +126,90 @@ TEST(MemoryForecast, IsWithinATenthForActivations) {
             << recompute << ", " << micro_batches << " micro-batches, vocabulary " << vocab << ", "
             << precision << ": " << predicted << " bytes, seen " << seen;
       }
+}
+
+// The last rank has nearly all layers and the head, of every micro-batch that it holds.
+TEST(MemoryForecast, IsWithinATenthForTheLastRankOfAPipeline) {
+  for (const auto& [schedule, recompute] : {std::pair<const char*, const char*>{"gpipe", "none"},
+                                            {"gpipe", "selective"},
+                                            {"gpipe", "full"},
+                                            {"1f1b", "none"},
+                                            {"1f1b", "selective"},
+                                            {"zero-bubble", "none"},
+                                            {"zero-bubble", "selective"}})
+    for (const std::int64_t vocab : {300, 5000}) {
+      JobOptions options = pipeline_job(schedule, "1,5");
+      options.model.recompute = recompute;
+      options.model.vocab = vocab;
+      const double predicted =
+                       double(forecast_memory(options, 2, 2).tensors[MemoryKind::activations]),
+                   seen = double(most_measured(options, 2)[MemoryKind::activations]);
+      EXPECT_NEAR(predicted / seen, 1, 0.1)
+          << schedule << ", recompute " << recompute << ", vocabulary " << vocab << ": "
+          << predicted << " bytes, seen " << seen;
+    }
+}
+
+// How many messages are on their way at once depends on who is slow: no more than are predicted.
+TEST(MemoryForecast, BoundsWhatARankOfAPipelineSends) {
+  for (const auto& [schedule, stages] : {std::pair<const char*, const char*>{"gpipe", "5,1"},
+                                         {"1f1b", "1,5"},
+                                         {"1f1b", "5,1"},
+                                         {"interleaved", "1,2,1,2"},
+                                         {"interleaved", "2,1,2,1"}})
+    for (const char* recompute : {"none", "full"}) {
+      JobOptions options = pipeline_job(schedule, stages);
+      options.model.recompute = recompute;
+      const double predicted =
+                       double(forecast_memory(options, 2, 2).tensors[MemoryKind::activations]),
+                   seen = double(most_measured(options, 2)[MemoryKind::activations]);
+      EXPECT_LE(seen, 1.1 * predicted)
+          << schedule << ", stages " << stages << ", recompute " << recompute;
+      EXPECT_GE(seen, 0.5 * predicted)
+          << schedule << ", stages " << stages << ", recompute " << recompute;
+    }
+}
+
+JobOptions scattering_job(const std::string& scatter) {
+  JobOptions options = pipeline_job("1f1b", "9,9");
+  options.model.layers = 16;
+  options.model.width = 128;
+  options.parallel.zero = 2;
+  options.zero.scatter = scatter;
+  return options;
+}
+
+double needed_mib(const JobOptions& options, int ranks) {
+  return double(forecast_memory(options, ranks, ranks).tensors.total()) / 1024 / 1024;
+}
+
+TEST(MemoryForecast, ScattersWithAutoAsTheTrainerDoes) {
+  JobOptions options = scattering_job("auto"), often = scattering_job("micro_batch"),
+             once = scattering_job("step");
+  for (JobOptions* one : {&options, &often, &once}) {
+    one->model.recompute = "full";
+    one->train.micro_batches = 16;
+  }
+  ASSERT_GT(needed_mib(once, 4), 1.1 * needed_mib(often, 4));
+  for (const auto& [like, factor, choice] :
+       {std::tuple<const JobOptions&, double, const char*>{often, 1.02, "after each micro-batch"},
+        {once, 4, "once a step"}}) {
+    options.train.memory_mib = factor * needed_mib(like, 4);
+    EXPECT_EQ(needed_mib(options, 4), needed_mib(like, 4)) << choice;
+    require_memory(options, 4, 4);
+    for (const auto& rank : measured_ranks(options, 4))
+      EXPECT_EQ(rank.scatter_choice.find(choice), 0u) << rank.scatter_choice;
+  }
+}
+
+TEST(MemoryForecast, SaysWhereScatteringMoreOftenWouldFit) {
+  for (const char* scatter : {"auto", "step"}) {
+    JobOptions options = scattering_job(scatter);
+    options.train.memory_mib = 1.02 * needed_mib(scattering_job("micro_batch"), 4);
+    const std::string refusal = thrown<InvalidArgument>([&] { require_memory(options, 4, 4); });
+    EXPECT_NE(refusal.find("It would fit with zero.scatter=micro_batch"), std::string::npos)
+        << scatter << ": " << refusal;
+  }
 }
 
 TEST(MemoryForecast, RefusesWhatDoesNotFitAndSaysWhatWould) {
