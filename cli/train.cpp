@@ -82,7 +82,7 @@ void add_train(CLI::App& app, int& exit_code) {
       ->type_name("FILE");
   command
       ->add_option("--nproc", arguments->nproc,
-                   "Ranks to start here; each trains on its part of a batch")
+                   "Ranks to start here; they split the batch, layers or matrices (parallel.*)")
       ->check(CLI::Range(1, most_local_ranks))
       ->type_name("N")
       ->capture_default_str();

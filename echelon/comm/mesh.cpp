@@ -109,7 +109,7 @@ std::string draw_mesh(const MeshShape& shape, const std::vector<std::string>& ho
     }
     return fmt::format("[{} ]", ranks);
   };
-  std::size_t width = 0;
+  std::size_t width = fmt::formatted_size("data {}", shape.data - 1);
   for (int position = 0; position < shape.ranks(); position += shape.tensor) {
     const MeshPlace place = place_at(shape, position);
     width = std::max(width, box(place.pipeline, place.data).size());

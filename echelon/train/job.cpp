@@ -277,9 +277,11 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
         options.optim.warmup, options.train.steps));
   }
 
-  const MemoryForecast forecast = forecast_memory(options, all_ranks, local_ranks);
-  fmt::print("{}\n{}\n", memory_head(),
-             memory_row(all_ranks > 1 ? "each rank, predicted" : "predicted", forecast.tensors));
+  JobOptions laid_out = options;  // with the stages that were chosen
+  if (trainer.layout().pipeline.ranks > 1)
+    laid_out.pipeline.stages = stages_text(trainer.layout().stages);
+  const MemoryForecast forecast = forecast_memory(laid_out, all_ranks, local_ranks);
+  fmt::print("{}\n{}\n", memory_head(), memory_row(name_of_forecast(all_ranks), forecast.tensors));
 
   const auto began = std::chrono::steady_clock::now();
   {

@@ -66,13 +66,17 @@ ordered_json summary_of(const JobOptions& options, const JobOutcome& outcome,
   return summary;
 }
 
+std::string stages_text(const std::vector<StageLayers>& stages) {
+  std::vector<int> sizes;
+  for (const auto& stage : stages) sizes.push_back(stage.end - stage.begin);
+  return fmt::format("{}", fmt::join(sizes, ","));
+}
+
 std::string plan_of(const JobOptions& options, const Trainer& trainer, const Communicator* ranks) {
   auto buckets = ordered_json::array();
   for (const auto& bucket : trainer.buckets())
     buckets.push_back({{"begin", bucket.begin}, {"end", bucket.end}, {"layer", bucket.layer}});
   const auto& layout = trainer.layout();
-  std::vector<int> stages;  // as pipeline.stages takes them
-  for (const auto& stage : layout.stages) stages.push_back(stage.end - stage.begin);
   return ordered_json(
              {{"world", ranks ? ranks->size() : 1},
               {"mesh",
@@ -81,12 +85,14 @@ std::string plan_of(const JobOptions& options, const Trainer& trainer, const Com
                 {"tensor", layout.mesh.shape.tensor}}},
               {"pipeline",
                {{"schedule", layout.pipeline.ranks > 1 ? options.pipeline.schedule : "none"},
-                {"stages", fmt::format("{}", fmt::join(stages, ","))}}},
+                {"chunks", layout.pipeline.chunks},
+                {"stages", stages_text(layout.stages)}}},
               {"schedule", options.server.count > 0 ? "parameter servers"
                            : options.parallel.zero > 0 && ranks
                                ? fmt::format("ZeRO stage {}", options.parallel.zero)
-                           : ranks ? "data parallel"
-                                   : "one process"},
+                           : layout.in_parts() ? "mesh"
+                           : ranks             ? "data parallel"
+                                               : "one process"},
               {"communication", ordered_json::parse(ranks ? ranks->plan() : "{}")},
               {"buckets", buckets},
               {"micro_batches", options.train.micro_batches},
@@ -121,7 +127,7 @@ std::vector<RankMemory> memory_of_ranks(Communicator* ranks, const MemoryUse& pe
 void show_memory(const MemoryForecast& forecast, const std::vector<RankMemory>& ranks) {
   constexpr std::size_t most = 8;  // rows: of more ranks, those that took least and most
   fmt::print("{}\n{}\n", memory_head(),
-             memory_row(ranks.size() > 1 ? "each rank, predicted" : "predicted", forecast.tensors));
+             memory_row(name_of_forecast(int(ranks.size())), forecast.tensors));
   if (ranks.size() <= most) {
     for (std::size_t r = 0; r < ranks.size(); ++r)
       fmt::print("{}\n", memory_row(ranks.size() > 1 ? fmt::format("rank {} at its peak", r)

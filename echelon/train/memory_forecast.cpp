@@ -255,10 +255,10 @@ std::uint64_t activation_bytes(const JobOptions& options, const Step& step, int 
   const std::uint64_t normed = model.recompute == "selective" ? 0 : d;
   const std::uint64_t a_block = std::min<std::uint64_t>(
       tokens * part * element, options.train.device == "cpu" ? 4 << 20 : 512 << 20);
-  // fp16 has that block in fp32; of bf16 a CPU's operators make an fp32 copy.
+  // fp16 has that block in fp32; of bf16 a CPU has an fp32 copy, and what it makes of it.
   const std::uint64_t rows = options.train.precision == "fp16" ? 2 * a_block
                              : options.train.precision == "bf16" && options.train.device == "cpu"
-                                 ? 3 * a_block
+                                 ? 4 * a_block
                                  : a_block;
   const std::uint64_t stream = tokens * d * element;  // a gradient that comes in
   std::vector<LayerBytes> layers(std::size_t(step.shape.layers));
@@ -552,8 +552,7 @@ std::string memory_row(const std::string& label, const MemoryUse& use) {
 bool show_forecast(const JobOptions& options, int ranks, int local) {
   const MemoryForecast needs = forecast_memory(options, ranks, local);
   const std::uint64_t budget = memory_budget(options.train, local);
-  fmt::print("{}\n{}\n", memory_head(),
-             memory_row(ranks > 1 ? "each rank, predicted" : "predicted", needs.tensors));
+  fmt::print("{}\n{}\n", memory_head(), memory_row(name_of_forecast(ranks), needs.tensors));
   if (needs.host > 0) fmt::print("and in the host's memory {}\n", human_bytes(needs.host));
   if (needs.disk > 0)
     fmt::print("and on disk {}{}\n", human_bytes(needs.disk), ranks > 1 ? " a rank" : "");

@@ -66,6 +66,10 @@ bool show_forecast(const JobOptions& options, int ranks, int local);
 
 // "memory      predicted …", or what was measured on each rank.
 std::string memory_row(const std::string& label, const MemoryUse& use);
+// What a row of a forecast is called: of several ranks it is for the one that needs the most.
+inline const char* name_of_forecast(int ranks) {
+  return ranks > 1 ? "at most, predicted" : "predicted";
+}
 std::string memory_head();
 
 }  // namespace echelon

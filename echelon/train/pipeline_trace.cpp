@@ -1,11 +1,14 @@
 #include "echelon/train/pipeline_trace.h"
 
+#include <ATen/ops/full.h>
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <tuple>
 
 #include "echelon/base/file.h"
 #include "echelon/comm/texts.h"
@@ -89,8 +92,15 @@ std::vector<TimedSlot> slots_of(const Executor& executor, const MeshLayout& layo
 
 PipelineTrace::PipelineTrace(const MeshLayout& layout, const PipelineOptions& options)
     : layout_(layout), options_(options) {
-  layout.mesh.all->barrier({.tag = "trace"}).wait();
+  const auto& [all, hosts] = std::tie(layout.mesh.all, layout.mesh.hosts);
+  all->barrier({.tag = "trace"}).wait();
   start_ = std::chrono::steady_clock::now();
+  if (std::adjacent_find(hosts.begin(), hosts.end(), std::not_equal_to<>()) != hosts.end()) return;
+  // Processes of one host read one clock.
+  using Ticks = std::chrono::steady_clock::duration;
+  at::Tensor first = at::full({1}, start_.time_since_epoch().count(), at::kLong);
+  all->broadcast(first, 0, {.tag = "trace", .blocking = true}).wait();
+  start_ = std::chrono::steady_clock::time_point(Ticks(first.item<std::int64_t>()));
 }
 
 void PipelineTrace::keep(const Executor& executor) {

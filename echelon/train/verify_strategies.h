@@ -38,8 +38,7 @@ std::vector<Strategy> replica_strategies(int world, int hosts, const std::string
 
 // The one process whose parameters, or losses, a strategy's must be. It computes nothing again, and
 // has its batch in one piece, where that does not change how it rounds: a dropout mask that
-// depended on who draws it would show. It is of the same type, but for bf16 where ranks split the
-// vocabulary: then it is exact.
+// depended on who draws it would show.
 JobOptions alone(const Strategy& strategy);
 
 // What two jobs have in common that must end with the same parameters, as text.
