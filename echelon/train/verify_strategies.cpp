@@ -32,13 +32,13 @@ std::uint64_t Strategy::element() const { return at::elementSize(type()); }
 std::uint64_t Strategy::sum_element() const { return sums_in_fp32(options.train) ? 4 : element(); }
 
 // Both round every activation, and a loss is the mean over the rows of a batch, which round
-// independently: each may be a rounding of about ln 32, over the root of their number, from the
-// exact loss, and twice that from the other (docs/verify.md).
+// independently: a rounding of about ln 32, over the root of their number. A rank whose gradients
+// are left out moves it further (docs/precision.md).
 double Strategy::bound() const {
   if (masters) return 0;
   if (!narrow()) return rounding;
   const double rows = double(options.train.batch) * double(options.model.context);
-  return 2 * 3.5 * (type() == at::kBFloat16 ? 0x1p-8 : 0x1p-11) / std::sqrt(rows);
+  return 3.5 * (type() == at::kBFloat16 ? 0x1p-8 : 0x1p-11) / std::sqrt(rows);
 }
 
 JobOptions alone(const Strategy& strategy) {
