@@ -3,6 +3,17 @@
 #include <algorithm>
 
 namespace echelon {
+namespace {
+
+// Whether parameters that layers of other ranks use too lie within [begin, end) of the buffer.
+bool has_tied(const Stack& stack, std::int64_t begin, std::int64_t end) {
+  const auto tied = stack.tied_across();
+  return std::any_of(tied.begin(), tied.end(), [&](const Parameter* p) {
+    return p->trainable && p->begin >= begin && p->begin < end;
+  });
+}
+
+}  // namespace
 
 std::int64_t smallest_group(const ZeroOptions& options, at::ScalarType type) {
   return static_cast<std::int64_t>(options.group * 1024 * 1024 /
@@ -21,13 +32,6 @@ std::vector<std::int64_t> describe_groups(StepShape& shape, const Stack& stack, 
     shape.tied_groups.push_back(has_tied(stack, group.begin, group.begin + group.numel));
   }
   return bytes;
-}
-
-bool has_tied(const Stack& stack, std::int64_t begin, std::int64_t end) {
-  const auto tied = stack.tied_across();
-  return std::any_of(tied.begin(), tied.end(), [&](const Parameter* p) {
-    return p->trainable && p->begin >= begin && p->begin < end;
-  });
 }
 
 }  // namespace echelon

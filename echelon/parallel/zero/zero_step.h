@@ -20,7 +20,4 @@ std::int64_t smallest_group(const ZeroOptions& options, at::ScalarType type);
 std::vector<std::int64_t> describe_groups(StepShape& shape, const Stack& stack, int stage,
                                           at::ScalarType type);
 
-// Whether parameters that layers of other ranks use too lie within [begin, end) of the buffer.
-bool has_tied(const Stack& stack, std::int64_t begin, std::int64_t end);
-
 }  // namespace echelon
