@@ -1,7 +1,5 @@
 #include "echelon/nn/linear.h"
 
-#include <ATen/ops/sum.h>
-
 #include "echelon/nn/product.h"
 #include "echelon/nn/tensor_group.h"
 
@@ -37,17 +35,9 @@ at::Tensor Linear::backward(const at::Tensor& grad_y, const at::Tensor& x, Pass&
   return product_backward(
       by_columns(*weight_), x, pass, [&] { return product(grad, weight_->value); },
       [weight = weight_, bias = bias_, grad](const at::Tensor& all) {
-        weight->grad.addmm_(all.t(), grad, weight->grad_beta(), 1);
-        add_row_sum(*bias, grad);
+        product_gradient(all, grad, /*scale=*/1, {weight->grad, weight->grad_beta()},
+                         {bias->grad, bias->grad_beta()});
       });
-}
-
-void add_row_sum(Parameter& parameter, const at::Tensor& rows) {
-  if (parameter.grad_beta() == 0) {
-    at::sum_out(parameter.grad, rows, /*dim=*/{0});
-  } else {
-    parameter.grad.add_(at::sum(rows, {0}));
-  }
 }
 
 }  // namespace echelon

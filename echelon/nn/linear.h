@@ -28,7 +28,4 @@ class Linear {
   Parameter* bias_ = nullptr;
 };
 
-// dst = beta * dst + sum of the rows of `rows`, for the gradient of a bias.
-void add_row_sum(Parameter& parameter, const at::Tensor& rows);
-
 }  // namespace echelon

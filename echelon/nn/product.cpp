@@ -3,6 +3,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/sum.h>
 
 #include <optional>
 #include <string_view>
@@ -35,6 +36,11 @@ const std::optional<c10::TypedOperatorHandle<LinearPointwise>>& onednn() {
   return handle;
 }
 
+// Whether outer_products can read or write it.
+bool has_float_rows(const at::Tensor& x) {
+  return x.is_cpu() && x.scalar_type() == at::kFloat && x.stride(-1) == 1;
+}
+
 }  // namespace
 
 at::Tensor product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
@@ -43,6 +49,21 @@ at::Tensor product(const at::Tensor& x, const at::Tensor& weight, const at::Tens
                           c10::List<std::optional<at::Scalar>>(), "");
   }
   return bias.defined() ? at::addmm(bias, x, weight.t()) : at::mm(x, weight.t());
+}
+
+void product_gradient(const at::Tensor& x, const at::Tensor& grad_y, double scale,
+                      Accumulated weight, Accumulated bias) {
+  if (outer_products_pay() && has_float_rows(x) && has_float_rows(grad_y) &&
+      has_float_rows(weight.into) && x.numel() > 0) {
+    outer_products(x, grad_y, scale, std::move(weight), std::move(bias));
+    return;
+  }
+  weight.into.addmm_(x.t(), grad_y, weight.beta, scale);
+  if (!bias.into.defined()) return;
+  if (bias.beta == 0)
+    at::sum_out(bias.into, grad_y, /*dim=*/{0});
+  else
+    bias.into.mul_(bias.beta).add_(at::sum(grad_y, {0}));
 }
 
 const char* product_library() { return onednn() ? "oneDNN" : "torch"; }

@@ -29,6 +29,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "echelon/nn/product.h"
 #include "echelon/nn/tensor_group.h"
 #include "echelon/nn/token_table.h"
 
@@ -161,7 +162,7 @@ at::Tensor VocabularyLoss::backward(const at::Tensor& grad, const at::Tensor& x,
         return at::addmm(nothing, grad, weight_->value, /*beta=*/0, scale);
       },
       [weight = weight_, grad, scale](const at::Tensor& all) {
-        weight->grad.addmm_(grad.t(), all, weight->grad_beta(), scale);
+        product_gradient(grad, all, scale, {weight->grad, weight->grad_beta()});
       });
 }
 

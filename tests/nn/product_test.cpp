@@ -1,9 +1,16 @@
 #include "echelon/nn/product.h"
 
+#include <limits>
 #include <string>
 
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
 
 #include "tests/nn/close.h"
@@ -47,6 +54,91 @@ TEST(Product, OfNoRowsHasNoRows) {
   const at::Tensor y = product(at::empty({0, 4}), at::randn({3, 4}), at::randn({3}));
   EXPECT_EQ(y.size(0), 0);
   EXPECT_EQ(y.size(1), 3);
+}
+
+struct Rows {
+  std::int64_t n, in, out;
+};
+// Around the edges of tiles (12 or 6 by 32, 16 or 8) and of blocks of 128 rows.
+constexpr Rows rows_and_columns[] = {{1, 1, 1},     {2, 6, 8},      {127, 12, 32}, {128, 12, 32},
+                                     {129, 13, 33}, {300, 5, 31},   {7, 200, 3},   {256, 47, 95},
+                                     {513, 36, 64}, {1000, 25, 17}, {64, 384, 96}};
+
+std::string text(const Rows& sizes) {
+  return std::to_string(sizes.n) + " rows of " + std::to_string(sizes.in) + " and " +
+         std::to_string(sizes.out);
+}
+
+using Gradients = void (*)(const at::Tensor&, const at::Tensor&, double, Accumulated, Accumulated);
+
+void expect_gradients(Gradients gradients, const Rows& sizes, at::ScalarType type,
+                      double tolerance) {
+  const auto [n, in, out] = sizes;
+  // Parts of wider matrices, so that rows do not touch.
+  const at::Tensor x = at::randn({n, in + 3}).to(type).narrow(1, 2, in);
+  const at::Tensor y = at::randn({n, out + 5}).to(type).narrow(1, 1, out);
+  const at::Tensor product = x.to(at::kDouble).t().matmul(y.to(at::kDouble));
+  const at::Tensor sums = y.to(at::kDouble).sum(0);
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  for (const double beta : {0.0, 1.0}) {
+    for (const double scale : {1.0, 0.375}) {
+      // With beta 0 nothing of what was there may get through.
+      const at::Tensor before = beta == 0 ? at::full({in, out}, nan) : at::randn({in, out});
+      const at::Tensor before_sums = beta == 0 ? at::full({out}, nan) : at::randn({out});
+      const auto kept = [&](const at::Tensor& t) {
+        return beta == 0 ? at::zeros_like(t, at::kDouble) : t.to(type).to(at::kDouble);
+      };
+      const at::Tensor all = at::full({in, out + 2}, 7.0, type), into = all.narrow(1, 1, out);
+      into.copy_(before);
+      const at::Tensor into_sums = before_sums.to(type).clone();
+      gradients(x, y, scale, {into, beta}, {into_sums, beta});
+      const std::string which = text(sizes) + " in " + at::toString(type);
+      EXPECT_TRUE(close(into, kept(before) + scale * product, tolerance)) << which;
+      EXPECT_TRUE(close(into_sums, kept(before_sums) + sums, tolerance)) << which;
+      EXPECT_TRUE(close(all.select(1, 0), at::full({in}, 7.0), 0)) << which << ": wrote before it";
+      EXPECT_TRUE(close(all.select(1, out + 1), at::full({in}, 7.0), 0))
+          << which << ": wrote past it";
+    }
+  }
+}
+
+TEST(ProductGradient, IsThatOfTheMatricesForAnySizesAndTypes) {
+  for (const auto& sizes : rows_and_columns) {
+    expect_gradients(product_gradient, sizes, at::kDouble, 1e-13);
+    expect_gradients(product_gradient, sizes, at::kFloat, 1e-5);
+    expect_gradients(product_gradient, sizes, at::kBFloat16, 0.02);
+  }
+}
+
+TEST(OuterProducts, AreTheProductForAnySizesAlsoWhereTheyDoNotPay) {
+  for (const auto& sizes : rows_and_columns)
+    expect_gradients(outer_products, sizes, at::kFloat, 1e-5);
+}
+
+TEST(OuterProducts, HaveTheSameBitsInAnyCutOfColumnsAndWithAnyNumberOfThreads) {
+  const at::Tensor x = at::randn({700, 100}), y = at::randn({700, 150});
+  const auto product = [](const at::Tensor& a, const at::Tensor& b) {
+    const at::Tensor into = at::empty({a.size(1), b.size(1)});
+    outer_products(a, b, 1, {into});
+    return into;
+  };
+  const int threads = at::get_num_threads();
+  at::set_num_threads(1);
+  const at::Tensor whole = product(x, y);
+  at::set_num_threads(3);
+  EXPECT_TRUE(close(product(x, y), whole, 0)) << "by three threads";
+  at::set_num_threads(threads);
+  for (const std::int64_t cut : {1, 12, 31, 50}) {
+    EXPECT_TRUE(close(product(x.narrow(1, cut, 50), y), whole.narrow(0, cut, 50), 0)) << cut;
+    EXPECT_TRUE(close(product(x, y.narrow(1, cut, 99)), whole.narrow(1, cut, 99), 0)) << cut;
+  }
+}
+
+TEST(ProductGradient, OfNoRowsLeavesWhatIsThereOrZero) {
+  const at::Tensor weight = at::ones({4, 3}), bias = at::ones({3});
+  product_gradient(at::empty({0, 4}), at::empty({0, 3}), 1, {weight, 1}, {bias, 0});
+  EXPECT_TRUE(close(weight, at::ones({4, 3}), 0));
+  EXPECT_TRUE(close(bias, at::zeros({3}), 0));
 }
 
 TEST(Product, SaysWhichLibraryDoesIt) {

@@ -1,0 +1,28 @@
+// The sum of outer products x[n]^T y[n] over the rows n of two matrices, which is the gradient of a
+// weight, in fp32 on a CPU. Both are read as they lie: a library's product of general matrices
+// copies them first into an order that suits any transposition, and MKL's has no AVX-512 on
+// processors that are not Intel's (outer_products.cpp has the algorithm). The same input gives the
+// same bits with any number of threads, and an element of the result those it has in any cut of the
+// columns of x or y.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace echelon {
+
+// What becomes beta * into + what is computed; with beta 0 it is not read.
+struct Accumulated {
+  at::Tensor into;
+  double beta = 0;
+};
+
+// x is [n, k], y is [n, m], both float with rows whose elements lie side by side. `product`, which
+// is [k, m] of that kind, takes scale * x^T y; `sums`, if it has a tensor, [m] and contiguous,
+// takes the sum of y's rows. Torch's threads share the columns of x.
+void outer_products(const at::Tensor& x, const at::Tensor& y, double scale, Accumulated product,
+                    Accumulated sums = {});
+
+// Whether it is the fastest here.
+bool outer_products_pay();
+
+}  // namespace echelon
