@@ -4,12 +4,14 @@
 
 #include <fcntl.h>
 #include <malloc.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <array>
 #include <charconv>
 #include <chrono>
 #include <condition_variable>
+#include <cstdlib>
 #include <mutex>
 #include <stop_token>
 #include <string_view>
@@ -76,13 +78,49 @@ std::uint64_t own_bytes() { return anonymous_bytes() + shared_bytes(); }
 
 std::uint64_t available_bytes() { return proc_bytes("/proc/meminfo", "\nMemAvailable:"); }
 
+#if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+
+namespace {
+
+// Where the system promises no more than it has, what is reserved would be missing elsewhere.
+bool reserving_is_free() {
+  const int fd = ::open("/proc/sys/vm/overcommit_memory", O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return false;
+  char mode = '2';
+  const bool known = ::read(fd, &mode, 1) == 1;
+  ::close(fd);
+  return known && mode != '2';
+}
+
+// What the heap will be made of, as far as can be told. Advice holds for addresses that are there,
+// so the heap first grows, which costs no memory yet.
+void ask_for_huge_pages() {
+  if (!reserving_is_free()) return;
+  constexpr std::uintptr_t page = 2 << 20;
+  const std::size_t size = available_bytes() / 4;
+  void* const block = std::malloc(size);
+  if (!block) return;  // as under a limit of the shell's
+  const auto begin = reinterpret_cast<std::uintptr_t>(block), end = begin + size;
+  const std::uintptr_t first = (begin + page - 1) / page * page, last = end / page * page;
+  // A system without them says no, and all is as it was.
+  if (first < last) ::madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+  std::free(block);
+}
+
+}  // namespace
+
 void keep_freed_memory() {
-#if defined(__GLIBC__)
   mallopt(M_MMAP_MAX, 0);         // large blocks come from the heap too,
   mallopt(M_TRIM_THRESHOLD, -1);  // which never shrinks
   mallopt(M_TOP_PAD, 64 << 20);
-#endif
+  ask_for_huge_pages();
 }
+
+#else
+
+void keep_freed_memory() {}
+
+#endif
 
 PeakMemory::PeakMemory() : peak_(own_bytes()) {
   sampler_ = std::jthread([this](std::stop_token stop) {

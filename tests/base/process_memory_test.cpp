@@ -3,7 +3,11 @@
 #include <sys/mman.h>
 
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <string>
 #include <thread>
 
@@ -81,6 +85,44 @@ TEST_F(ProcessMemory, PeakIncludesThisMoment) {
   const PeakMemory peak;
   const Pages pages;
   EXPECT_GE(peak.bytes(), size - tolerance);
+}
+
+// Whether the system was asked for huge pages at this address.
+bool has_huge_page_advice(const void* address) {
+  const auto wanted = reinterpret_cast<std::uintptr_t>(address);
+  std::ifstream mappings("/proc/self/smaps");
+  bool here = false;
+  for (std::string line; std::getline(mappings, line);) {
+    std::uintptr_t begin = 0, end = 0;
+    if (std::sscanf(line.c_str(), "%zx-%zx ", &begin, &end) == 2)
+      here = begin <= wanted && wanted < end;
+    else if (here && line.starts_with("VmFlags:"))
+      return line.find(" hg") != std::string::npos;
+  }
+  return false;
+}
+
+// In a process of its own: it holds for the whole of it.
+TEST_F(ProcessMemory, IsKeptInHugePagesThatCostNothingUntilTheyAreUsed) {
+#if !defined(__GLIBC__) || defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "another allocator than glibc's";
+#endif
+  if (!std::filesystem::exists("/sys/kernel/mm/transparent_hugepage"))
+    GTEST_SKIP() << "a system without huge pages";
+  if (read_file("/proc/sys/vm/overcommit_memory").starts_with("2"))
+    GTEST_SKIP() << "a system that promises no more memory than it has";
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto child = [] {
+    const auto before = anonymous_bytes();
+    keep_freed_memory();
+    if (anonymous_bytes() > before + tolerance) std::exit(2);
+    char* const block = static_cast<char*>(std::malloc(size));
+    explicit_bzero(block, size);  // a memset before a free is left out
+    if (!has_huge_page_advice(block + size / 2)) std::exit(3);
+    std::free(block);
+    std::exit(anonymous_bytes() >= before + size - tolerance ? 0 : 4);
+  };
+  EXPECT_EXIT(child(), testing::ExitedWithCode(0), "");
 }
 
 }  // namespace
