@@ -19,55 +19,67 @@ std::vector<FlatUnit> lay_out(const std::vector<const Parameter*>& parameters) {
 
   std::vector<FlatUnit> units;
   std::int64_t end[2] = {0, 0};  // of the frozen and of the trainable buffer
+  const auto add = [&](FlatUnit unit) {
+    unit.begin = end[unit.trainable];
+    for (const bool decay : {true, false}) {
+      for (const auto* p : parameters) {
+        if (p->layer != unit.layer || p->trainable != unit.trainable || p->copied != unit.copied ||
+            p->decay != decay)
+          continue;
+        unit.segments.push_back({p->name, p->shape, unit.numel, p->numel(), decay, p->counted});
+        unit.numel += aligned(p->numel());
+      }
+    }
+    if (unit.segments.empty()) return;
+    end[unit.trainable] += unit.numel;
+    units.push_back(std::move(unit));
+  };
   for (int layer = 0; layer < layers; ++layer) {
     for (const bool trainable : {true, false}) {
-      FlatUnit unit{.layer = layer,
-                    .trainable = trainable,
-                    .begin = end[trainable],
-                    .numel = 0,
-                    .segments = {}};
-      for (const bool decay : {true, false}) {
-        for (const auto* p : parameters) {
-          if (p->layer != layer || p->trainable != trainable || p->decay != decay) continue;
-          unit.segments.push_back({p->name, p->shape, unit.numel, p->numel(), decay, p->counted});
-          unit.numel += aligned(p->numel());
-        }
-      }
-      if (unit.segments.empty()) continue;
-      end[trainable] += unit.numel;
-      units.push_back(std::move(unit));
+      // At the outer end of the layers, where they are in the way of no group.
+      const bool first = units.empty();
+      for (const bool copied : {first, !first})
+        add({.layer = layer, .trainable = trainable, .copied = copied, .segments = {}});
     }
   }
   return units;
 }
 
 std::vector<ShardGroup> share_out(std::vector<FlatUnit>& units, int shards, std::int64_t smallest) {
-  std::vector<std::vector<FlatUnit*>> members;
-  std::int64_t filled = 0;  // of the last
+  struct Members {
+    std::vector<FlatUnit*> units;
+    std::int64_t numel = 0;
+    bool copied = false;
+  };
+  std::vector<Members> members;
+  // One that is too small when nothing can follow it joins the one before.
+  const auto close = [&] {
+    if (members.size() < 2 || members.back().numel >= smallest) return;
+    auto &last = members.back(), &before = members[members.size() - 2];
+    if (last.copied || before.copied) return;
+    before.units.insert(before.units.end(), last.units.begin(), last.units.end());
+    before.numel += last.numel;
+    members.pop_back();
+  };
   for (auto& unit : units) {
     if (!unit.trainable) continue;
-    if (members.empty() || filled >= smallest) {
-      members.emplace_back();
-      filled = 0;
-    }
-    members.back().push_back(&unit);
-    filled += unit.numel;
+    if (unit.copied) close();
+    if (members.empty() || members.back().numel >= smallest || unit.copied || members.back().copied)
+      members.push_back({.units = {}, .copied = unit.copied});
+    members.back().units.push_back(&unit);
+    members.back().numel += unit.numel;
   }
-  if (members.size() > 1 && filled < smallest) {
-    auto& before = members[members.size() - 2];
-    before.insert(before.end(), members.back().begin(), members.back().end());
-    members.pop_back();
-  }
+  close();
   std::vector<ShardGroup> groups;
   std::int64_t end = 0;
   for (const auto& of : members) {
     ShardGroup group{.begin = end};
-    for (FlatUnit* unit : of) {
+    for (FlatUnit* unit : of.units) {
       unit->begin = group.begin + group.numel;
       group.numel += unit->numel;
     }
     const auto padded = aligned(group.numel, shards * segment_alignment);
-    of.back()->numel += padded - group.numel;
+    of.units.back()->numel += padded - group.numel;
     group.numel = padded;
     end += padded;
     groups.push_back(group);

@@ -38,6 +38,7 @@ struct Parameter {
   int layer = 0;                    // the layer that owns it
   bool here = true;                 // this process has its layer (Stack::keep), and memory for it
   bool counted = true;  // false: another rank has it too and counts it, in norms and files
+  bool copied = false;  // layers on several ranks share it, and each rank has a copy
 
   // Where ranks split the model's products (Stack::split): what its piece can do, what this rank
   // has of it, and with whom (null: nobody).

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 #include <utility>
 
 #include "echelon/base/error.h"
@@ -91,11 +92,13 @@ void Stack::keep(const std::vector<bool>& layers) {
     p.layer = declared_in(p);
     p.here = has(p.layer);
     p.counted = counts(p);
+    p.copied = false;
     p.value.reset();
     p.grad.reset();
   }
   for (const auto& tie : ties_) {
     Parameter& p = *find(tie.name);
+    if (!has(tie.owner) || !has(tie.user)) p.copied = true;
     if (p.here || !has(tie.user)) continue;
     p.here = true;
     p.counted = false;
@@ -129,12 +132,8 @@ int Stack::declared_in(const Parameter& parameter) const {
 
 std::vector<const Parameter*> Stack::tied_across() const {
   std::vector<const Parameter*> across;
-  for (const auto& p : parameters_) {
-    const bool elsewhere = std::any_of(ties_.begin(), ties_.end(), [&](const Tie& tie) {
-      return tie.name == p.name && !(has(tie.owner) && has(tie.user));
-    });
-    if (p.here && elsewhere) across.push_back(&p);
-  }
+  for (const auto& p : parameters_)
+    if (p.here && p.copied) across.push_back(&p);
   return across;
 }
 
@@ -297,23 +296,23 @@ void Stack::allocate(at::Device device, at::ScalarType type, Gradients gradients
   for (int l = 0; l < size(); ++l) layer(l).bind(device, type);
 }
 
+int Stack::group_of(const Parameter& parameter) const {
+  const auto behind = std::upper_bound(
+      groups_.begin(), groups_.end(), parameter.begin,
+      [](std::int64_t begin, const ShardGroup& group) { return begin < group.begin; });
+  return int(behind - groups_.begin()) - 1;
+}
+
 std::vector<int> Stack::groups_of(int layer) const {
-  std::vector<int> all;
-  const auto add = [&](const std::string& name) {
-    for (const auto& p : parameters_) {
-      if (p.name != name || !p.trainable || !p.here) continue;
-      for (std::size_t g = 0; g < groups_.size(); ++g)
-        if (p.begin >= groups_[g].begin && p.begin < groups_[g].begin + groups_[g].numel &&
-            std::find(all.begin(), all.end(), int(g)) == all.end())
-          all.push_back(int(g));
-    }
+  std::set<int> all;
+  const auto add = [&](const Parameter& p) {
+    if (p.trainable && p.here) all.insert(group_of(p));
   };
   for (const auto& p : parameters_)
-    if (p.layer == layer) add(p.name);
+    if (p.layer == layer) add(p);
   for (const auto& tie : ties_)
-    if (tie.user == layer) add(tie.name);
-  std::sort(all.begin(), all.end());
-  return all;
+    if (tie.user == layer) add(*find(tie.name));
+  return {all.begin(), all.end()};
 }
 
 void Stack::lend_values(int group, const at::Tensor& memory) {

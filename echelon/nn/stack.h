@@ -118,6 +118,7 @@ class Stack : private Declaration {
   // The trainable units in groups; which of them a layer computes with, tied parameters included.
   const std::vector<ShardGroup>& groups() const { return groups_; }
   std::vector<int> groups_of(int layer) const;
+  int group_of(const Parameter& parameter) const;  // a trainable one that is here
 
   // Of one group, as one tensor. Where they are lent, `memory` (of its size, on the device) is used
   // from now on, without a copy, under all views that exist; take_back gives it again, and then the

@@ -1,8 +1,7 @@
 // Parameters that layers on several ranks of a pipeline share (tied embeddings): each of these
-// ranks has a copy, and gives all of them the sum of the gradients. Where data ranks have summed
-// their own before, the copies stay the same to the bit. Under ZeRO they are summed over the data
-// ranks afterwards, in an order that may depend on where a slice lies: with three data ranks or
-// more the copies then agree to rounding.
+// ranks has a copy, and gives all of them the sum of the gradients. Data ranks sum theirs before,
+// or under ZeRO afterwards, where copies are cut alike (share_out): in both cases the copies stay
+// the same to the bit.
 #pragma once
 
 #include <memory>

@@ -37,10 +37,6 @@ std::vector<std::int64_t> gathered(std::int64_t mine, at::Device device, Communi
   return {first, first + ranks.size()};
 }
 
-}  // namespace
-
-namespace {
-
 std::vector<int> that_differ(std::uint64_t sum, at::Device device, Communicator& ranks) {
   const auto sums = gathered(static_cast<std::int64_t>(sum), device, ranks);
   std::vector<int> others;
@@ -66,6 +62,12 @@ std::vector<int> ranks_that_differ_in_whole_parameters(const Stack& stack, Commu
 
 std::vector<int> ranks_that_differ(const at::Tensor& values, Communicator& ranks) {
   return that_differ(checksum_of(values), values.device(), ranks);
+}
+
+bool differ(const at::Tensor& values, int one, int other, Communicator& ranks) {
+  const auto sums =
+      gathered(static_cast<std::int64_t>(checksum_of(values)), values.device(), ranks);
+  return sums[std::size_t(one)] != sums[std::size_t(other)];
 }
 
 void require_same_state(const MasterUpdate& update, std::int64_t step, Communicator& ranks) {

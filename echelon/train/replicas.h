@@ -17,6 +17,9 @@ std::vector<int> ranks_that_differ_in_whole_parameters(const Stack& stack, Commu
 // The same of values that each of these ranks has a copy of.
 std::vector<int> ranks_that_differ(const at::Tensor& values, Communicator& ranks);
 
+// Whether two of the ranks have other values, to the bit; what the rest give does not matter.
+bool differ(const at::Tensor& values, int one, int other, Communicator& ranks);
+
 // Ranks that go on from a saved state must all have the same: throws InvalidArgument that names the
 // first that has not.
 void require_same_state(const MasterUpdate& update, std::int64_t step, Communicator& ranks);

@@ -162,35 +162,49 @@ void Trainer::begin_alike() {
 }
 
 void Trainer::check_same_parameters() const {
-  const auto refuse = [&](const std::vector<int>& others, int MeshPlace::*along) {
+  const Mesh& mesh = layout_.mesh;
+  const auto refuse = [&](const std::vector<int>& others, int first, int MeshPlace::*along) {
     if (others.empty()) return;
     const auto rank = [&](int there) {
-      MeshPlace place = layout_.mesh.place;
+      MeshPlace place = mesh.place;
       place.*along = there;
-      return layout_.mesh.rank_at(place);
+      return mesh.rank_at(place);
     };
     std::vector<int> ranks;
     for (const int other : others) ranks.push_back(rank(other));
     throw Error(fmt::format(
         "after step {} the parameters of rank{} {} are not those of rank {}: the ranks computed "
         "different updates. A layer with random numbers of its own, or faulty memory, does that",
-        step_, ranks.size() > 1 ? "s" : "", fmt::join(ranks, ", "), rank(0)));
+        step_, ranks.size() > 1 ? "s" : "", fmt::join(ranks, ", "), rank(first)));
   };
-  if (shards_ && shards_->stage() == 3) {
-    // There is one of each slice, or one on each host.
-    if (!shards_->replicas() || tier_) return;
+  const bool slices = shards_ && shards_->stage() == 3;
+  if (slices && tier_) return;
+  if (slices && shards_->replicas()) {
     const auto hosts = ranks_that_differ(shards_->all_values(), *shards_->replicas());
     if (!hosts.empty())
       throw Error(fmt::format(
           "after step {} the parameters of host{} {} are not those of the first: the hosts computed "
           "different updates. Faulty memory does that",
           step_, hosts.size() > 1 ? "s" : "", fmt::join(hosts, ", ")));
-    return;
   }
-  if (shards_) shards_->wait_for_values();
-  if (ranks_) refuse(ranks_that_differ(stack_, *ranks_), &MeshPlace::data);
-  if (layout_.mesh.tensor)
-    refuse(ranks_that_differ_in_whole_parameters(stack_, *layout_.mesh.tensor), &MeshPlace::tensor);
+  if (!slices) {
+    if (shards_) shards_->wait_for_values();
+    if (ranks_) refuse(ranks_that_differ(stack_, *ranks_), 0, &MeshPlace::data);
+    if (mesh.tensor)
+      refuse(ranks_that_differ_in_whole_parameters(stack_, *mesh.tensor), 0, &MeshPlace::tensor);
+  }
+  if (!mesh.pipeline) return;
+  const auto owner = layout_.neighbours().owner;
+  for (const auto& tie : stack_.ties()) {
+    const Parameter& parameter = *stack_.find(tie.name);
+    const int one = owner[std::size_t(tie.owner)], other = owner[std::size_t(tie.user)];
+    if (one == other || !parameter.trainable) continue;
+    // Of a slice its owners have it in both places: copies are cut alike.
+    const at::Tensor mine = !parameter.here ? at::empty({0}, at::TensorOptions(device_))
+                            : slices        ? shards_->values(stack_.group_of(parameter))
+                                            : parameter.value;
+    if (differ(mine, one, other, *mesh.pipeline)) refuse({other}, one, &MeshPlace::pipeline);
+  }
 }
 
 std::int64_t Trainer::first_sample() const {

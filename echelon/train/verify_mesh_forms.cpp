@@ -71,12 +71,15 @@ class Form {
   }
 
   // Elements of a layer on one rank of a tensor group, with padding: of each parameter, and so that
-  // owners have as much each.
-  Bytes group(int layer) const {
+  // owners have as much each, of a copied table and of the rest.
+  Bytes group(int layer) const { return copied(layer) + rest(layer); }
+  Bytes copied(int layer) const { return has_tied(layer) ? shared_out(aligned(table())) : 0; }
+  Bytes rest(int layer) const {
     Bytes sum = 0;
     for (const Bytes n : parameters(layer)) sum += aligned(n);
-    return zero_ > 0 ? aligned(sum, 32 * d_) : sum;
+    return shared_out(has_tied(layer) ? sum - aligned(table()) : sum);
   }
+  Bytes shared_out(Bytes n) const { return zero_ > 0 ? aligned(n, 32 * d_) : n; }
 
   Bytes part(int rank) const {
     Bytes sum = 0;
@@ -135,15 +138,15 @@ class Form {
   Bytes gradients() const {
     Bytes all = 0;
     for (int l = 0; l < layers(); ++l)
-      all += zero_ == 0 ? sum(d_) * group(l) : (d_ - 1) * scatters(l) * group(l);
+      all += zero_ == 0 ? sum(d_) * group(l) : (d_ - 1) * (copied(l) + scatters(l) * rest(l));
     return t_ * all * sum_element_;
   }
 
   // Gradients go to their owners once a step, or whenever no micro-batch is half-way through them.
   // Under zero-bubble one always is until the last, but on the first rank, whose weight parts
-  // follow at once. What is tied waits for the other stage.
+  // follow at once. A copied table waits for the other stage.
   Bytes scatters(int layer) const {
-    if (zero_ == 1 || has_tied(layer) || job_.zero.scatter == "step") return 1;
+    if (zero_ == 1 || job_.zero.scatter == "step") return 1;
     return job_.pipeline.schedule == "zero-bubble" && owner(layer) > 0 ? 1 : m_;
   }
 

@@ -159,6 +159,29 @@ TEST(UpdateRanges, CoverTheTrainableBufferExactlyWhateverTheLongest) {
   }
 }
 
+TEST(ShareOut, GivesCopiesAGroupOfTheirOwnThatIsCutAlikeWhateverIsBesideThem) {
+  const auto table = [](int layer) {
+    auto p = parameter("table", {100, 8}, true, true, layer);
+    p.copied = true;
+    return p;
+  };
+  // As an embedding and its first block have it, and as the last block and a head.
+  auto first = lay_out_all({table(0), parameter("positions", {30}, true, true, 0),
+                            parameter("block", {300}, true, true, 1)});
+  auto last = lay_out_all({parameter("block", {300}, true, true, 4), table(5),
+                           parameter("norm", {30}, false, true, 5)});
+  const auto first_groups = share_out(first, /*shards=*/3, /*smallest=*/200);
+  const auto last_groups = share_out(last, 3, 200);
+  ASSERT_EQ(first_groups.size(), 2U);
+  ASSERT_EQ(last_groups.size(), 2U);
+  EXPECT_EQ(first.front().segments.front().name, "table");
+  EXPECT_EQ(last.back().segments.front().name, "table");
+  EXPECT_EQ(first_groups.front().numel, 864) << "800, padded to three times 32";
+  EXPECT_EQ(last_groups.back().numel, 864);
+  EXPECT_EQ(last_groups.front().numel, 384) << "the norm joins the block before it";
+  EXPECT_EQ(first_groups.back().numel, 384) << "positions join the block behind them";
+}
+
 TEST(UpdateRanges, AreTwoAUnitWhereNothingLimitsThem) {
   const auto units =
       lay_out_all({parameter("w", {40}, true, true, 0), parameter("v", {40}, true, true, 0),

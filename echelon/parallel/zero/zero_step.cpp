@@ -1,19 +1,6 @@
 #include "echelon/parallel/zero/zero_step.h"
 
-#include <algorithm>
-
 namespace echelon {
-namespace {
-
-// Whether parameters that layers of other ranks use too lie within [begin, end) of the buffer.
-bool has_tied(const Stack& stack, std::int64_t begin, std::int64_t end) {
-  const auto tied = stack.tied_across();
-  return std::any_of(tied.begin(), tied.end(), [&](const Parameter* p) {
-    return p->trainable && p->begin >= begin && p->begin < end;
-  });
-}
-
-}  // namespace
 
 std::int64_t smallest_group(const ZeroOptions& options, at::ScalarType type) {
   return static_cast<std::int64_t>(options.group * 1024 * 1024 /
@@ -27,10 +14,11 @@ std::vector<std::int64_t> describe_groups(StepShape& shape, const Stack& stack, 
   shape.lent_values = stage >= 3;
   shape.lent_gradients = stage >= 2;
   std::vector<std::int64_t> bytes;
-  for (const auto& group : stack.groups()) {
+  for (const auto& group : stack.groups())
     bytes.push_back(group.numel * static_cast<std::int64_t>(at::elementSize(type)));
-    shape.tied_groups.push_back(has_tied(stack, group.begin, group.begin + group.numel));
-  }
+  shape.tied_groups.assign(stack.groups().size(), false);
+  for (const auto* tied : stack.tied_across())
+    if (tied->trainable) shape.tied_groups[std::size_t(stack.group_of(*tied))] = true;
   return bytes;
 }
 
