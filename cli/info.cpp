@@ -38,7 +38,7 @@ void show_options() {
   JobOptions job;
   fmt::print(
       "# Configuration\n\nOne TOML file (`echelon train job.toml`) and `--set KEY=VALUE`; `echelon train --print-config` "
-      "prints a file to start from.\nThis page is made by `echelon info --options`.\n\n{}",
+      "prints a file to\nstart from. This page is made by `echelon info --options`.\n\n{}",
       to_markdown(fields_of(job)));
 }
 

@@ -20,6 +20,12 @@ def test_every_link_to_a_file_leads_somewhere(page):
     assert missing == []
 
 
+@pytest.mark.parametrize("page", [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")], ids=lambda page: page.name)
+def test_prose_is_narrow_enough_to_read(page):
+    prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    assert [line for line in prose.splitlines() if len(line) > 120 and not line.startswith("|")] == []
+
+
 def test_the_option_reference_is_what_the_program_prints():
     printed = subprocess.run([ECHELON, "info", "--options"], capture_output=True, text=True, check=True, timeout=60).stdout
     assert (ROOT / "docs" / "configuration.md").read_text() == printed, (
