@@ -3,32 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "echelon/base/error.h"
+#include "echelon/comm/hosts.h"
 #include "echelon/comm/texts.h"
 
 namespace echelon {
-namespace {
-
-// The hosts in the order in which ranks name them, and each rank's among them.
-struct Hosts {
-  std::vector<std::string> names;
-  std::vector<int> of;  // by rank
-};
-
-Hosts number(const std::vector<std::string>& hosts) {
-  Hosts result;
-  for (const auto& host : hosts) {
-    const auto at = std::find(result.names.begin(), result.names.end(), host);
-    result.of.push_back(int(at - result.names.begin()));
-    if (at == result.names.end()) result.names.push_back(host);
-  }
-  return result;
-}
-
-}  // namespace
 
 std::string to_string(const MeshShape& shape) {
   return fmt::format("pipeline {} x data {} x tensor {}", shape.pipeline, shape.data, shape.tensor);
@@ -38,6 +19,10 @@ MeshPlace place_at(const MeshShape& shape, int position) {
   return {.pipeline = position / (shape.data * shape.tensor),
           .data = position / shape.tensor % shape.data,
           .tensor = position % shape.tensor};
+}
+
+int position_of(const MeshShape& shape, const MeshPlace& place) {
+  return (place.pipeline * shape.data + place.data) * shape.tensor + place.tensor;
 }
 
 MeshShape mesh_shape(int ranks, int pipeline, int data, int tensor) {
@@ -65,12 +50,9 @@ MeshShape mesh_shape(int ranks, int pipeline, int data, int tensor) {
 }
 
 std::vector<int> mesh_order(const std::vector<std::string>& hosts) {
-  const Hosts numbered = number(hosts);
-  std::vector<int> order(hosts.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
-    return numbered.of[std::size_t(a)] < numbered.of[std::size_t(b)];
-  });
+  std::vector<int> order;
+  for (const auto& ranks : number_hosts(hosts).ranks)
+    order.insert(order.end(), ranks.begin(), ranks.end());
   return order;
 }
 
@@ -87,7 +69,7 @@ bool tensor_within_hosts(const MeshShape& shape, const std::vector<std::string>&
 
 std::string draw_mesh(const MeshShape& shape, const std::vector<std::string>& hosts) {
   const auto order = mesh_order(hosts);
-  const Hosts numbered = number(hosts);
+  const Hosts numbered = number_hosts(hosts);
   const bool several = numbered.names.size() > 1;
   const auto digits = fmt::formatted_size("{}", shape.ranks() - 1);
   std::string picture =
@@ -101,7 +83,7 @@ std::string draw_mesh(const MeshShape& shape, const std::vector<std::string>& ho
     std::string ranks;
     int before = -1;  // the host that was named last
     for (int t = 0; t < shape.tensor; ++t) {
-      const int rank = order[std::size_t((stage * shape.data + data) * shape.tensor + t)];
+      const int rank = order[std::size_t(position_of(shape, {stage, data, t}))];
       const int host = numbered.of[std::size_t(rank)];
       if (several && std::exchange(before, host) != host)
         ranks += fmt::format("{}h{}:", t > 0 ? " " : "", host);
@@ -140,7 +122,7 @@ std::string draw_mesh(const MeshShape& shape, const std::vector<std::string>& ho
 }
 
 int Mesh::rank_at(const MeshPlace& there) const {
-  const int position = (there.pipeline * shape.data + there.data) * shape.tensor + there.tensor;
+  const int position = position_of(shape, there);
   return order.empty() ? position : order[std::size_t(position)];
 }
 

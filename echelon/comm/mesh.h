@@ -27,6 +27,7 @@ struct MeshPlace {
   bool operator==(const MeshPlace&) const = default;
 };
 MeshPlace place_at(const MeshShape& shape, int position);
+int position_of(const MeshShape& shape, const MeshPlace& place);
 
 // The shape over so many ranks; data = 0: what the others leave. Throws InvalidArgument where it
 // does not come out even, naming the nearest numbers of ranks that do.

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "echelon/base/error.h"
+#include "echelon/comm/hosts.h"
 #include "tests/base/thrown.h"
 #include "tests/collective/ranks.h"
 
@@ -21,6 +22,7 @@ TEST(Mesh, HasOnePlaceForEveryRank) {
       EXPECT_LT(place.pipeline, shape.pipeline);
       EXPECT_LT(place.data, shape.data);
       EXPECT_LT(place.tensor, shape.tensor);
+      EXPECT_EQ(position_of(shape, place), position) << to_string(shape);
       places.insert({place.pipeline, place.data, place.tensor});
     }
     EXPECT_EQ(int(places.size()), shape.ranks()) << to_string(shape);
@@ -50,6 +52,14 @@ TEST(Mesh, IsRefusedWithTheNearestThatDivides) {
       refused(8, 0, 1, 1),
       "a mesh of 8 ranks, pipeline 0 x data 1 x tensor 1, cannot be: each is 1 or more, and a "
       "million at most");
+}
+
+TEST(Hosts, AreNumberedAsRanksNameThem) {
+  const Hosts hosts = number_hosts({"b", "a", "b", "c", "a"});
+  EXPECT_EQ(hosts.names, (std::vector<std::string>{"b", "a", "c"}));
+  EXPECT_EQ(hosts.ranks, (std::vector<std::vector<int>>{{0, 2}, {1, 4}, {3}}));
+  EXPECT_EQ(hosts.of, (std::vector{0, 1, 0, 2, 1}));
+  EXPECT_EQ(hosts.local, (std::vector{0, 0, 1, 0, 1}));
 }
 
 TEST(Mesh, KeepsTensorGroupsWithinHostsWhateverTheNumbersOfRanks) {
@@ -83,9 +93,6 @@ TEST(Mesh, ConnectsThoseThatDifferAlongOneDimension) {
   const MeshShape shape{2, 2, 2};
   run_ranks_well({.world = 8, .hosts = 2}, [&](Group& group) {
     const Mesh mesh = make_mesh(native_communicator(group.shared_from_this()), shape);
-    const auto position = [&](MeshPlace at) {
-      return (at.pipeline * shape.data + at.data) * shape.tensor + at.tensor;
-    };
     const auto check = [&](Communicator& ranks, int MeshPlace::*along) {
       at::Tensor mine = at::full({1}, group.rank(), at::kLong),
                  all = at::empty({ranks.size()}, at::kLong);
@@ -94,7 +101,7 @@ TEST(Mesh, ConnectsThoseThatDifferAlongOneDimension) {
       for (int i = 0; i < ranks.size(); ++i) {
         MeshPlace other = mesh.place;
         other.*along = i;
-        EXPECT_EQ(all[i].item<std::int64_t>(), mesh.order[std::size_t(position(other))]);
+        EXPECT_EQ(all[i].item<std::int64_t>(), mesh.order[std::size_t(position_of(shape, other))]);
       }
     };
     check(*mesh.tensor, &MeshPlace::tensor);

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "echelon/base/error.h"
+#include "echelon/comm/hosts.h"
 #include "echelon/comm/texts.h"
 #include "echelon/nn/memory.h"
 #include "echelon/optim/flat_norm.h"
@@ -43,30 +44,19 @@ ZeroShards::Lending ZeroShards::lending(int stage, int owners, bool has_replicas
 
 Owners owners_of(std::shared_ptr<Communicator> ranks, bool per_host) {
   if (!per_host) return {std::move(ranks), nullptr};
-  const auto hosts = gather_texts(*ranks, ranks->host(), "hosts");
-  std::vector<std::string> names;
-  std::vector<int> count;
-  int host = 0, local = 0;
-  for (std::size_t r = 0; r < hosts.size(); ++r) {
-    const auto at = std::find(names.begin(), names.end(), hosts[r]) - names.begin();
-    if (at == std::ssize(names)) {
-      names.push_back(hosts[r]);
-      count.push_back(0);
-    }
-    if (int(r) == ranks->rank()) {
-      host = int(at);
-      local = count[std::size_t(at)];
-    }
-    ++count[std::size_t(at)];
-  }
+  const Hosts hosts = number_hosts(gather_texts(*ranks, ranks->host(), "hosts"));
+  std::vector<std::size_t> count;
+  for (const auto& there : hosts.ranks) count.push_back(there.size());
   if (*std::min_element(count.begin(), count.end()) !=
       *std::max_element(count.begin(), count.end()))
     throw InvalidArgument(fmt::format(
         "zero.shard=host needs as many ranks on every host; they are {}: use zero.shard=all",
         fmt::join(count, ", ")));
+  const auto me = std::size_t(ranks->rank());
+  const int host = hosts.of[me], local = hosts.local[me];
   Owners owners;
   owners.shards = ranks->split(host, local);
-  if (names.size() > 1) owners.replicas = ranks->split(local, host);
+  if (count.size() > 1) owners.replicas = ranks->split(local, host);
   return owners;
 }
 
