@@ -2,7 +2,6 @@
 
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -15,6 +14,7 @@
 #include "echelon/nn/attention.h"
 #include "echelon/nn/generate.h"
 #include "echelon/nn/product.h"
+#include "echelon/parallel/pipeline/balance.h"
 #include "echelon/step/device.h"
 
 namespace echelon {
@@ -64,12 +64,6 @@ ordered_json summary_of(const JobOptions& options, const JobOutcome& outcome,
     summary["device_peak_allocated_mib"] = static_cast<double>(memory.peak_allocated) / mib;
   }
   return summary;
-}
-
-std::string stages_text(const std::vector<StageLayers>& stages) {
-  std::vector<int> sizes;
-  for (const auto& stage : stages) sizes.push_back(stage.end - stage.begin);
-  return fmt::format("{}", fmt::join(sizes, ","));
 }
 
 std::string plan_of(const JobOptions& options, const Trainer& trainer, const Communicator* ranks) {

@@ -36,8 +36,6 @@ std::string precision_name(at::ScalarType type);
 nlohmann::ordered_json summary_of(const JobOptions& options, const JobOutcome& outcome,
                                   std::int64_t parameters, bool bytes, std::uint64_t start,
                                   std::uint64_t peak, const RunDirectory& run);
-// Their sizes, as pipeline.stages takes them.
-std::string stages_text(const std::vector<StageLayers>& stages);
 // How the job is laid out, as JSON.
 std::string plan_of(const JobOptions& options, const Trainer& trainer, const Communicator* ranks);
 

@@ -1,6 +1,7 @@
 #include "echelon/parallel/pipeline/balance.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <charconv>
@@ -88,6 +89,12 @@ std::vector<StageLayers> stages_of(const std::string& sizes, int layers,
         "{} layers",
         sizes, stages.size(), stages.size() == 1 ? "" : "s", end, shape.stages(), layers));
   return stages;
+}
+
+std::string stages_text(const std::vector<StageLayers>& stages) {
+  std::vector<int> sizes;
+  for (const auto& stage : stages) sizes.push_back(stage.end - stage.begin);
+  return fmt::format("{}", fmt::join(sizes, ","));
 }
 
 std::vector<double> stage_costs(const std::vector<StageLayers>& stages,

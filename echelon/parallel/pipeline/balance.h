@@ -33,6 +33,7 @@ std::vector<StageLayers> balance(const std::vector<LayerCost>& layers, std::stri
 // Sizes as a user gives them, "2,3,3": by stage, together all layers.
 std::vector<StageLayers> stages_of(const std::string& sizes, int layers,
                                    const PipelineShape& shape);
+std::string stages_text(const std::vector<StageLayers>& stages);  // the sizes again
 
 // What every stage costs, in the unit of `by`; and how much dearer the dearest rank is than the
 // mean of all: 0.25 is a quarter.
