@@ -17,6 +17,7 @@
 #include "echelon/collective/group.h"
 #include "echelon/collective/schedule.h"
 #include "echelon/comm/mesh.h"
+#include "echelon/net/environment.h"
 #include "echelon/net/host.h"
 
 namespace echelon::cli {
@@ -27,6 +28,8 @@ constexpr const char* examples = R"(Examples:
   echelon topo --nproc 4 --set net.shared_memory=false    as if each were on a machine of its own
   srun -n 8 echelon topo                              the ranks of a cluster job
   echelon topo --nproc 8 --mesh 2x2x2                 which of them pipeline x data x tensor puts where
+  echelon topo --nproc 8 --mesh 2x2x2 --json FILE     the mesh for scripts: "shape" has pipeline, data and tensor,
+                                                      "ranks" of each its rank, host, machine and place along them
 
 alpha is the time of a message (in shared memory: of a barrier), beta that of a byte, gamma that of reducing a byte.
 An algorithm's column has the predicted time and the measured one; * marks the one that is chosen for the size.)";
@@ -104,6 +107,12 @@ void show(Group& group, const Arguments& arguments, const std::vector<std::size_
   if (!arguments.json.empty()) write_file(arguments.json, all.dump(2) + "\n");
 }
 
+// One rank exchanges nothing.
+void show_one(Group& group, const Arguments& arguments) {
+  print_hosts(group);
+  if (!arguments.json.empty()) write_file(arguments.json, group.plan().json() + "\n");
+}
+
 // "2x4x1": pipeline x data x tensor; 0 for data is what the others leave.
 MeshShape parse_mesh(const std::string& text, int ranks) {
   int pipeline = 0, data = 0, tensor = 0, end = 0;
@@ -115,11 +124,47 @@ MeshShape parse_mesh(const std::string& text, int ranks) {
   return mesh_shape(ranks, pipeline, data, tensor);
 }
 
-void show_mesh(Group& group, const std::string& text) {
-  const MeshShape shape = parse_mesh(text, group.size());
+nlohmann::ordered_json mesh_json(Group& group, const MeshShape& shape,
+                                 const std::vector<int>& order) {
+  std::vector<MeshPlace> places(order.size());  // by rank
+  for (std::size_t position = 0; position < order.size(); ++position)
+    places[std::size_t(order[position])] = place_at(shape, int(position));
+  nlohmann::ordered_json all = {
+      {"shape", {{"pipeline", shape.pipeline}, {"data", shape.data}, {"tensor", shape.tensor}}},
+      {"ranks", nlohmann::ordered_json::array()}};
+  for (const int rank : group.members()) {
+    const auto& card = group.endpoint().card(rank);
+    const MeshPlace& place = places[std::size_t(rank)];
+    all["ranks"].push_back({{"rank", rank},
+                            {"host", card.host},
+                            {"machine", card.machine},
+                            {"pipeline", place.pipeline},
+                            {"data", place.data},
+                            {"tensor", place.tensor}});
+  }
+  return all;
+}
+
+void show_mesh(Group& group, const Arguments& arguments) {
+  if (group.rank() != 0) return;
+  const MeshShape shape = parse_mesh(arguments.mesh, group.size());
   std::vector<std::string> hosts;
   for (const int rank : group.members()) hosts.push_back(group.endpoint().card(rank).host);
-  if (group.rank() == 0) fmt::print("{}", draw_mesh(shape, hosts));
+  fmt::print("{}", draw_mesh(shape, hosts));
+  if (!arguments.json.empty())
+    write_file(arguments.json, mesh_json(group, shape, mesh_order(hosts)).dump(2) + "\n");
+}
+
+// Whether the ranks, those that there are or are to be, make such a mesh. Of those that a launcher
+// has started the first says why not.
+bool makes_mesh(const Arguments& arguments, const JobEnvironment& environment) {
+  try {
+    parse_mesh(arguments.mesh, environment.world > 1 ? environment.world : arguments.nproc);
+    return true;
+  } catch (const InvalidArgument&) {
+    if (environment.rank == 0) throw;
+    return false;
+  }
 }
 
 }  // namespace
@@ -141,7 +186,11 @@ void add_topo(CLI::App& app, int& exit_code) {
       ->add_option("--mesh", arguments->mesh,
                    "Draw how ranks make a mesh, and measure nothing: pipeline x data x tensor")
       ->type_name("PxDxT");
-  command->add_option("--json", arguments->json, "The same, to FILE")->type_name("FILE");
+  command
+      ->add_option(
+          "--json", arguments->json,
+          "The same, to FILE: links and times; with --mesh the shape and every rank's place")
+      ->type_name("FILE");
   command
       ->add_option("--set", arguments->set,
                    "Set one option of net or comm; may be given several times")
@@ -151,11 +200,15 @@ void add_topo(CLI::App& app, int& exit_code) {
   command->callback([arguments, &exit_code] {
     const auto sizes = parse_sizes(arguments->sizes);
     require_place_for(arguments->json, "--json");
+    if (!arguments->mesh.empty() && !makes_mesh(*arguments, read_environment())) {
+      exit_code = 2;
+      return;
+    }
     exit_code = run_as_ranks(arguments->nproc, arguments->set, [&](Group& group) {
       if (!arguments->mesh.empty())
-        show_mesh(group, arguments->mesh);
+        show_mesh(group, *arguments);
       else if (group.size() == 1)
-        print_hosts(group);
+        show_one(group, *arguments);
       else
         show(group, *arguments, sizes);
     });

@@ -93,4 +93,22 @@ def test_what_does_not_fit_is_refused_in_a_sentence(echelon, ranks, options, wor
 def test_the_mesh_is_drawn(echelon):
     result = echelon("topo", "--nproc", 8, "--mesh", "2x2x2")
     assert result.returncode == 0 and "stage 1    [ 4 5 ]  [ 6 7 ]" in result.stdout
-    assert echelon("topo", "--nproc", 2, "--mesh", "2x2").returncode == 2
+
+
+def test_the_mesh_is_written_down(echelon):
+    assert echelon("topo", "--nproc", 4, "--mesh", "2x0x1", "--json", "mesh.json").returncode == 0
+    mesh = json.loads((echelon.folder / "mesh.json").read_text())
+    assert mesh["shape"] == {"pipeline": 2, "data": 2, "tensor": 1}
+    places = [(one["rank"], one["pipeline"], one["data"], one["tensor"]) for one in mesh["ranks"]]
+    assert places == [(0, 0, 0, 0), (1, 0, 1, 0), (2, 1, 0, 0), (3, 1, 1, 0)]
+    assert len({one["host"] for one in mesh["ranks"]}) == 1 and all(one["machine"] for one in mesh["ranks"])
+
+
+@pytest.mark.parametrize("launcher", [(), ("launch", "--nproc", 4, "--")])
+@pytest.mark.parametrize("mesh, words", [("2x2", "give pipeline x data x tensor"), ("3x0x1", "start 3 or 6")])
+def test_a_mesh_that_cannot_be_is_refused_once(echelon, launcher, mesh, words):
+    command = [*launcher, echelon.program] if launcher else []
+    result = echelon(*command, "topo", "--nproc", 4, "--mesh", mesh)
+    assert result.returncode == 2
+    of_ranks = [line for line in result.stderr.splitlines() if words in line and line.startswith("[")]
+    assert len(of_ranks) == 1 if launcher else result.stderr.count(words) == 1, result.stderr
