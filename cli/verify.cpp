@@ -1,11 +1,13 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
+#include <string_view>
 
 #include "cli/commands.h"
 #include "cli/ranks.h"
@@ -71,6 +73,7 @@ const Fault* fault_of(const Arguments& arguments) {
   if (const Fault* found = find_fault(arguments.inject)) return found;
   std::vector<std::string> known;
   for (const auto& fault : all_faults()) known.push_back(fault.name);
+// Scripts take a line for a fault: the names of the columns are for a terminal.
   const std::string near = nearest(arguments.inject, known);
   throw InvalidArgument(
       fmt::format("there is no fault {:?} to inject{}; --list-injections shows all",
@@ -78,8 +81,11 @@ const Fault* fault_of(const Arguments& arguments) {
 }
 
 int list_injections() {
-  for (const auto& fault : all_faults())
-    fmt::print("{:<22} {} ({})\n", fault.name, fault.what, name(fault.caught_by));
+  const auto line = [](std::string_view fault, std::string_view check, std::string_view what) {
+    fmt::print("{:<20}  {:<10}  {}\n", fault, check, what);
+  };
+  if (::isatty(STDOUT_FILENO)) line("fault", "caught by", "what goes wrong");
+  for (const auto& fault : all_faults()) line(fault.name, name(fault.caught_by), fault.what);
   return 0;
 }
 

@@ -117,7 +117,7 @@ std::vector<Fault> make_faults() {
   return {
       // Gradients of ranks that split a batch.
       {.name = "dropped-scale",
-       .what = "gradients are summed over the data ranks and never divided by their number",
+       .what = "gradients of data ranks are summed, never divided by their number",
        .caught_by = Check::parameters,
        .where = [](Options o, Shape mesh) { return mesh.data > 1 && !clipped(o); },  // undoes it
        .alteration =
@@ -131,8 +131,7 @@ std::vector<Fault> make_faults() {
                               if (e.rank + 1 == e.size) e.summand().zero_();
                             })},
       {.name = "unawaited-sum",
-       .what =
-           "the update uses a rank's own gradients: their sum over the data ranks came too late",
+       .what = "the update uses a rank's own gradients: their sum came too late",
        .caught_by = Check::parameters,
        .where = data_ranks,
        .alteration = before(gradients, [](Transfer& e) { e.output = e.output.clone(); })},
@@ -146,7 +145,7 @@ std::vector<Fault> make_faults() {
                               all.copy_(all.to(at::kBFloat16));
                             })},
       {.name = "repeated-sum",
-       .what = "gradients are summed over the data ranks twice, and the first sum is thrown away",
+       .what = "gradients are summed over data ranks twice; one sum is thrown away",
        .caught_by = Check::bytes,
        .where = data_ranks,
        .alteration = twice(gradients)},
@@ -158,12 +157,12 @@ std::vector<Fault> make_faults() {
        .where = shared_out,
        .alteration = before(owners_sums, [](Transfer& e) { swap_first_pieces(e, e.input); })},
       {.name = "swapped-ranks",
-       .what = "where parameters are gathered, the slices of the first two owners change places",
+       .what = "in a gather of parameters the slices of two owners change places",
        .caught_by = Check::parameters,
        .where = shared_out,
        .alteration = after(parameters, [](const Transfer& e) { swap_first_pieces(e, e.output); })},
       {.name = "stale-parameters",
-       .what = "a gather brings the parameters as the last one found them, from before the update",
+       .what = "a gather brings the parameters from before the update",
        .caught_by = Check::parameters,
        .where = [](Options o,
                    Shape mesh) { return shared_out(o, mesh) && o.zero.offload == "none"; },
@@ -190,7 +189,7 @@ std::vector<Fault> make_faults() {
 
       // Norms, to which every rank has its part.
       {.name = "missing-norm-sum",
-       .what = "gradients are clipped by the norm of what a rank has, not by that of all",
+       .what = "gradients are clipped by the norm of a rank's part, not of all",
        .caught_by = Check::parameters,
        .where =
            [](Options o, Shape mesh) {
@@ -198,7 +197,7 @@ std::vector<Fault> make_faults() {
            },
        .alteration = left_out(norm)},
       {.name = "own-trust-ratio",
-       .what = "LARS and LAMB take a parameter's norm from the slice that a rank owns",
+       .what = "LARS and LAMB take a parameter's norm from a rank's own slice",
        .caught_by = Check::parameters,
        .where =
            [](Options o, Shape mesh) {
@@ -213,8 +212,7 @@ std::vector<Fault> make_faults() {
        .where = tensor,
        .alteration = left_out(products)},
       {.name = "swapped-rows",
-       .what =
-           "where rows are gathered for a split product, those of the first two ranks change places",
+       .what = "in a gather of rows those of two ranks change places",
        .caught_by = Check::parameters,
        .where = split_rows,
        .alteration = after(rows, [](const Transfer& e) { swap_first_pieces(e, e.output); })},
@@ -227,7 +225,7 @@ std::vector<Fault> make_faults() {
 
       // Pipelines.
       {.name = "missing-tied-sum",
-       .what = "the gradients of a table that the first and the last stage share are not summed",
+       .what = "gradients of a table that two stages share are not summed",
        .caught_by = Check::parameters,
        .where = [](Options o, Shape mesh) { return mesh.pipeline > 1 && o.model.tied; },
        .alteration = left_out(tied_gradients)},
@@ -243,7 +241,7 @@ std::vector<Fault> make_faults() {
        .alteration =
            before(output_gradients, [](Transfer& e) { e.input = e.input.clone().zero_(); })},
       {.name = "repeated-message",
-       .what = "activations and their gradients are sent twice over the boundary of two stages",
+       .what = "activations and their gradients are sent twice between two stages",
        .caught_by = Check::bytes,
        .where = pipeline,
        .alteration = twice(activations)},
@@ -262,7 +260,7 @@ std::vector<Fault> make_faults() {
              if (std::exchange(o.pipeline.chunks, 1) > 1) o.pipeline.stages.clear();
            }},
       {.name = "fewer-micro-batches",
-       .what = "a pipeline's batch is cut into half as many micro-batches as were asked for",
+       .what = "a pipeline has half as many micro-batches as were asked for",
        .caught_by = Check::bubble,
        .where = [](Options o,
                    Shape mesh) { return one_chunk(o, mesh) && o.train.micro_batches % 2 == 0; },

@@ -265,6 +265,9 @@ TEST_F(VerifyFault, OneThatDoesNothingIsNotCaught) {
 TEST_F(VerifyFault, IsFoundByItsNameAlone) {
   std::set<std::string> names;
   for (const Fault& fault : all_faults()) {
+    // A line of 100 columns has the name, the check and this.
+    EXPECT_LE(fault.name.size(), 20u) << fault.name;
+    EXPECT_LE(fault.what.size(), 66u) << fault.name;
     EXPECT_EQ(find_fault(fault.name), &fault);
     EXPECT_TRUE(names.insert(fault.name).second) << fault.name << " is there twice";
     EXPECT_FALSE(fault.what.empty()) << fault.name;
