@@ -2,16 +2,20 @@
 
 #include <fmt/chrono.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <string_view>
 #include <thread>
 
 #include "echelon/base/build_config.h"
+#include "echelon/train/verify_faults.h"
 
 namespace echelon {
 namespace {
@@ -101,14 +105,20 @@ tr.bad { background: var(--badpaper); } tr.bad td { color: var(--bad); } td p { 
 </style>
 )";
 
+std::string paragraphs(const std::vector<std::string>& texts) {
+  std::string all;
+  for (const auto& text : texts) all += "<p>" + escaped(text) + "</p>";
+  return all;
+}
+
 std::string row(const VerifyCell& cell) {
   const auto verdict = [](bool ok) { return ok ? "ok" : "WRONG"; };
   return fmt::format(
       "<tr{}><td class=n>{}<td>{}<td>{}{}<td class=n>{:.1e}<td class=n>{:.1e}<td>{}<td>{}<td>{}"
       "<td class=n>{:.2f}</tr>\n",
       cell.ok() ? "" : " class=bad", cell.world, escaped(cell.mesh), escaped(cell.name),
-      cell.note.empty() ? "" : "<p>" + escaped(cell.note) + "</p>", cell.max_abs_diff, cell.bound,
-      verdict(cell.bytes_ok), verdict(cell.memory_ok),
+      paragraphs(cell.notes), cell.max_abs_diff, cell.bound, verdict(cell.bytes_ok),
+      verdict(cell.memory_ok),
       cell.bubble.empty() ? ""
                           : fmt::format("{} {}", escaped(cell.bubble), verdict(cell.bubble_ok)),
       cell.seconds);
@@ -124,17 +134,67 @@ std::string table(const std::string& title, const std::vector<const VerifyCell*>
   return text + "</table></div>\n";
 }
 
+// In lines of as many columns as can be, cut at blanks; those after the first are indented.
+std::string wrapped(const std::string& text, std::size_t indent, std::string_view between = " ") {
+  constexpr std::size_t columns = 100;
+  const std::size_t last = columns + 1 - between.size();
+  std::string lines, line = text;
+  while (line.size() > columns) {
+    auto at = line.rfind(between, last);
+    if (at == std::string::npos || at <= indent) at = line.find(between, last);  // a long word
+    if (at == std::string::npos) break;
+    const auto blank = at + between.size() - 1;
+    lines += line.substr(0, blank) + "\n";
+    line = std::string(indent, ' ') + line.substr(blank + 1);
+  }
+  return lines + line + "\n";
+}
+
+// What it all came to, in a sentence: a fault that was put in is to be caught.
+std::string verdict(const Certificate& certificate) {
+  const auto cells = certificate.cells.size();
+  const int failed = certificate.failed_cells();
+  if (!certificate.fault.empty())
+    return fmt::format("The fault {} was injected, and {}: {} of {} cells failed",
+                       certificate.fault, certificate.caught() ? "caught" : "NOT caught", failed,
+                       cells);
+  return certificate.failed() > 0 ? fmt::format("{} of {} cells failed", failed, cells)
+                                  : fmt::format("All {} cells hold", cells);
+}
+
 }  // namespace
 
-int Certificate::failed() const {
-  return broken_worlds + int(std::count_if(cells.begin(), cells.end(),
-                                           [](const auto& cell) { return !cell.ok(); }));
+int Certificate::failed_cells() const {
+  return int(
+      std::count_if(cells.begin(), cells.end(), [](const auto& cell) { return !cell.ok(); }));
+}
+
+std::string text_head() {
+  return fmt::format("{:<6}  {:>5}  {:>8}  {:>7}  {}\n", "result", "world", "max diff", "bound",
+                     "strategy");
+}
+
+std::string to_text(const VerifyCell& cell) {
+  const std::string numbers =
+      fmt::format("{:<6}  {:>5}  {:>8.1e}  {:>7.1e}  ", cell.ok() ? "ok" : "FAILED", cell.world,
+                  cell.max_abs_diff, cell.bound);
+  std::string lines = wrapped(numbers + cell.name, numbers.size(), ", ");
+  if (cell.ok()) return lines;
+  const auto say = [&](const std::string& what) { lines += wrapped("        " + what, 10); };
+  if (!(cell.max_abs_diff <= cell.bound))
+    say(fmt::format("max diff: {:.1e} from one process, more than {:.1e}", cell.max_abs_diff,
+                    cell.bound));
+  for (const auto& note : cell.notes) say(note);
+  return lines;
 }
 
 std::string to_json(const Certificate& certificate) {
   ordered_json all;
   for (const auto& [name, value] : circumstances(certificate)) all[name] = value;
-  if (!certificate.fault.empty()) all["fault"] = certificate.fault;
+  if (!certificate.fault.empty()) {
+    all["fault"] = certificate.fault;
+    all["fault_caught"] = certificate.caught();
+  }
   all["cells"] = ordered_json::array();
   for (const auto& cell : certificate.cells)
     all["cells"].push_back({{"name", cell.name},
@@ -146,7 +206,8 @@ std::string to_json(const Certificate& certificate) {
                             {"memory_ok", cell.memory_ok},
                             {"bubble_ok", cell.bubble_ok},
                             {"bubble", cell.bubble},
-                            {"note", cell.note},
+                            {"note", fmt::format("{}", fmt::join(cell.notes, "; "))},
+                            {"notes", cell.notes},
                             {"seconds", cell.seconds}});
   all["broken_worlds"] = certificate.broken_worlds;
   all["failed"] = certificate.failed();
@@ -168,25 +229,26 @@ std::vector<VerifyCell> parse_cells(const std::string& json) {
                      .memory_ok = one.at("memory_ok"),
                      .bubble_ok = one.at("bubble_ok"),
                      .bubble = one.at("bubble"),
-                     .note = one.at("note"),
+                     .notes = one.at("notes"),
                      .seconds = one.at("seconds")});
   return cells;
 }
 
 std::string to_html(const Certificate& certificate) {
-  const int failed = certificate.failed();
+  const bool injected = !certificate.fault.empty();
+  const bool good = injected ? certificate.caught() : certificate.failed() == 0;
   std::string page = head;
-  page += "<h1>Echelon: every strategy trains what one process trains</h1>\n";
-  page += fmt::format("<p class=\"verdict {}\">{}</p>\n", failed > 0 ? "bad" : "good",
-                      failed > 0
-                          ? fmt::format("{} of {} cells failed", failed - certificate.broken_worlds,
-                                        certificate.cells.size())
-                          : fmt::format("All {} cells hold", certificate.cells.size()));
+  page += fmt::format("<h1>Echelon: {}</h1>\n",
+                      injected ? "whether a deliberate fault is caught"
+                               : "every strategy trains what one process trains");
+  page += fmt::format("<p class=\"verdict {}\">{}</p>\n", good ? "good" : "bad",
+                      escaped(verdict(certificate)));
   if (certificate.broken_worlds > 0)
     page += fmt::format("<p class=bad>{} world(s) did not come to their end</p>\n",
                         certificate.broken_worlds);
-  if (!certificate.fault.empty())
-    page += fmt::format("<p>A fault was put in: {}</p>\n", escaped(certificate.fault));
+  if (const Fault* fault = find_fault(certificate.fault))
+    page += fmt::format("<p>{}: {}. The check of {} is to catch it.</p>\n", escaped(fault->name),
+                        escaped(fault->what), name(fault->caught_by));
   page += "<dl>\n";
   for (const auto& [name, value] : circumstances(certificate))
     page += fmt::format("<dt>{}<dd>{}\n", name,
@@ -197,14 +259,14 @@ std::string to_html(const Certificate& certificate) {
       "bytes: what all ranks sent is the closed form, to the byte. memory: so are parameters, "
       "gradients and optimiser state of every rank. bubble: idle over ideal time of the order in "
       "which the ranks of a pipeline ran, which must be the closed form.</p>\n";
-  std::vector<const VerifyCell*> wrong;
-  std::map<int, std::vector<const VerifyCell*>> worlds;
-  for (const auto& cell : certificate.cells) {
-    worlds[cell.world].push_back(&cell);
-    if (!cell.ok()) wrong.push_back(&cell);
-  }
-  page += table("Failed", wrong);
-  for (const auto& [world, cells] : worlds) page += table(fmt::format("World of {}", world), cells);
+  std::vector<const VerifyCell*> failed;
+  std::map<int, std::vector<const VerifyCell*>> hold;  // by world
+  for (const auto& cell : certificate.cells)
+    (cell.ok() ? hold[cell.world] : failed).push_back(&cell);
+  page += table("Failed", failed);
+  for (const auto& [world, cells] : hold)
+    page += table(fmt::format("World of {}{}", world, failed.empty() ? "" : ": those that hold"),
+                  cells);
   return page + "</html>\n";
 }
 

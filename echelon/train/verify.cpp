@@ -4,6 +4,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/full.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -110,7 +111,7 @@ void check_bytes(const Strategy& strategy, const std::map<std::string, std::uint
   const auto compare = [&](const std::string& what, std::uint64_t seen, std::uint64_t expected) {
     if (seen == expected) return;
     cell.bytes_ok = false;
-    cell.note += fmt::format("{} bytes were sent{}, not {}; ", seen, what, expected);
+    cell.notes.push_back(fmt::format("bytes: {} were sent{}, not {}", seen, what, expected));
   };
   cell.bytes_ok = true;
   if (!strategy.mesh)
@@ -142,12 +143,12 @@ void check_pipelines(const Strategy& strategy, const std::vector<Order>& orders,
       cell.bubble = to_string(bubble);
       if (!(bubble == expected)) {
         cell.bubble_ok = false;
-        cell.note +=
-            fmt::format("the bubble is {}, not {}; ", to_string(bubble), to_string(expected));
+        cell.notes.push_back(
+            fmt::format("bubble: it is {}, not {}", to_string(bubble), to_string(expected)));
       }
     } catch (const InvalidArgument& impossible) {
       cell.bubble_ok = false;
-      cell.note += fmt::format("{}; ", impossible.what());
+      cell.notes.push_back(fmt::format("bubble: {}", impossible.what()));
       return;
     }
     for (int rank = 0; rank < mesh.pipeline; ++rank) {
@@ -155,8 +156,9 @@ void check_pipelines(const Strategy& strategy, const std::vector<Order>& orders,
                 allowed = closed_form_activations(name, shape, rank);
       if (kept == allowed) continue;
       cell.memory_ok = false;
-      cell.note += fmt::format("rank {} of the pipeline keeps the activations of {}, not {}; ",
-                               rank, kept, allowed);
+      cell.notes.push_back(fmt::format(
+          "memory: rank {} of the pipeline keeps the activations of {} micro-batches, not {}", rank,
+          kept, allowed));
     }
   }
 }
@@ -173,6 +175,26 @@ Order order_of(const ordered_json& slots) {
     order.push_back({Slot::Kind(one[0].get<int>()), one[1].get<int>(), one[2].get<int>()});
   return order;
 }
+
+// What ranks say is wrong, each thing once.
+class Complaints {
+ public:
+  void add(int rank, const std::string& what) {
+    const auto at =
+        std::find_if(all_.begin(), all_.end(), [&](const auto& one) { return one.first == what; });
+    (at == all_.end() ? all_.emplace_back(what, std::vector<int>()) : *at).second.push_back(rank);
+  }
+  std::vector<std::string> lines() const {
+    std::vector<std::string> lines;
+    for (const auto& [what, ranks] : all_)
+      lines.push_back(
+          fmt::format("{} (rank{} {})", what, ranks.size() > 1 ? "s" : "", fmt::join(ranks, ", ")));
+    return lines;
+  }
+
+ private:
+  std::vector<std::pair<std::string, std::vector<int>>> all_;
+};
 
 VerifyCell verify(const Strategy& strategy, const std::shared_ptr<Communicator>& ranks,
                   const Meeting& meeting, int hosts, References& references, const Fault* fault) {
@@ -192,6 +214,7 @@ VerifyCell verify(const Strategy& strategy, const std::shared_ptr<Communicator>&
   cell.memory_ok = true;
   std::map<std::string, std::uint64_t> sent;
   std::vector<Order> orders;
+  Complaints complaints;
   const auto texts = gather_texts(*ranks, mine.dump(), "verify");
   for (std::size_t r = 0; r < texts.size(); ++r) {
     const auto one = ordered_json::parse(texts[r]);
@@ -203,11 +226,12 @@ VerifyCell verify(const Strategy& strategy, const std::shared_ptr<Communicator>&
     orders.push_back(order_of(one["slots"]));
     if (const auto why = one["memory"].get<std::string>(); !why.empty()) {
       cell.memory_ok = false;
-      cell.note += fmt::format("rank {}: {}; ", r, why);
+      complaints.add(int(r), "memory: " + why);
     }
     if (const auto why = one["error"].get<std::string>(); !why.empty())
-      cell.note += fmt::format("rank {}: {}; ", r, why);
+      complaints.add(int(r), "error: " + why);
   }
+  cell.notes = complaints.lines();
   check_bytes(strategy, sent, run.groups, hosts, cell);
   if (shape.pipeline > 1) check_pipelines(strategy, orders, cell);
   cell.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

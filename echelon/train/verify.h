@@ -26,8 +26,8 @@ struct VerifyCell {
   bool memory_ok = false;   // so are the bytes of parameters, gradients and optimiser state
   bool bubble_ok = true;    // so is the order of the pipeline's slots
   std::string bubble = {};  // idle over ideal time, "3/8"; empty: no pipeline
-  std::string note = {};    // what does not hold
-  double seconds = 0;       // that it took, on all ranks together
+  std::vector<std::string> notes = {};  // what does not hold, a line each
+  double seconds = 0;                   // that it took, on all ranks together
 
   bool ok() const { return max_abs_diff <= bound && bytes_ok && memory_ok && bubble_ok; }
 };

@@ -1,11 +1,15 @@
 """The certificate of 'echelon verify': every cell holds, the files say what scripts rely on, and faults make it fail."""
 
 import json
+import os
+import pty
 import re
+import subprocess
 
 import pytest
 
 FAULTS_AT_LEAST = 8
+COLUMNS = 100
 
 
 def test_every_quick_cell_holds_and_the_files_say_so(echelon):
@@ -34,6 +38,8 @@ def test_every_quick_cell_holds_and_the_files_say_so(echelon):
         assert part in names
     page = (echelon.folder / "cells.html").read_text()
     assert f"All {len(cells)} cells hold" in page and "http" not in page
+    assert result.stdout.count("\nok  ") == len(cells)
+    assert all(len(line) <= COLUMNS and line == line.rstrip() for line in result.stdout.splitlines())
 
 
 def test_every_cell_of_three_ranks_holds(echelon):
@@ -51,6 +57,43 @@ def test_a_world_of_one_is_a_world(echelon):
     cells = json.loads((echelon.folder / "cells.json").read_text())["cells"]
     assert cells and all(cell["mesh"] == "1x1x1" for cell in cells)
     assert echelon("verify", "--world", "9").returncode == 2
+
+
+def test_a_fault_that_is_caught_is_told_on_the_screen_and_in_the_files(echelon):
+    result = echelon("verify", "--world", "2", "--inject", "repeated-sum", "--json", "cells.json", "--html", "cells.html")
+    assert result.returncode == 1
+    lines = result.stdout.splitlines()
+    assert all(len(line) <= COLUMNS and line == line.rstrip() for line in lines), result.stdout
+    certificate = json.loads((echelon.folder / "cells.json").read_text())
+    assert certificate["fault"] == "repeated-sum" and certificate["fault_caught"] is True
+    assert sum(line.startswith("FAILED") for line in lines) == certificate["failed"] == len(certificate["cells"])
+    for cell in certificate["cells"]:
+        assert cell["note"] == "; ".join(cell["notes"]) and f"        {cell['notes'][0]}" in lines
+    page = (echelon.folder / "cells.html").read_text()
+    assert "The fault repeated-sum was injected, and caught" in page
+    rows = re.findall(r"<tr class=bad>.*?<td class=n>", page)
+    assert len(rows) == len(certificate["cells"])
+
+
+def test_faults_are_listed_a_line_each_and_on_a_terminal_below_a_heading(echelon):
+    piped = echelon("verify", "--list-injections").stdout
+    assert all(len(line) <= COLUMNS for line in piped.splitlines())
+    ours, theirs = pty.openpty()
+    subprocess.run([echelon.program, "verify", "--list-injections"], stdout=theirs, check=True, timeout=60)
+    os.close(theirs)
+    shown = b""
+    while part := read_some(ours):
+        shown += part
+    heading, *lines = shown.decode().splitlines()
+    assert heading.split() == "fault caught by what goes wrong".split()
+    assert lines == piped.splitlines()
+
+
+def read_some(terminal):
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # the other end is closed
+        return b""
 
 
 def test_every_fault_is_caught(echelon):

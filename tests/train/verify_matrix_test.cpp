@@ -1,12 +1,10 @@
-// What `echelon verify` tries, what it expects, and what it writes down.
+// What `echelon verify` tries, and what it expects.
 #include "echelon/train/verify_matrix.h"
 
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <set>
 
-#include "echelon/train/certificate.h"
 #include "echelon/train/verify_forms.h"
 #include "echelon/train/verify_mesh_forms.h"
 
@@ -241,54 +239,6 @@ TEST(MeshForms, TellAnotherOrderByItsBubble) {
   auto late = one_f_one_b(shape);
   std::swap(late[1][0], late[1][1]);  // its micro-batches change places
   EXPECT_FALSE(bubble_of(late, shape) == bubble_form("1f1b", shape));
-}
-
-VerifyCell cell(const std::string& name, double difference) {
-  return {.name = name,
-          .world = 4,
-          .mesh = "2x2x1",
-          .max_abs_diff = difference,
-          .bound = 1e-9,
-          .bytes_ok = true,
-          .memory_ok = true,
-          .bubble_ok = true,
-          .bubble = "1/4",
-          .note = "",
-          .seconds = 0.5};
-}
-
-TEST(Certificate, ComesBackFromItsJson) {
-  const Certificate one{.cells = {cell("a", 1e-13), cell("b", INFINITY)},
-                        .broken_worlds = 1,
-                        .command = "echelon verify",
-                        .fault = ""};
-  EXPECT_EQ(one.failed(), 2);
-  const std::string json = to_json(one);
-  for (const char* field : {"echelon", "commit", "torch", "compiler", "machine", "cpu", "cores",
-                            "date", "command", "cells", "broken_worlds", "failed"})
-    EXPECT_NE(json.find("\"" + std::string(field) + "\":"), std::string::npos) << field;
-  EXPECT_EQ(json.find("\"fault\""), std::string::npos);
-  const auto cells = parse_cells(json);
-  ASSERT_EQ(cells.size(), 2u);
-  EXPECT_TRUE(cells[0].ok());
-  EXPECT_EQ(cells[0].mesh, "2x2x1");
-  EXPECT_EQ(cells[0].bubble, "1/4");
-  EXPECT_EQ(cells[0].seconds, 0.5);
-  EXPECT_FALSE(cells[1].ok()) << "what is not finite is no small difference";
-}
-
-TEST(Certificate, ShowsWhatFailedFirstAndEscapesEverything) {
-  const std::string page = to_html({.cells = {cell("good one", 0), cell("<b>\"bad\" & one", 1)},
-                                    .broken_worlds = 0,
-                                    .command = "echelon verify --json '<x>'",
-                                    .fault = ""});
-  EXPECT_EQ(page.find("<b>"), std::string::npos);
-  EXPECT_EQ(page.find("<x>"), std::string::npos);
-  const auto bad = page.find("&lt;b&gt;&quot;bad&quot; &amp; one");
-  ASSERT_NE(bad, std::string::npos);
-  EXPECT_LT(bad, page.find("good one"));
-  EXPECT_NE(page.find("1 of 2 cells failed"), std::string::npos);
-  EXPECT_EQ(page.find("http"), std::string::npos) << "it needs nothing else";
 }
 
 }  // namespace
