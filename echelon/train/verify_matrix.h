@@ -7,6 +7,7 @@
 // everywhere, in the same order.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -14,14 +15,36 @@
 
 namespace echelon {
 
+struct MeshShape;
+
+namespace matrix {
+constexpr int largest_world = 8;
+enum Factor : std::size_t {
+  mesh,
+  zero,
+  schedule,
+  recompute,
+  precision,
+  sums,
+  sequence,
+  tied,
+  optimizer,
+  clip,
+  micro_batches,
+  dropout,
+  scatter,
+  offload,
+};
+}  // namespace matrix
+
 struct MatrixFactor {
   std::string name;
   std::vector<std::string> values;
 };
-// The first is the mesh, "2x1x4": pipeline x data x tensor.
+// In the order above. A mesh is "2x1x4": pipeline x data x tensor.
 const std::vector<MatrixFactor>& matrix_factors();
 
-// By factor, which of its values; -1: not chosen yet.
+// By matrix::Factor, which of its values; -1: not chosen yet.
 using MatrixChoice = std::vector<int>;
 
 // Whether a job allows it, as far as it is chosen: what it refuses (zero.offload without
@@ -30,9 +53,11 @@ bool can_go_together(const MatrixChoice& choice);
 
 // So that all pairs are there; with every mesh, since those are values of a factor.
 std::vector<MatrixChoice> pairwise_choices();
-// A few of them, of worlds of 2, 3, 4 and 8: every value of every factor but the mesh is there.
+// A few of them, of worlds of 2, 3, 4 and 8: every value of every factor but the mesh is there, and
+// tensor groups with their rows split and whole.
 std::vector<MatrixChoice> quick_choices();
 
+MeshShape shape_of(const MatrixChoice& choice);
 int world_of(const MatrixChoice& choice);
 std::string name_of(const MatrixChoice& choice);  // "2x2x1, ZeRO 3, 1f1b, bf16, …"
 

@@ -49,7 +49,7 @@ class Together {
   std::vector<bool> seen_;
 };
 
-constexpr std::size_t precision = 4;
+using matrix::precision;
 
 // All choices that a job allows, one factor after another.
 template <class Visit>
@@ -102,6 +102,18 @@ TEST(VerifyMatrix, HasEveryFactoringOfOneToEightRanks) {
 }
 
 TEST(VerifyMatrix, IsTheSameEveryTime) { EXPECT_EQ(pairwise_choices(), pairwise_choices()); }
+
+TEST(VerifyMatrix, HasTensorGroupsWithRowsSplitAndWholeInItsQuickPart) {
+  for (const bool sequence : {false, true}) {
+    const auto cells = quick_choices();
+    EXPECT_TRUE(std::any_of(cells.begin(), cells.end(),
+                            [&](const auto& choice) {
+                              const auto parallel = job_of(choice, "").parallel;
+                              return parallel.tensor > 1 && parallel.sequence == sequence;
+                            }))
+        << "parallel.sequence=" << (sequence ? "true" : "false");
+  }
+}
 
 TEST(VerifyMatrix, HasEveryValueInItsQuickPart) {
   const auto cells = quick_choices();
