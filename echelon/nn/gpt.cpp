@@ -18,7 +18,7 @@ void check(const ModelOptions& options) {
     std::int64_t fewer = options.heads;
     while (options.width % fewer != 0) --fewer;
     throw InvalidArgument(
-        fmt::format("model.heads = {} does not divide model.width = {}; {} heads would",
+        fmt::format("model.heads = {} does not divide model.width = {}: set model.heads={}",
                     options.heads, options.width, fewer));
   }
   // Far beyond any machine, and far below where counts of bytes overflow.

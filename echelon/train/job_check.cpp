@@ -1,7 +1,9 @@
 // What can be seen to be wrong with a job before it runs.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "echelon/base/error.h"
 #include "echelon/base/file.h"
@@ -113,6 +115,65 @@ void check_combination(const JobRequest& request, int ranks) {
          "without servers");
 }
 
+// The number of heads nearest to what was asked for that divides the width and over a tensor group;
+// where there is none, since the group does not divide the width, with the nearest width.
+std::string heads_to_set(const ModelOptions& model, std::int64_t tensor) {
+  const auto nearest_multiple = [](std::int64_t n, std::int64_t step) {
+    return std::max(step, (n + step / 2) / step * step);
+  };
+  std::int64_t best = 0;
+  for (auto heads = tensor; heads <= model.width; heads += tensor)
+    if (model.width % heads == 0 &&
+        (best == 0 || std::abs(heads - model.heads) < std::abs(best - model.heads)))
+      best = heads;
+  if (best > 0) return fmt::format("model.heads={}", best);
+  const auto heads = nearest_multiple(model.heads, tensor);
+  return fmt::format("{}model.width={}",
+                     heads == model.heads ? "" : fmt::format("model.heads={} ", heads),
+                     nearest_multiple(model.width, heads));
+}
+
+// The largest tensor group over which the heads can be shared out, as far as the ranks allow it.
+std::string tensor_to_set(const JobOptions& options, const ModelOptions& model,
+                          const MeshShape& mesh) {
+  const auto allowed = [&](std::int64_t tensor) {
+    ParallelOptions parallel = options.parallel;
+    parallel.tensor = tensor;
+    try {
+      check_share(options.train, mesh_of(parallel, mesh.ranks()).data);
+      return true;
+    } catch (const InvalidArgument&) {
+      return false;
+    }
+  };
+  std::int64_t most = 0;  // whatever the ranks
+  for (std::int64_t tensor = mesh.tensor - 1; tensor >= 1; --tensor) {
+    if (model.heads % tensor != 0) continue;
+    if (allowed(tensor)) return fmt::format("parallel.tensor={}", tensor);
+    most = std::max(most, tensor);
+  }
+  const auto ranks = mesh.ranks() / mesh.tensor * most;
+  return fmt::format("parallel.tensor={} on {} rank{}", most, ranks, ranks == 1 ? "" : "s");
+}
+
+// Heads divide the width, and a tensor group has whole ones each. What is advised is enough for
+// both.
+void check_heads(const JobRequest& request, const ModelOptions& model, const MeshShape& mesh) {
+  const bool divides = model.width % model.heads == 0;
+  if (mesh.tensor == 1 || (divides && model.heads % mesh.tensor == 0)) return;
+  std::vector<std::string> ways;
+  // Weights and states that there are already decide on a model's sizes.
+  if (model.init.empty() && request.resume.empty())
+    ways.push_back(heads_to_set(model, mesh.tensor));
+  if (divides) ways.push_back(tensor_to_set(request.options, model, mesh));
+  throw InvalidArgument(
+      divides
+          ? fmt::format("model.heads = {} cannot be shared out over parallel.tensor = {}: set {}",
+                        model.heads, mesh.tensor, fmt::join(ways, ", or "))
+          : fmt::format("model.heads = {} does not divide model.width = {}: set {}", model.heads,
+                        model.width, fmt::join(ways, ", or ")));
+}
+
 // Whether the model can lie over the mesh, as far as that can be seen without ranks.
 void check_layout(const JobOptions& options, const ModelOptions& model, const MeshShape& mesh) {
   Stack stack = gpt(model);  // described, not allocated
@@ -161,8 +222,9 @@ void check_job(const JobRequest& request, int ranks) {
   options.chaos.slowness(0, ranks);
   ModelOptions model = options.model;
   if (request.resume.empty()) resolve_model(model, request.given);
-  check_layout(options, model,
-               options.server.count > 0 ? MeshShape{} : mesh_of(options.parallel, ranks));
+  const MeshShape mesh = options.server.count > 0 ? MeshShape{} : mesh_of(options.parallel, ranks);
+  check_heads(request, model, mesh);
+  check_layout(options, model, mesh);
   if (!request.resume.empty()) {
     const auto done = saved_step(RunDirectory::open(request.resume).state());
     if (done >= options.train.steps)

@@ -271,7 +271,7 @@ TEST(Gpt, StartsFromGpt2sDeviations) {
 
 TEST(Gpt, RefusesHeadsThatDoNotDivideTheWidth) {
   EXPECT_EQ(thrown<InvalidArgument>([] { gpt({.layers = 1, .width = 100, .heads = 7}); }),
-            "model.heads = 7 does not divide model.width = 100; 5 heads would");
+            "model.heads = 7 does not divide model.width = 100: set model.heads=5");
 }
 
 }  // namespace

@@ -53,6 +53,16 @@ std::string nearest_multiples(std::int64_t n, std::int64_t step) {
   return below > 0 ? fmt::format("{} or {}", below, below + step) : fmt::format("{}", step);
 }
 
+// "4 or 8", of the numbers of heads around n that divide over `ranks` and whose size is a whole
+// number of columns; empty where there is none.
+std::string nearest_heads(std::int64_t n, std::int64_t ranks, std::int64_t columns) {
+  std::int64_t below = 0, above = 0;
+  for (auto heads = ranks; heads <= columns && above == 0; heads += ranks)
+    if (columns % heads == 0) (heads < n ? below : above) = heads;
+  if (below == 0 || above == 0) return below + above > 0 ? std::to_string(below + above) : "";
+  return fmt::format("{} or {}", below, above);
+}
+
 // "2 or 3": the largest two numbers of ranks below `ranks` that n divides over.
 std::string fewer_ranks(std::int64_t n, std::int64_t ranks) {
   std::string text;
@@ -97,12 +107,14 @@ void check_size(const SplitPlan::Rule& rule, const Parameter& parameter, std::in
       throw InvalidArgument(
           fmt::format("{} has {} columns, which are not queries, keys and values of {} heads",
                       parameter.name, size, rule.heads));
-    if (rule.heads % parts != 0)
+    if (rule.heads % parts != 0) {
+      const std::string others = nearest_heads(rule.heads, parts, size / 3);
       throw InvalidArgument(fmt::format(
-          "the {} head{} of {} cannot be shared out over parallel.tensor = {}: {} heads could, or over "
-          "tensor {}",
+          "the {} head{} of {} cannot be shared out over parallel.tensor = {}: {}over tensor {}",
           rule.heads, rule.heads == 1 ? "" : "s", parameter.name, parts,
-          nearest_multiples(rule.heads, parts), fewer_ranks(rule.heads, parts)));
+          others.empty() ? "they could " : others + " heads could, or ",
+          fewer_ranks(rule.heads, parts)));
+    }
   } else if (size % parts != 0) {
     throw InvalidArgument(fmt::format(
         "the {} {} of {} do not divide over parallel.tensor = {}: {} would, or tensor {}", size,
