@@ -58,88 +58,43 @@ std::string to_string(const Case& one) {
       one.optimizer, one.recompute, one.scatter, one.offload, one.tied ? "tied" : "untied");
 }
 
-TrainOptions train_of(const Case& one) {
-  TrainOptions train;
-  train.steps = 4;
-  train.batch = 24;
-  train.micro_batches = one.micro_batches;
-  train.precision = "fp64";
-  train.seed = one.seed;
-  train.check_every = 1;
-  return train;
+JobOptions job_of(const Case& one) {
+  JobOptions job = tiny_options(one.optimizer, one.clip, one.micro_batches);
+  job.train.steps = 4;
+  job.train.seed = one.seed;
+  job.model = {.layers = 4,
+               .width = 24,
+               .heads = 6,
+               .vocab = one.vocab,
+               .context = 8,
+               .tied = one.tied,
+               .dropout = one.dropout,
+               .recompute = one.recompute};
+  job.parallel = {.zero = one.stage,
+                  .pipeline = one.pipeline,
+                  .data = one.data,
+                  .tensor = one.tensor,
+                  .sequence = one.sequence};
+  job.zero = {.group = one.group, .offload = one.offload, .scatter = one.scatter};
+  job.pipeline = {
+      .schedule = one.schedule, .chunks = one.chunks, .balance = one.balance, .stages = one.layers};
+  return job;
 }
 
-OptimOptions optim_of(const Case& one) {
-  OptimOptions optim;
-  optim.name = one.optimizer;
-  optim.clip = one.clip;
-  optim.warmup = 2;
-  if (one.optimizer == "lars") optim.rate = 5;
-  return optim;
-}
-
-ModelOptions model_of(const Case& one) {
-  return {.layers = 4,
-          .width = 24,
-          .heads = 6,
-          .vocab = one.vocab,
-          .context = 8,
-          .tied = one.tied,
-          .dropout = one.dropout,
-          .recompute = one.recompute};
-}
-Stack model(const Case& one) { return gpt(model_of(one)); }
-
-struct Result {
-  at::Tensor parameters;
-  std::vector<StepReport> reports;
-  double validation = 0;
-};
+Stack model(const Case& one) { return gpt(job_of(one).model); }
 
 std::unique_ptr<Trainer> trainer_of(const Case& one, Stack& stack,
                                     std::shared_ptr<Communicator> ranks) {
-  const ParallelOptions parallel = ranks ? ParallelOptions{.zero = one.stage,
-                                                           .pipeline = one.pipeline,
-                                                           .data = one.data,
-                                                           .tensor = one.tensor,
-                                                           .sequence = one.sequence}
-                                         : ParallelOptions{};
-  const ZeroOptions zero =
-      ranks ? ZeroOptions{.group = one.group, .offload = one.offload, .scatter = one.scatter}
-            : ZeroOptions{};
-  return std::make_unique<Trainer>(stack, tokens(), train_of(one), optim_of(one), std::move(ranks),
-                                   parallel, zero,
-                                   PipelineOptions{.schedule = one.schedule,
-                                                   .chunks = one.chunks,
-                                                   .balance = one.balance,
-                                                   .stages = one.layers},
-                                   gpt_plan(model_of(one)));
-}
-
-Result trained(const Case& one, std::shared_ptr<Communicator> ranks) {
-  Stack stack = model(one);
-  Result result;
-  const auto trainer = trainer_of(one, stack, std::move(ranks));
-  trainer->on_step([&](const StepReport& report) { result.reports.push_back(report); });
-  trainer->run();
-  result.parameters = all_parameters(stack, *trainer);
-  result.validation = trainer->evaluate(tokens(), 20);
-  return result;
+  return tiny_trainer(job_of(one), stack, std::move(ranks));
 }
 
 void expect_one_process(const Case& one) {
   SCOPED_TRACE(to_string(one));
   at::set_num_threads(1);
-  const Result expected = trained(one, nullptr);
+  const TinyRun expected = tiny_run(job_of(one), nullptr);
   run_ranks_well({.world = one.world()}, [&](Group& group) {
-    const Result seen = trained(one, native_communicator(group.shared_from_this()));
-    EXPECT_LT((seen.parameters - expected.parameters).abs().max().item<double>(), bound);
-    ASSERT_EQ(seen.reports.size(), expected.reports.size());
-    for (std::size_t i = 0; i < seen.reports.size(); ++i) {
-      EXPECT_NEAR(seen.reports[i].loss, expected.reports[i].loss, bound);
-      EXPECT_NEAR(seen.reports[i].grad_norm, expected.reports[i].grad_norm, bound);
-    }
-    EXPECT_NEAR(seen.validation, expected.validation, bound);
+    expect_same_run(tiny_run(job_of(one), native_communicator(group.shared_from_this())), expected,
+                    bound);
   });
 }
 
@@ -224,7 +179,7 @@ TEST(Mesh, AStateFitsEveryMesh) {
   const ScratchFolder folder;
   const auto path = folder.path() / "state.safetensors";
   const Case first{.data = 2, .stage = 3};
-  const Result expected = trained(first, nullptr);
+  const TinyRun expected = tiny_run(job_of(first), nullptr);
   run_ranks_well({.world = 4}, [&](Group& group) {
     Stack stack = model(first);
     const auto trainer = trainer_of(first, stack, native_communicator(group.shared_from_this()));
@@ -331,7 +286,8 @@ TEST(Mesh, StatisticsOfAStageAreInTheState) {
     PipelineOptions pipeline;
     pipeline.stages = "1,2";
     const auto ranks = native_communicator(group.shared_from_this());
-    Trainer trainer(stack, data, train_of({}), optim_of({}), ranks, {.pipeline = 2}, {}, pipeline);
+    const JobOptions job = job_of({});
+    Trainer trainer(stack, data, job.train, job.optim, ranks, {.pipeline = 2}, {}, pipeline);
     trainer.run_until(2);
     trainer.save(path);
     ranks->barrier().wait();  // the first rank has written it
@@ -381,8 +337,8 @@ TEST(Mesh, ARankWithoutParametersTrainsWithTheOthers) {
         ranks ? ParallelOptions{.zero = stage, .pipeline = 2} : ParallelOptions{};
     PipelineOptions pipeline;
     pipeline.balance = "count";
-    Trainer trainer(stack, data, train_of({}), optim_of({}), std::move(ranks), parallel, {},
-                    pipeline);
+    const JobOptions job = job_of({});
+    Trainer trainer(stack, data, job.train, job.optim, std::move(ranks), parallel, {}, pipeline);
     trainer.run();
     return all_parameters(stack, trainer);
   };

@@ -1,12 +1,20 @@
-// What tests of several ways to train have in common: a little data, and a model's parameters.
+// What tests of several ways to train have in common: a little data, a job on it, what it comes to,
+// and a model's parameters.
 #pragma once
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/randint.h>
+#include <gtest/gtest.h>
 
+#include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "echelon/data/dataset.h"
+#include "echelon/nn/gpt.h"
+#include "echelon/parallel/tensor/split_plan.h"
 #include "echelon/train/trainer.h"
 
 namespace echelon {
@@ -27,6 +35,59 @@ inline at::Tensor all_parameters(Stack& stack, Trainer& trainer) {
   for (const auto& parameter : stack.parameters())
     all.push_back(trainer.master(parameter).reshape({-1}).clone());
   return at::cat(all);
+}
+
+// In fp64, where ranks look after every step whether they still agree.
+inline JobOptions tiny_options(const std::string& optimizer = "adamw", double clip = 1,
+                               std::int64_t micro_batches = 1) {
+  JobOptions job;
+  job.train.steps = 5;
+  job.train.batch = 24;
+  job.train.micro_batches = micro_batches;
+  job.train.precision = "fp64";
+  job.train.check_every = 1;
+  job.optim.name = optimizer;
+  job.optim.clip = clip;
+  job.optim.warmup = 2;
+  if (optimizer == "lars") job.optim.rate = 5;  // times optim.trust
+  return job;
+}
+
+// On the tokens above. One process (null) has none of what is for ranks.
+inline std::unique_ptr<Trainer> tiny_trainer(const JobOptions& job, Stack& stack,
+                                             std::shared_ptr<Communicator> ranks) {
+  const bool alone = !ranks;
+  return std::make_unique<Trainer>(stack, tokens(), job.train, job.optim, std::move(ranks),
+                                   alone ? ParallelOptions{} : job.parallel,
+                                   alone ? ZeroOptions{} : job.zero, job.pipeline,
+                                   gpt_plan(job.model));
+}
+
+struct TinyRun {
+  at::Tensor parameters;
+  std::vector<StepReport> reports;
+  double validation = 0;
+};
+
+inline TinyRun tiny_run(const JobOptions& job, std::shared_ptr<Communicator> ranks) {
+  Stack stack = gpt(job.model);
+  TinyRun run;
+  const auto trainer = tiny_trainer(job, stack, std::move(ranks));
+  trainer->on_step([&](const StepReport& report) { run.reports.push_back(report); });
+  trainer->run();
+  run.parameters = all_parameters(stack, *trainer);
+  run.validation = trainer->evaluate(tokens(), 20);
+  return run;
+}
+
+inline void expect_same_run(const TinyRun& seen, const TinyRun& expected, double bound) {
+  EXPECT_LT((seen.parameters - expected.parameters).abs().max().item<double>(), bound);
+  ASSERT_EQ(seen.reports.size(), expected.reports.size());
+  for (std::size_t i = 0; i < seen.reports.size(); ++i) {
+    EXPECT_NEAR(seen.reports[i].loss, expected.reports[i].loss, bound) << "step " << i;
+    EXPECT_NEAR(seen.reports[i].grad_norm, expected.reports[i].grad_norm, bound) << "step " << i;
+  }
+  EXPECT_NEAR(seen.validation, expected.validation, bound);
 }
 
 }  // namespace echelon

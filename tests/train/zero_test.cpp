@@ -30,66 +30,27 @@ struct Case {
   bool tied = true;
   double group = 0, prefetch = 64;
   int stage = 0;
-  std::int64_t steps = 5;
 };
 
-TrainOptions train_of(const Case& one) {
-  TrainOptions train;
-  train.steps = 5;
-  train.batch = 24;
-  train.micro_batches = one.micro_batches;
-  train.precision = "fp64";
-  train.check_every = 1;
-  return train;
-}
-
-OptimOptions optim_of(const Case& one) {
-  OptimOptions optim;
-  optim.name = one.optimizer;
-  optim.clip = one.clip;
-  optim.warmup = 2;
-  if (one.optimizer == "lars") optim.rate = 5;
-  return optim;
-}
-
-Stack model(const Case& one) {
-  return gpt({.layers = 2, .width = 16, .heads = 2, .vocab = 32, .context = 8, .tied = one.tied});
-}
-
-struct Result {
-  at::Tensor parameters;
-  std::vector<StepReport> reports;
-  double validation = 0;
-};
-
-Result trained(const Case& one, std::shared_ptr<Communicator> ranks) {
-  Stack stack = model(one);
-  Result result;
-  Trainer trainer(stack, tokens(), train_of(one), optim_of(one), std::move(ranks),
-                  {.zero = one.stage}, {.prefetch = one.prefetch, .group = one.group});
-  trainer.on_step([&](const StepReport& report) { result.reports.push_back(report); });
-  trainer.run();
-  result.parameters = all_parameters(stack, trainer);
-  result.validation = trainer.evaluate(tokens(), 20);
-  return result;
+JobOptions job_of(const Case& one) {
+  JobOptions job = tiny_options(one.optimizer, one.clip, one.micro_batches);
+  job.model = {.layers = 2, .width = 16, .heads = 2, .vocab = 32, .context = 8, .tied = one.tied};
+  job.parallel.zero = one.stage;
+  job.zero.prefetch = one.prefetch;
+  job.zero.group = one.group;
+  return job;
 }
 
 void expect_one_process(Case one) {
   at::set_num_threads(1);
-  const Result expected = trained(one, nullptr);
+  const TinyRun expected = tiny_run(job_of(one), nullptr);
   for (one.stage = 1; one.stage <= 3; ++one.stage)
     for (int world = 2; world <= 4; ++world) {
       SCOPED_TRACE(fmt::format("stage {}, {}, {} micro-batches, world {}", one.stage, one.optimizer,
                                one.micro_batches, world));
       run_ranks_well({.world = world}, [&](Group& group) {
-        const Result seen = trained(one, native_communicator(group.shared_from_this()));
-        EXPECT_LT((seen.parameters - expected.parameters).abs().max().item<double>(), bound);
-        ASSERT_EQ(seen.reports.size(), expected.reports.size());
-        for (std::size_t i = 0; i < seen.reports.size(); ++i) {
-          EXPECT_NEAR(seen.reports[i].loss, expected.reports[i].loss, bound);
-          EXPECT_NEAR(seen.reports[i].grad_norm, expected.reports[i].grad_norm, bound);
-        }
-        EXPECT_NEAR(seen.validation, expected.validation, bound);
+        expect_same_run(tiny_run(job_of(one), native_communicator(group.shared_from_this())),
+                        expected, bound);
       });
     }
 }
@@ -110,16 +71,16 @@ TEST(Zero, EqualsOneProcessForOptimisersOfWholeParameters) {
 TEST(Zero, EqualsOneProcessWithUnevenShares) {
   at::set_num_threads(1);
   Case one{.micro_batches = 2};
-  const Result expected = trained(one, nullptr);
+  const TinyRun expected = tiny_run(job_of(one), nullptr);
   for (one.stage = 1; one.stage <= 3; ++one.stage)
     run_ranks_well({.world = 3}, [&](Group& group) {
-      const auto ranks = native_communicator(group.shared_from_this());
-      Stack stack = model(one);
-      Trainer trainer(stack, tokens(), train_of(one), optim_of(one), ranks, {.zero = one.stage});
-      trainer.run_until(2);
-      trainer.share_out({5, 2, 17});
-      trainer.run();
-      EXPECT_LT((all_parameters(stack, trainer) - expected.parameters).abs().max().item<double>(),
+      const JobOptions job = job_of(one);
+      Stack stack = gpt(job.model);
+      const auto trainer = tiny_trainer(job, stack, native_communicator(group.shared_from_this()));
+      trainer->run_until(2);
+      trainer->share_out({5, 2, 17});
+      trainer->run();
+      EXPECT_LT((all_parameters(stack, *trainer) - expected.parameters).abs().max().item<double>(),
                 bound);
     });
 }
@@ -129,22 +90,23 @@ TEST(Zero, EqualsOneProcessWithOneOwner) {
   at::set_num_threads(1);
   for (const int micro_batches : {1, 3}) {
     Case one{.micro_batches = micro_batches};
-    const Result expected = trained(one, nullptr);
+    const TinyRun expected = tiny_run(job_of(one), nullptr);
     for (one.stage = 1; one.stage <= 3; ++one.stage)
       for (const int hosts : {1, 2})
         run_ranks_well({.world = hosts, .hosts = hosts}, [&](Group& group) {
-          const auto ranks = native_communicator(group.shared_from_this());
-          Stack stack = model(one);
-          Trainer trainer(stack, tokens(), train_of(one), optim_of(one), ranks,
-                          {.exchange_alone = true, .zero = one.stage},
-                          {.prefetch = one.prefetch, .group = one.group, .shard = "host"});
-          trainer.run();
-          const at::Tensor seen = all_parameters(stack, trainer);
+          JobOptions job = job_of(one);
+          job.parallel.exchange_alone = true;
+          job.zero.shard = "host";
+          Stack stack = gpt(job.model);
+          const auto trainer =
+              tiny_trainer(job, stack, native_communicator(group.shared_from_this()));
+          trainer->run();
+          const at::Tensor seen = all_parameters(stack, *trainer);
           if (hosts == 1)
             EXPECT_TRUE(at::equal(seen, expected.parameters)) << one.stage << micro_batches;
           else
             EXPECT_LT((seen - expected.parameters).abs().max().item<double>(), bound);
-          EXPECT_EQ(trainer.memory().at_peak()[MemoryKind::communication] == 0,
+          EXPECT_EQ(trainer->memory().at_peak()[MemoryKind::communication] == 0,
                     hosts == 1 || one.stage == 1);
         });
   }
@@ -154,10 +116,10 @@ TEST(Zero, EqualsOneProcessWithOneOwner) {
 TEST(Zero, EqualsOneProcessAcrossHosts) {
   at::set_num_threads(1);
   Case one;
-  const Result expected = trained(one, nullptr);
+  const TinyRun expected = tiny_run(job_of(one), nullptr);
   for (one.stage = 1; one.stage <= 3; ++one.stage)
     run_ranks_well({.world = 4, .hosts = 2}, [&](Group& group) {
-      const Result seen = trained(one, native_communicator(group.shared_from_this()));
+      const TinyRun seen = tiny_run(job_of(one), native_communicator(group.shared_from_this()));
       EXPECT_LT((seen.parameters - expected.parameters).abs().max().item<double>(), bound);
     });
 }
@@ -184,7 +146,8 @@ TEST(Zero, TrainsAModule) {
         .add(module_layer("third", third))
         .add(loss_layer(
             [](const at::Tensor& a, const at::Tensor& b) { return at::mse_loss(a, b); }));
-    Trainer trainer(stack, data, train_of({}), optim_of({}), std::move(ranks), {.zero = stage},
+    const JobOptions job = tiny_options();
+    Trainer trainer(stack, data, job.train, job.optim, std::move(ranks), {.zero = stage},
                     {.group = 0});
     trainer.run();
     return all_parameters(stack, trainer);
@@ -203,17 +166,17 @@ TEST(Zero, TrainsAModule) {
 TEST(Zero, GoesOnFromAnyStatesOfAnyStage) {
   at::set_num_threads(1);
   const ScratchFolder folder;
-  const at::Tensor expected = trained({}, nullptr).parameters;
+  const at::Tensor expected = tiny_run(job_of({}), nullptr).parameters;
   const auto part = [&](const Case& one, std::shared_ptr<Communicator> ranks,
                         const std::filesystem::path& from, const std::filesystem::path& to,
                         std::int64_t until) {
-    Stack stack = model(one);
-    Trainer trainer(stack, tokens(), train_of(one), optim_of(one), std::move(ranks),
-                    {.zero = one.stage}, {.group = one.group});
-    if (!from.empty()) trainer.restore(from);
-    trainer.run_until(until);
-    if (!to.empty()) trainer.save(to);
-    return all_parameters(stack, trainer);
+    const JobOptions job = job_of(one);
+    Stack stack = gpt(job.model);
+    const auto trainer = tiny_trainer(job, stack, std::move(ranks));
+    if (!from.empty()) trainer->restore(from);
+    trainer->run_until(until);
+    if (!to.empty()) trainer->save(to);
+    return all_parameters(stack, *trainer);
   };
   for (int stage = 1; stage <= 3; ++stage) {
     const auto first = folder / fmt::format("{}-first", stage),
