@@ -1,0 +1,183 @@
+// Whether a job's forecast fits, and which change of options would make it fit.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <string_view>
+
+#include "echelon/base/block_file.h"
+#include "echelon/base/bytes.h"
+#include "echelon/base/error.h"
+#include "echelon/base/process_memory.h"
+#include "echelon/train/memory_forecast.h"
+#include "echelon/train/mesh_layout.h"
+
+namespace echelon {
+namespace {
+
+constexpr double mib = 1024.0 * 1024.0;
+
+// Why it cannot be: empty where it can.
+std::string lack(const MemoryForecast& needs, const JobOptions& options, int local) {
+  const std::uint64_t budget = memory_budget(options.train, local);
+  if (budget == 0) return {};
+  if (needs.largest_group_bytes > budget)
+    return fmt::format("the values and gradients of {} are {} in one piece, and a rank may take {}",
+                       needs.largest_group, human_bytes(needs.largest_group_bytes),
+                       human_bytes(budget));
+  if (needs.on_device() > budget)
+    return fmt::format("a rank needs {}, and may take {}", human_bytes(needs.on_device()),
+                       human_bytes(budget));
+  const std::uint64_t host = available_bytes() / std::uint64_t(std::max(1, local));
+  if (host > 0 && needs.host > host)
+    return fmt::format("a rank needs {} of the host's memory, and may take {}",
+                       human_bytes(needs.host), human_bytes(host));
+  return {};
+}
+
+// What differs, as arguments: "parallel.zero=2 model.recompute=full".
+std::string changed(const JobOptions& from, const JobOptions& to) {
+  std::string text;
+  const auto add = [&](const char* key, const auto& before, const auto& after) {
+    if (before != after) text += fmt::format("{}{}={}", text.empty() ? "" : " ", key, after);
+  };
+  add("parallel.zero", from.parallel.zero, to.parallel.zero);
+  add("model.recompute", from.model.recompute, to.model.recompute);
+  add("train.micro_batches", from.train.micro_batches, to.train.micro_batches);
+  add("zero.prefetch", from.zero.prefetch, to.zero.prefetch);
+  add("zero.group", from.zero.group, to.zero.group);
+  add("zero.scatter", from.zero.scatter, to.zero.scatter);
+  add("zero.offload", from.zero.offload, to.zero.offload);
+  if (to.zero.offload == "disk" && to.zero.offload_path.empty())
+    text += " zero.offload_path=FOLDER";
+  return text;
+}
+
+// What could be changed, the cheapest first: to send gradients more often and stages that share
+// more cost little, to compute again costs time, more micro-batches make each less efficient, to
+// keep state elsewhere costs most.
+std::vector<JobOptions> changes(const JobOptions& options, int ranks) {
+  std::vector<std::int64_t> micro_batches = {options.train.micro_batches};
+  const auto most = options.train.batch / mesh_of(options.parallel, ranks).data;
+  while (micro_batches.back() < most)
+    micro_batches.push_back(std::min(most, micro_batches.back() * 2));
+  std::vector<std::string> recompute = {"none", "selective", "full"};
+  recompute.erase(recompute.begin(),
+                  std::find(recompute.begin(), recompute.end(), options.model.recompute));
+  // What the job would refuse together with stages.
+  const bool unshared =
+      options.server.count > 0 || options.sync.adapt || options.sync.allow_staleness > 0;
+  const bool several = mesh_of(options.parallel, ranks).data > 1;
+  const std::int64_t last = several && !unshared ? 3 : options.parallel.zero;
+
+  std::vector<JobOptions> all;
+  JobOptions next = options;
+  for (const auto pieces : micro_batches)
+    for (const auto& again : recompute)
+      for (auto stage = options.parallel.zero; stage <= last; ++stage) {
+        next.train.micro_batches = pieces;
+        next.model.recompute = again;
+        next.parallel.zero = stage;
+        next.zero.scatter = options.zero.scatter;
+        all.push_back(next);
+        const bool once = options.zero.scatter == "step" ||
+                          (options.zero.scatter == "auto" && options.parallel.pipeline > 1);
+        if (!once || stage < 2 || pieces == 1) continue;
+        next.zero.scatter = "micro_batch";
+        all.push_back(next);
+      }
+  if (next.parallel.zero == 3) {
+    next.zero.prefetch = next.zero.group = 0;
+    all.push_back(next);
+  }
+  if (options.zero.offload != "none" || unshared) return all;
+  for (const char* tier : {"host", "disk"}) {
+    if (std::string(tier) == "host" && options.train.device == "cpu") continue;
+    next = options;
+    next.zero.offload = tier;
+    for (const auto pieces : {micro_batches.front(), micro_batches.back()})
+      for (const auto& again : recompute)
+        for (const int stage : several ? std::vector{3} : std::vector{2, 3}) {
+          next.parallel.zero = std::max<std::int64_t>(stage, options.parallel.zero);
+          next.model.recompute = again;
+          next.train.micro_batches = pieces;
+          all.push_back(next);
+        }
+  }
+  return all;
+}
+
+std::optional<JobOptions> first_that_fits(const JobOptions& options, int ranks, int local) {
+  for (const auto& change : changes(options, ranks))
+    if (lack(forecast_memory(change, ranks, local), change, local).empty()) return change;
+  return {};
+}
+
+}  // namespace
+
+void require_memory(const JobOptions& options, int ranks, int local) {
+  const MemoryForecast needs = forecast_memory(options, ranks, local);
+  const std::string missing = lack(needs, options, local);
+  if (missing.empty()) return;
+  const auto change = first_that_fits(options, ranks, local);
+  throw InvalidArgument(fmt::format(
+      "{}. {}", missing,
+      change ? fmt::format("It would fit with {}", changed(options, *change))
+             : std::string("Give a smaller model, a smaller batch or more ranks; echelon train "
+                           "--dry-run shows what takes the memory")));
+}
+
+std::string memory_head() {
+  std::string line = fmt::format("{:<12}{:<20}", "memory", "MiB");
+  for (const char* name : memory_kind_names) line += fmt::format("  {}", name);
+  return line + "  together";
+}
+
+std::string memory_row(const std::string& label, const MemoryUse& use) {
+  std::string line = fmt::format("{:<12}{:<20}", "", label);
+  for (std::size_t i = 0; i < use.bytes.size(); ++i)
+    line += fmt::format("{:>{}.1f}", double(use.bytes[i]) / mib,
+                        std::string_view(memory_kind_names[i]).size() + 2);
+  return line + fmt::format("{:>10.1f}", double(use.total()) / mib);
+}
+
+bool show_forecast(const JobOptions& options, int ranks, int local) {
+  const MemoryForecast needs = forecast_memory(options, ranks, local);
+  const std::uint64_t budget = memory_budget(options.train, local);
+  fmt::print("{}\n{}\n", memory_head(), memory_row(name_of_forecast(ranks), needs.tensors));
+  if (needs.host > 0) fmt::print("and in the host's memory {}\n", human_bytes(needs.host));
+  if (needs.disk > 0)
+    fmt::print("and on disk {}{}\n", human_bytes(needs.disk), ranks > 1 ? " a rank" : "");
+  fmt::print("largest group of layers: {}, {} with its gradients\n", needs.largest_group,
+             human_bytes(needs.largest_group_bytes));
+  if (needs.disk > 0) {
+    const std::string why = why_no_room(options.zero.offload_path,
+                                        needs.disk * std::uint64_t(std::max(1, local)), ".slices");
+    if (!why.empty()) {
+      fmt::print("does not fit: zero.offload_path: {}\n", why);
+      return false;
+    }
+  }
+  if (budget == 0) {
+    fmt::print("there is no {} here to say whether it fits\n",
+               options.train.device == "cuda" ? "GPU" : "way to tell what is free");
+    return true;
+  }
+  const std::string missing = lack(needs, options, local);
+  if (missing.empty()) {
+    fmt::print("fits: a rank may take {}\n", human_bytes(budget));
+    return true;
+  }
+  fmt::print("does not fit: {}\n", missing);
+  if (const auto change = first_that_fits(options, ranks, local)) {
+    fmt::print("it would fit with {}:\n{}\n", changed(options, *change),
+               memory_row("then", forecast_memory(*change, ranks, local).tensors));
+  } else {
+    fmt::print(
+        "no other stage, recompute, number of micro-batches or place of the state that was tried "
+        "makes it fit: give a smaller model, a smaller batch or more ranks\n");
+  }
+  return false;
+}
+
+}  // namespace echelon
