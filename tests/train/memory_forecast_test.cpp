@@ -136,7 +136,8 @@ TEST(MemoryForecast, IsWithinATenthForTheLastRankOfAPipeline) {
                                             {"1f1b", "none"},
                                             {"1f1b", "selective"},
                                             {"zero-bubble", "none"},
-                                            {"zero-bubble", "selective"}})
+                                            {"zero-bubble", "selective"},
+                                            {"zero-bubble", "full"}})
     for (const std::int64_t vocab : {300, 5000}) {
       JobOptions options = pipeline_job(schedule, "1,5");
       options.model.recompute = recompute;
