@@ -65,6 +65,34 @@ std::vector<StageCosts> costs_of(const Timeline& timeline, const PipelineShape& 
 
 }  // namespace
 
+std::vector<std::string> pipeline_rows(const MeshLayout& layout) {
+  std::vector<std::string> rows;
+  MeshPlace place = layout.mesh.place;
+  const auto& shape = layout.pipeline;
+  for (place.pipeline = 0; place.pipeline < shape.ranks; ++place.pipeline) {
+    const int first = place.pipeline, last = shape.stage(first, shape.chunks - 1);
+    const std::string stages =
+        shape.chunks == 1   ? fmt::format("stage {}", first)
+        : shape.chunks == 2 ? fmt::format("stages {},{}", first, last)
+                            : fmt::format("stages {},{}..{}", first, shape.stage(first, 1), last);
+    rows.push_back(fmt::format("{} (rank {})", stages, layout.mesh.rank_at(place)));
+  }
+  return rows;
+}
+
+std::string bubble_note(const PipelineOptions& options, const PipelineShape& shape,
+                        const Timeline& predicted, const Timeline& measured) {
+  const char* const alike = options.schedule == "zero-bubble" ? "where all slots cost the same"
+                                                              : "where all stages cost the same";
+  return fmt::format(
+      "idle (%) is the share of the step in which a rank computes nothing:\n"
+      "  {}, {}\n"
+      "bubble is what the step takes beyond the work of its busiest rank, over that work:\n"
+      "  {}, {}; predicted {:.1f} %, as it ran {:.1f} %\n",
+      ideal_idle_text(options.schedule, shape), alike, ideal_bubble_text(options.schedule, shape),
+      alike, 100 * predicted.bubble(), 100 * measured.bubble());
+}
+
 // Consecutive actions of one stage and micro-batch make a slot.
 std::vector<TimedSlot> slots_of(const Executor& executor, const MeshLayout& layout,
                                 const PipelineOptions& options,
@@ -130,11 +158,21 @@ std::string PipelineTrace::write(const std::filesystem::path& svg, int width) {
   const auto schedule = make_schedule(options_.schedule, layout_.pipeline);
   const Timeline predicted =
       simulate(schedule, layout_.pipeline, costs_of(measured, layout_.pipeline));
-  write_file(svg,
-             draw_svg(predicted, measured,
-                      fmt::format("{}, {}", options_.schedule, to_string(layout_.mesh.shape))));
-  return fmt::format("predicted from what the slots cost:\n{}as it ran:\n{}",
-                     draw_text(predicted, width), draw_text(measured, width));
+  const auto rows = pipeline_rows(layout_);
+  const std::string note = bubble_note(options_, layout_.pipeline, predicted, measured);
+  write_file(
+      svg,
+      draw_svg(predicted, measured,
+               {.title = fmt::format("{}, {}", options_.schedule, to_string(layout_.mesh.shape)),
+                .rows = rows,
+                .note = note}));
+  const auto& shape = layout_.mesh.shape;
+  const int pipelines = shape.data * shape.tensor;
+  return fmt::format("the last step{}\npredicted from what its slots cost:\n{}as it ran:\n{}{}",
+                     pipelines > 1 ? fmt::format(" of rank {}'s pipeline, one of {}",
+                                                 layout_.mesh.all->rank(), pipelines)
+                                   : "",
+                     draw_text(predicted, width, rows), draw_text(measured, width, rows), note);
 }
 
 }  // namespace echelon

@@ -19,6 +19,15 @@ std::vector<TimedSlot> slots_of(const Executor& executor, const MeshLayout& layo
                                 const PipelineOptions& options,
                                 std::chrono::steady_clock::time_point start = {});
 
+// The ranks of this rank's pipeline, as its drawings call them: "stage 1 (rank 2)", and with
+// several chunks "stages 0,2 (rank 0)".
+std::vector<std::string> pipeline_rows(const MeshLayout& layout);
+
+// What "idle" and "bubble" of the drawings are, in lines, with the closed forms beside what came
+// out.
+std::string bubble_note(const PipelineOptions& options, const PipelineShape& shape,
+                        const Timeline& predicted, const Timeline& measured);
+
 class PipelineTrace {
  public:
   // Collective: all ranks' times count from here.

@@ -103,6 +103,16 @@ TEST(PipelineText, FitsItsWidthWhateverTheTimes) {
             "a drawing of a pipeline needs 40 or more columns: 39 are too few");
 }
 
+TEST(PipelineText, CallsItsRowsAsItIsTold) {
+  EXPECT_EQ(draw_text(simulated("gpipe", {2, 1, 1}), 48, {"stage 0 (rank 0)", "stage 1 (rank 12)"}),
+            "stage 0 (rank 0)  |F0-----            B0=-----------| 50%\n");
+  EXPECT_EQ(
+      thrown<InvalidArgument>([] {
+        draw_text(simulated("gpipe", {2, 1, 1}), 46, {"stage 0 (rank 0)", "stage 1 (rank 12)"});
+      }),
+      "a drawing of a pipeline needs 47 or more columns: 46 are too few");
+}
+
 TEST(PipelineText, TakesTimesAsClocksGiveThem) {
   Timeline measured;
   measured.ranks = {{{{Slot::Kind::forward, 0, 0}, -0.001, 0.010}},
@@ -111,7 +121,7 @@ TEST(PipelineText, TakesTimesAsClocksGiveThem) {
 }
 
 TEST(PipelineSvg, HasABoxForEachSlotAndSaysWhatItIs) {
-  const std::string svg = draw_svg(simulated("zero-bubble", {3, 5, 1}), "zero-bubble");
+  const std::string svg = draw_svg(simulated("zero-bubble", {3, 5, 1}), {.title = "zero-bubble"});
   EXPECT_EQ(unbalanced(svg), "");
   EXPECT_EQ(count(svg, "<title>forward(chunk 0, micro-batch "), 15);
   EXPECT_EQ(count(svg, "<title>input(chunk 0, micro-batch "), 15);
@@ -124,7 +134,7 @@ TEST(PipelineSvg, HasABoxForEachSlotAndSaysWhatItIs) {
 }
 
 TEST(PipelineSvg, ShowsChunksByTheirShades) {
-  const std::string svg = draw_svg(simulated("interleaved", {2, 4, 3}), "interleaved");
+  const std::string svg = draw_svg(simulated("interleaved", {2, 4, 3}), {.title = "interleaved"});
   EXPECT_EQ(unbalanced(svg), "");
   for (const std::string shade : {"1.00", "0.70", "0.40"})
     EXPECT_EQ(count(svg, "fill-opacity=\"" + shade + "\""), 2 * 2 * 4 + 2) << shade;
@@ -134,7 +144,7 @@ TEST(PipelineSvg, ShowsChunksByTheirShades) {
 TEST(PipelineSvg, DrawsPredictedAndMeasuredOnOneScale) {
   const PipelineShape shape{2, 1, 1};
   const Timeline predicted = simulated("gpipe", shape), measured = simulated("gpipe", shape, 2e-3);
-  const std::string svg = draw_svg(predicted, measured, "both");
+  const std::string svg = draw_svg(predicted, measured, {.title = "both"});
   EXPECT_EQ(unbalanced(svg), "");
   EXPECT_LT(svg.find(">predicted: 6.00 ms, bubble 100.0%<"),
             svg.find(">measured: 8.00 ms, bubble 100.0%<"));
@@ -142,11 +152,28 @@ TEST(PipelineSvg, DrawsPredictedAndMeasuredOnOneScale) {
   EXPECT_EQ(count(svg, "width=\"209.50\" height=\"22\" fill=\"#e69f00\""), 4);
 }
 
+TEST(PipelineSvg, CallsItsRowsAsItIsToldAndHasRoomForANote) {
+  const Timeline timeline = simulated("gpipe", {2, 1, 1});
+  const std::string svg = draw_svg(timeline, timeline,
+                                   {.title = "two",
+                                    .rows = {"stage 0 (rank 0)", "stage 1 (rank 2)"},
+                                    .note = "a bubble\nis idle time\n"});
+  EXPECT_EQ(unbalanced(svg), "");
+  EXPECT_EQ(count(svg, ">stage 1 (rank 2)<"), 2);
+  EXPECT_EQ(count(svg, ">rank 1<"), 0);
+  EXPECT_EQ(count(svg, ">a bubble<") + count(svg, ">is idle time<"), 2);
+  const auto height = [](const std::string& picture) {
+    return std::stod(picture.substr(picture.find("height=\"") + 8));
+  };
+  EXPECT_EQ(height(svg), height(draw_svg(timeline, timeline, {.title = "two"})) + 2 * 18);
+}
+
 TEST(PipelineSvg, EscapesItsTitle) {
-  const std::string svg = draw_svg(simulated("gpipe", {1, 1, 1}), "a < b & \"c\" > d\x01");
+  const std::string svg =
+      draw_svg(simulated("gpipe", {1, 1, 1}), {.title = "a < b & \"c\" > d\x01"});
   EXPECT_EQ(unbalanced(svg), "");
   EXPECT_EQ(count(svg, ">a &lt; b &amp; &quot;c&quot; &gt; d <"), 2);
-  EXPECT_EQ(unbalanced(draw_svg(Timeline{}, "nothing ran")), "");
+  EXPECT_EQ(unbalanced(draw_svg(Timeline{}, {.title = "nothing ran"})), "");
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstddef>
 #include <set>
+#include <sstream>
 #include <string_view>
 
 #include "echelon/parallel/pipeline/draw.h"
@@ -17,10 +18,10 @@ using Kind = Slot::Kind;
 
 namespace {
 
-constexpr int picture_width = 960, left = 70, right = 52;  // rows lie between the margins
+constexpr int picture_width = 1080, left = 190, right = 52;  // rows lie between the margins
 constexpr int wide = picture_width - left - right;
 constexpr int head = 50, foot = 40;  // above and below the panels
-constexpr int heading = 26, row_height = 26, axis = 46;
+constexpr int heading = 26, row_height = 26, axis = 46, note_height = 18;
 constexpr std::string_view ink = "#222222", faint = "#dddddd", ground = "#f4f4f4";
 
 // Of the palette of Okabe and Ito, which the colour-blind can tell apart.
@@ -99,7 +100,8 @@ std::string ticks(double top, double bottom, double seconds) {
   return out + text(left + wide / 2.0, bottom + 34, "milliseconds", 12, "middle");
 }
 
-std::string draw(const Panel& panel, double top, double seconds, int chunks) {
+std::string draw(const Panel& panel, double top, double seconds, int chunks,
+                 const std::vector<std::string>& rows) {
   const Timeline& timeline = panel.timeline;
   const double first = top + heading, bottom = first + row_height * double(timeline.ranks.size());
   std::string out = text(left, top + 16,
@@ -110,7 +112,8 @@ std::string draw(const Panel& panel, double top, double seconds, int chunks) {
   if (seconds > 0) out += ticks(first, bottom, seconds);
   for (std::size_t rank = 0; rank < timeline.ranks.size(); ++rank) {
     const double y = first + row_height * double(rank) + 2;
-    out += text(left - 8, y + row_height / 2.0 + 2, fmt::format("rank {}", rank), 12, "end");
+    out += text(left - 8, y + row_height / 2.0 + 2,
+                rows.empty() ? fmt::format("rank {}", rank) : rows.at(rank), 12, "end");
     out += fmt::format("<rect x=\"{}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"{}\" fill=\"{}\"/>\n",
                        left, y, seconds > 0 ? timeline.end() / seconds * wide : 0, row_height - 4,
                        ground);
@@ -140,7 +143,15 @@ std::string legend(const std::set<Kind>& kinds, int chunks, double top) {
   return out;
 }
 
-std::string picture(const std::string& title, const std::vector<Panel>& panels) {
+std::string note(const std::string& words, double top) {
+  std::string out;
+  std::istringstream lines(words);
+  for (std::string line; std::getline(lines, line); top += note_height)
+    out += text(left, top + 11, line);
+  return out;
+}
+
+std::string picture(const Captions& captions, const std::vector<Panel>& panels) {
   double seconds = 0;
   int chunks = 1;
   std::set<Kind> kinds;
@@ -152,31 +163,31 @@ std::string picture(const std::string& title, const std::vector<Panel>& panels) 
         kinds.insert(one.slot.kind);
       }
   }
-  std::string body = text(left, 32, title, 19, "start", true);
+  std::string body = text(left, 32, captions.title, 19, "start", true);
   double top = head;
   for (const Panel& panel : panels) {
-    body += draw(panel, top, seconds, chunks);
+    body += draw(panel, top, seconds, chunks, captions.rows);
     top += heading + row_height * double(panel.timeline.ranks.size()) + axis;
   }
-  body += legend(kinds, chunks, top + 4);
-  const double height = top + foot;
+  body += legend(kinds, chunks, top + 4) + note(captions.note, top + 4 + note_height);
+  const double height = top + foot + note_height * double(std::ranges::count(captions.note, '\n'));
   return fmt::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" "
       "height=\"{1}\" font-family=\"DejaVu Sans, Helvetica, Arial, sans-serif\">\n"
       "<title>{2}</title>\n<rect width=\"{0}\" height=\"{1}\" fill=\"white\"/>\n{3}"
       "</svg>\n",
-      picture_width, height, escaped(title), body);
+      picture_width, height, escaped(captions.title), body);
 }
 
 }  // namespace
 
-std::string draw_svg(const Timeline& timeline, const std::string& title) {
-  return picture(title, {{"", timeline}});
+std::string draw_svg(const Timeline& timeline, const Captions& captions) {
+  return picture(captions, {{"", timeline}});
 }
 
 std::string draw_svg(const Timeline& predicted, const Timeline& measured,
-                     const std::string& title) {
-  return picture(title, {{"predicted: ", predicted}, {"measured: ", measured}});
+                     const Captions& captions) {
+  return picture(captions, {{"predicted: ", predicted}, {"measured: ", measured}});
 }
 
 }  // namespace echelon

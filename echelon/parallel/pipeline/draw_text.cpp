@@ -103,14 +103,24 @@ std::string legend(const Timeline& timeline, bool chunks) {
   return text + fmt::format(" of {}micro-batch 0; %: idle", chunks ? "chunk A's " : "");
 }
 
+std::vector<std::string> numbered(std::size_t ranks) {
+  const auto digits = fmt::formatted_size("{}", std::max<std::size_t>(ranks, 1) - 1);
+  std::vector<std::string> names;
+  for (std::size_t rank = 0; rank < ranks; ++rank)
+    names.push_back(fmt::format("rank {:>{}}", rank, digits));
+  return names;
+}
+
 }  // namespace
 
-std::string draw_text(const Timeline& timeline, int width) {
-  if (width < 40)
-    throw InvalidArgument(
-        fmt::format("a drawing of a pipeline needs 40 or more columns: {} are too few", width));
-  const auto number = std::to_string(std::max<std::ptrdiff_t>(0, std::ssize(timeline.ranks) - 1));
-  const auto room = std::size_t(width) - fmt::formatted_size("rank {} || 100%", number);
+std::string draw_text(const Timeline& timeline, int width, const std::vector<std::string>& rows) {
+  const auto names = rows.empty() ? numbered(timeline.ranks.size()) : rows;
+  std::size_t longest = 0;
+  for (const auto& name : names) longest = std::max(longest, name.size());
+  if (const int needed = std::max(40, int(longest) + 30); width < needed)
+    throw InvalidArgument(fmt::format(
+        "a drawing of a pipeline needs {} or more columns: {} are too few", needed, width));
+  const auto room = std::size_t(width) - longest - std::string_view(" || 100%").size();
   const double scale = columns_per_second(timeline, room);
   const auto columns = std::size_t(std::lround(timeline.end() * scale));
   bool chunks = false;
@@ -118,13 +128,13 @@ std::string draw_text(const Timeline& timeline, int width) {
 
   std::string text;
   for (std::size_t rank = 0; rank < timeline.ranks.size(); ++rank)
-    text += fmt::format("rank {:>{}} |{}| {:.0f}%\n", rank, number.size(),
+    text += fmt::format("{:<{}} |{}| {:.0f}%\n", names.at(rank), longest,
                         cut(row(timeline.ranks[rank], scale, columns, chunks), room),
                         100 * timeline.idle(int(rank)));
   const std::string total =
       fmt::format(" {}, bubble {:.1f}% ", time_text(timeline.end()), 100 * timeline.bubble());
   const auto drawn = std::max<std::size_t>(std::min(columns, room), 2);
-  const std::string indent(number.size() + 6, ' ');
+  const std::string indent(longest + 1, ' ');
   return text + fmt::format("{0}|<{1:-^{2}}>|\n{0}{3}\n", indent, total, drawn - 2,
                             legend(timeline, chunks));
 }

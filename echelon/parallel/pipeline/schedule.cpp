@@ -133,13 +133,21 @@ PipelineSchedule zero_bubble(const PipelineShape& shape) {
 
 namespace {
 
-double plain_bubble(const PipelineShape& shape) {
-  return double(shape.ranks - 1) / shape.chunks / shape.micro_batches;
+// What a rank idles and works, in one unit of time, and the formulas of both.
+struct Bubble {
+  std::string_view idle_form, work_form;
+  std::int64_t idle, work;
+};
+
+Bubble plain_bubble(const PipelineShape& shape) {
+  return {"p-1", shape.chunks > 1 ? "v m" : "m", shape.ranks - 1,
+          std::int64_t{shape.chunks} * shape.micro_batches};
 }
 
-double zero_bubble_bubble(const PipelineShape& shape) {
-  const int p = shape.ranks, m = shape.micro_batches;
-  return std::max(p - 1, 2 * p - 1 - m) / (3.0 * m);
+Bubble zero_bubble_bubble(const PipelineShape& shape) {
+  const std::int64_t p = shape.ranks, m = shape.micro_batches;
+  if (m < p) return {"2p-1-m", "3m", 2 * p - 1 - m, 3 * m};
+  return {"p-1", "3m", p - 1, 3 * m};
 }
 
 int gpipe_activations(const PipelineShape& shape, int) { return shape.micro_batches; }
@@ -162,7 +170,7 @@ struct Known {
   std::string_view name;
   void (*check)(std::string_view name, const PipelineShape& shape);
   PipelineSchedule (*make)(const PipelineShape& shape);
-  double (*bubble)(const PipelineShape& shape);
+  Bubble (*bubble)(const PipelineShape& shape);
   int (*activations)(const PipelineShape& shape, int rank);
 };
 constexpr std::array schedules{
@@ -196,10 +204,32 @@ const std::vector<std::string>& pipeline_schedule_names() {
   return names;
 }
 
-double ideal_bubble(std::string_view name, const PipelineShape& shape) {
+namespace {
+
+Bubble bubble_of(std::string_view name, const PipelineShape& shape) {
   const Known& schedule = known(name);
   schedule.check(name, shape);
   return schedule.bubble(shape);
+}
+
+}  // namespace
+
+double ideal_bubble(std::string_view name, const PipelineShape& shape) {
+  const Bubble one = bubble_of(name, shape);
+  return double(one.idle) / double(one.work);
+}
+
+std::string ideal_bubble_text(std::string_view name, const PipelineShape& shape) {
+  const auto [idle_form, work_form, idle, work] = bubble_of(name, shape);
+  return fmt::format("({})/{} = {}/{} = {:.1f} %", idle_form,
+                     work_form.size() > 1 ? fmt::format("({})", work_form) : std::string(work_form),
+                     idle, work, 100.0 * double(idle) / double(work));
+}
+
+std::string ideal_idle_text(std::string_view name, const PipelineShape& shape) {
+  const auto [idle_form, work_form, idle, work] = bubble_of(name, shape);
+  return fmt::format("({0})/({1}+{0}) = {2}/{3} = {4:.1f} %", idle_form, work_form, idle,
+                     work + idle, 100.0 * double(idle) / double(work + idle));
 }
 
 int closed_form_activations(std::string_view name, const PipelineShape& shape, int rank) {

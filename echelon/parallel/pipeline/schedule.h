@@ -95,6 +95,10 @@ int peak_activations(const PipelineSchedule& schedule, int rank);
 // Qi et al. have (p-1)(F+I-W) / (m (F+I+W)) for parts of unequal cost. That holds for m >= p as
 // long as W is no longer than F nor I.
 double ideal_bubble(std::string_view name, const PipelineShape& shape);
+// The same in words, "(p-1)/m = 3/8 = 37.5 %", and as the share of the step in which a rank idles,
+// "(p-1)/(m+p-1) = 3/11 = 27.3 %".
+std::string ideal_bubble_text(std::string_view name, const PipelineShape& shape);
+std::string ideal_idle_text(std::string_view name, const PipelineShape& shape);
 
 // peak_activations by formula, for any number of micro-batches:
 //
