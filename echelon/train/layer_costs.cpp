@@ -4,10 +4,14 @@
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <chrono>
 #include <limits>
+#include <string>
+#include <typeinfo>
 #include <utility>
 
 #include "echelon/nn/memory.h"
@@ -30,6 +34,20 @@ std::int64_t bytes_of(const std::vector<at::Tensor>& tensors) {
   return sum;
 }
 
+// The same for layers that do the same to inputs of one size: of one class, with parameters of the
+// same shapes, that keep as much for backward. A layer without parameters is like no other: what it
+// does may lie in a function that it was given.
+std::string kind_of(const Layer& layer, const Stack& stack, const at::Tensor& input,
+                    const LayerCost& cost) {
+  std::string parameters;
+  for (const auto& p : stack.parameters())
+    if (p.here)
+      parameters += fmt::format(" {}[{}]", p.trainable ? "" : "fixed", fmt::join(p.shape, ","));
+  if (parameters.empty()) return {};
+  return fmt::format("{} of [{}]:{}; {} kept", typeid(layer).name(), fmt::join(input.sizes(), ","),
+                     parameters, cost.activations);
+}
+
 }  // namespace
 
 std::vector<LayerCost> measure_layers(Stack& stack, const at::Tensor& input,
@@ -39,6 +57,7 @@ std::vector<LayerCost> measure_layers(Stack& stack, const at::Tensor& input,
   const MemoryScope scope(MemoryKind::workspace);
   const RandomState random(device);
   std::vector<LayerCost> costs;
+  std::vector<std::string> kinds;
   const auto again = stack.runs_again();
   at::Tensor x = input;
   for (int l = 0; l < stack.size(); ++l) {
@@ -80,9 +99,11 @@ std::vector<LayerCost> measure_layers(Stack& stack, const at::Tensor& input,
     std::size_t next = 0;
     for (const auto& [name, buffer] : stack.buffers()) at::Tensor(buffer).copy_(buffers[next++]);
     costs.push_back(cost);
+    kinds.push_back(kind_of(stack.layer(l), stack, x, cost));
     x = std::move(output);
   }
   random.put(random.states());
+  share_times(costs, kinds);
   return costs;
 }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <charconv>
 #include <limits>
+#include <map>
 #include <numeric>
 
 #include "echelon/base/error.h"
@@ -36,6 +37,16 @@ double cost_of(const LayerCost& layer, int stage, std::string_view by, std::stri
 }
 
 }  // namespace
+
+void share_times(std::vector<LayerCost>& layers, const std::vector<std::string>& kinds) {
+  std::map<std::string, double> least;
+  for (std::size_t l = 0; l < layers.size(); ++l) {
+    const auto [kind, first] = least.try_emplace(kinds.at(l), layers[l].seconds);
+    kind->second = std::min(kind->second, layers[l].seconds);
+  }
+  for (std::size_t l = 0; l < layers.size(); ++l)
+    if (!kinds[l].empty()) layers[l].seconds = least[kinds[l]];
+}
 
 // best[s][l]: the least that the dearest of the first s stages can cost with the first l layers.
 std::vector<StageLayers> balance(const std::vector<LayerCost>& layers, std::string_view by,

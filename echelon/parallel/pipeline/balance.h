@@ -24,6 +24,12 @@ struct LayerCost {
   std::int64_t activations = 0;  // bytes that a micro-batch keeps from forward to backward
 };
 
+// Layers of one kind cost the same, and what their times differ by is what else the machine did:
+// each gets the least time of its kind. Noise only ever adds, so the least of many tries is the
+// nearest to the truth, and nearer the more there are; a median is of use where noise goes both
+// ways. `kinds` are by layer, the same text for layers that are alike; "": like no other.
+void share_times(std::vector<LayerCost>& layers, const std::vector<std::string>& kinds);
+
 // `by`: "count" of layers, "time" or "memory". A stage's memory has the activations of as many
 // micro-batches as the schedule keeps there at once. Throws InvalidArgument where there are fewer
 // layers than stages.
