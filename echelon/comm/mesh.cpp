@@ -35,16 +35,16 @@ MeshShape mesh_shape(int ranks, int pipeline, int data, int tensor) {
   const std::int64_t group = std::int64_t(pipeline) * tensor * std::max(1, data);
   if (data > 0 && group != ranks)
     throw InvalidArgument(fmt::format(
-        "pipeline {} x data {} x tensor {} takes {} ranks, and there are {}: start {}, or let data "
+        "pipeline {} x data {} x tensor {} takes {} ranks, and there {} {}: start {}, or let data "
         "be what is left",
-        pipeline, data, tensor, group, ranks, group));
+        pipeline, data, tensor, group, ranks == 1 ? "is" : "are", ranks, group));
   if (ranks % group != 0) {
     const std::int64_t below = ranks / group * group;
     const std::string nearest =
         below > 0 ? fmt::format("{} or {}", below, below + group) : fmt::format("{}", group);
     throw InvalidArgument(fmt::format(
-        "pipeline {} x tensor {} takes {} ranks or a multiple, and there are {}: start {}",
-        pipeline, tensor, group, ranks, nearest));
+        "pipeline {} x tensor {} takes {} ranks or a multiple, and there {} {}: start {}", pipeline,
+        tensor, group, ranks == 1 ? "is" : "are", ranks, nearest));
   }
   return {.pipeline = pipeline, .data = ranks / (pipeline * tensor), .tensor = tensor};
 }
@@ -67,7 +67,7 @@ bool tensor_within_hosts(const MeshShape& shape, const std::vector<std::string>&
   return true;
 }
 
-std::string draw_mesh(const MeshShape& shape, const std::vector<std::string>& hosts) {
+std::string draw_mesh(const MeshShape& shape, const std::vector<std::string>& hosts, int width) {
   const auto order = mesh_order(hosts);
   const Hosts numbered = number_hosts(hosts);
   const bool several = numbered.names.size() > 1;
@@ -78,7 +78,7 @@ std::string draw_mesh(const MeshShape& shape, const std::vector<std::string>& ho
   if (several && shape.tensor > 1)
     picture += tensor_within_hosts(shape, hosts) ? ", tensor groups within a host"
                                                  : ", tensor groups span hosts";
-  picture += "\n\n";
+  picture += "\n";
   const auto box = [&](int stage, int data) {
     std::string ranks;
     int before = -1;  // the host that was named last
@@ -91,19 +91,23 @@ std::string draw_mesh(const MeshShape& shape, const std::vector<std::string>& ho
     }
     return fmt::format("[{} ]", ranks);
   };
-  std::size_t width = fmt::formatted_size("data {}", shape.data - 1);
+  std::size_t widest = fmt::formatted_size("data {}", shape.data - 1);
   for (int position = 0; position < shape.ranks(); position += shape.tensor) {
     const MeshPlace place = place_at(shape, position);
-    width = std::max(width, box(place.pipeline, place.data).size());
+    widest = std::max(widest, box(place.pipeline, place.data).size());
   }
-  picture += fmt::format("{:9}", "");
-  for (int d = 0; d < shape.data; ++d)
-    picture += fmt::format("  {:<{}}", fmt::format("data {}", d), width);
-  for (int s = 0; s < shape.pipeline; ++s) {
-    picture += fmt::format("\n{:9}", fmt::format("stage {}", s));
-    for (int d = 0; d < shape.data; ++d) picture += fmt::format("  {:<{}}", box(s, d), width);
+  const int in_a_row = std::max(1, (width - 9) / int(widest + 2));
+  for (int first = 0; first < shape.data; first += in_a_row) {
+    const int end = std::min(shape.data, first + in_a_row);
+    picture += fmt::format("\n{:9}", "");
+    for (int d = first; d < end; ++d)
+      picture += fmt::format("  {:<{}}", fmt::format("data {}", d), widest);
+    for (int s = 0; s < shape.pipeline; ++s) {
+      picture += fmt::format("\n{:9}", fmt::format("stage {}", s));
+      for (int d = first; d < end; ++d) picture += fmt::format("  {:<{}}", box(s, d), widest);
+    }
+    picture += "\n";
   }
-  picture += "\n";
   if (several) {
     picture += "\n";
     for (std::size_t h = 0; h < numbered.names.size(); ++h)

@@ -39,8 +39,10 @@ std::vector<int> mesh_order(const std::vector<std::string>& hosts);
 // Whether no tensor group spans two hosts.
 bool tensor_within_hosts(const MeshShape& shape, const std::vector<std::string>& hosts);
 
-// A picture: a row for each pipeline stage, a box for each tensor group.
-std::string draw_mesh(const MeshShape& shape, const std::vector<std::string>& hosts);
+// A picture: a row for each pipeline stage, a box for each tensor group. Where boxes would pass
+// `width` columns, the rows go on below.
+std::string draw_mesh(const MeshShape& shape, const std::vector<std::string>& hosts,
+                      int width = 88);
 
 struct Mesh {
   MeshShape shape;

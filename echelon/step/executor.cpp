@@ -60,8 +60,8 @@ at::Tensor Executor::run(const at::Tensor& input, const at::Tensor& target, doub
   const int micro_batches = shape_.micro_batches;
   if (samples < micro_batches || target.size(0) != samples) {
     throw InvalidArgument(
-        fmt::format("a batch of {} inputs and {} targets cannot be cut into {} micro-batches",
-                    samples, target.size(0), micro_batches));
+        fmt::format("a batch of {} inputs and {} targets cannot be cut into {} micro-batch{}",
+                    samples, target.size(0), micro_batches, micro_batches == 1 ? "" : "es"));
   }
   const LossScale* scaling = update_ ? update_->loss_scale() : nullptr;
   for (int m = 0; m < micro_batches; ++m) {

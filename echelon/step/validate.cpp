@@ -94,7 +94,7 @@ class Validator {
     if (a.layer < 0 || a.layer >= shape_.layers)
       return fmt::format("there are {} layers", shape_.layers);
     if (a.micro_batch < 0 || a.micro_batch >= shape_.micro_batches)
-      return fmt::format("there are {} micro-batches", shape_.micro_batches);
+      return fmt::format("the number of micro-batches is {}", shape_.micro_batches);
     return shape_.has(a.layer) ? "" : "the layer is another rank's";
   }
 

@@ -1,6 +1,5 @@
 #include "echelon/train/job.h"
 
-#include <ATen/Parallel.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -26,7 +25,6 @@
 #include "echelon/net/environment.h"
 #include "echelon/nn/gpt.h"
 #include "echelon/nn/gpt2_folder.h"
-#include "echelon/nn/tensor_group.h"
 #include "echelon/parallel/tensor/split_plan.h"
 #include "echelon/train/job_data.h"
 #include "echelon/train/job_report.h"
@@ -120,16 +118,6 @@ JobEnd join_job(const JobRequest& request, const Dataset& data, Stack& stack,
   return JobEnd::finished;
 }
 
-// The lines of a picture below the first, under it.
-std::string indented(const std::string& picture) {
-  std::string lines;
-  for (const char c : picture.substr(0, picture.find_last_not_of('\n') + 1)) {
-    lines += c;
-    if (c == '\n') lines += std::string(12, ' ');
-  }
-  return lines;
-}
-
 std::string resume_command(const RunDirectory& run, const JobRequest& request) {
   return fmt::format("echelon train --resume {}{}", run.path().string(),
                      request.ranks ? fmt::format(" --nproc {}", request.ranks->size()) : "");
@@ -141,6 +129,8 @@ void say_how_to_go_on(const RunDirectory& run, const JobRequest& request) noexce
     if (std::filesystem::exists(run.state()))
       fmt::print(stderr, "the state after step {} is kept; go on with: {}\n",
                  saved_step(run.state()), resume_command(run, request));
+    else
+      fmt::print(stderr, "no state was saved: with train.save_every=N one is kept every N steps\n");
   } catch (const std::exception&) {
   }
 }
@@ -227,15 +217,10 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   if (options.sync.adapt)
     log::info(fmt::format("reducing begins by {}", name(trainer.executor().reduces_by())));
 
-  fmt::print(
-      "model       GPT of {} parameters: {} layers, width {}, {} heads, context {}; {} on {}\n",
-      human_count(static_cast<double>(stack.parameter_count())), options.model.layers,
-      options.model.width, options.model.heads, options.model.context,
-      precision_name(compute_type(options.train)),
-      (request.ranks ? fmt::format("{} ranks, each on ", request.ranks->size()) : std::string()) +
-          (options.train.device == "cuda" ? std::string("a GPU")
-                                          : fmt::format("{} CPU thread{}", at::get_num_threads(),
-                                                        at::get_num_threads() == 1 ? "" : "s")));
+  const auto say = [](std::string_view label, const std::string& text) {
+    fmt::print("{}", report_line(label, text));
+  };
+  say("model", model_text(options, stack.parameter_count(), all_ranks));
   for (const auto& text : left_behind)
     if (!text.empty())
       log::warn(fmt::format("{}. {}", text,
@@ -243,24 +228,11 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
                                                    "run goes on from there",
                                                    trainer.step())
                                      : std::string("This run begins anew")));
-  if (trainer.layout().in_parts()) {
-    const auto& layout = trainer.layout();
-    fmt::print("mesh        {}\n", indented(draw_mesh(layout.mesh.shape, layout.mesh.hosts)));
-    if (layout.mesh.shape.tensor > 1)
-      fmt::print("tensor      {} ranks split matrices, {}\n", layout.mesh.shape.tensor,
-                 stack.tensor_group()->rows_are_split() ? "and rows of activations between them"
-                 : options.parallel.sequence
-                     ? fmt::format("not rows of activations, since {} tokens do not divide",
-                                   options.model.context)
-                     : std::string("not rows of activations: parallel.sequence=false"));
-    if (layout.pipeline.ranks > 1)
-      fmt::print("pipeline    {}, {} micro-batches; {}\n", options.pipeline.schedule,
-                 options.train.micro_batches, layout.description(options.pipeline));
-  }
+  show_layout(options, trainer, stack);
   if (!trainer.scatter_choice().empty())
-    fmt::print("gradients   go to their owners {}\n", trainer.scatter_choice());
-  fmt::print("data        {}\n", data.description);
-  fmt::print("run         {}\n", run.path().string());
+    say("gradients", "go to their owners " + trainer.scatter_choice());
+  say("data", data.description);
+  say("run", run.path().string());
   if (served) show_servers(options.server, served->roles().workers());
   if (served && options.server.mode != "sync")
     fmt::print("join        {}\n",
@@ -268,8 +240,8 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
                    ? std::string("start the job with ECHELON_TOKEN set to let workers come later")
                    : fmt::format("ECHELON_TOKEN=… echelon train {} --join {}",
                                  run.config().string(), served->addresses()));
-  if (resuming) fmt::print("resumed     after step {}\n", trainer.step());
-  if (const Tier* tier = trainer.tier()) fmt::print("offload     {} a rank\n", tier->description());
+  if (resuming) say("resumed", fmt::format("after step {}", trainer.step()));
+  if (const Tier* tier = trainer.tier()) say("offload", tier->description() + " a rank");
   if (options.optim.warmup >= options.train.steps) {
     log::warn(fmt::format(
         "optim.warmup = {} is not below train.steps = {}: the rate never reaches its peak; set a "
@@ -378,8 +350,7 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   show_loss_scale(outcome);
   if (trace) fmt::print("trace       {}/trace.json opens in Perfetto\n", run.path().string());
   if (drawing)
-    fmt::print("the last step, {}the same as a picture: {}/pipeline.svg\n", timelines,
-               run.path().string());
+    fmt::print("{}the same as a picture: {}/pipeline.svg\n", timelines, run.path().string());
   show_validation(outcome, data, options.model.context);
   show_memory(forecast, all_memory);
   if (data.bytes && !trainer.in_parts()) {

@@ -6,14 +6,17 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <numbers>
+#include <tuple>
 
 #include "echelon/base/bytes.h"
+#include "echelon/base/log.h"
 #include "echelon/base/median.h"
 #include "echelon/comm/texts.h"
 #include "echelon/data/xz.h"
 #include "echelon/nn/attention.h"
 #include "echelon/nn/generate.h"
 #include "echelon/nn/product.h"
+#include "echelon/nn/tensor_group.h"
 #include "echelon/parallel/pipeline/balance.h"
 #include "echelon/step/device.h"
 
@@ -100,6 +103,98 @@ std::string plan_of(const JobOptions& options, const Trainer& trainer, const Com
               {"products", options.train.device == "cpu" ? product_library() : "cuBLAS"},
               {"graph", trainer.uses_graph()}})
       .dump(2);
+}
+
+std::string report_line(std::string_view label, std::string_view text) {
+  constexpr std::size_t indent = 12, widest = 100;
+  const auto columns = [](std::string_view word) {  // of UTF-8
+    return std::size_t(std::ranges::count_if(
+        word, [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
+  };
+  std::string lines, line = fmt::format("{:{}}", label, indent);
+  const auto end_line = [&] {
+    lines += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
+    line = std::string(indent, ' ');
+  };
+  text = text.substr(0, text.find_last_not_of(" \n") + 1);
+  for (std::size_t at = 0; at < text.size();) {
+    // A word with the blanks before it, which pictures are made of.
+    const auto begin = std::min(text.find_first_not_of(' ', at), text.size()),
+               end = std::min(text.find_first_of(" \n", begin), text.size());
+    auto word = text.substr(at, end - at);
+    if (columns(line) + columns(word) > widest &&
+        line.find_first_not_of(' ', indent) != line.npos) {
+      end_line();
+      word = text.substr(begin, end - begin);
+    }
+    line += word;
+    at = end;
+    if (at < text.size() && text[at] == '\n') {
+      end_line();
+      ++at;
+    }
+  }
+  end_line();
+  return lines;
+}
+
+std::string model_text(const JobOptions& options, std::int64_t parameters, int ranks) {
+  const auto& model = options.model;
+  const int threads = at::get_num_threads();
+  return fmt::format(
+      "GPT of {} parameters: {} layer{}, width {}, {} head{}, context {}; {} on {}{}",
+      human_count(static_cast<double>(parameters)), model.layers, model.layers == 1 ? "" : "s",
+      model.width, model.heads, model.heads == 1 ? "" : "s", model.context,
+      precision_name(compute_type(options.train)),
+      ranks > 1 ? fmt::format("{} ranks, each on ", ranks) : "",
+      options.train.device == "cuda"
+          ? std::string("a GPU")
+          : fmt::format("{} CPU thread{}", threads, threads == 1 ? "" : "s"));
+}
+
+void show_layout(const JobOptions& options, const Trainer& trainer, const Stack& stack) {
+  const auto& layout = trainer.layout();
+  if (!layout.in_parts()) return;
+  fmt::print("{}", report_line("mesh", draw_mesh(layout.mesh.shape, layout.mesh.hosts)));
+  if (layout.mesh.shape.tensor > 1)
+    fmt::print(
+        "{}",
+        report_line(
+            "tensor",
+            fmt::format("{} ranks split matrices, {}", layout.mesh.shape.tensor,
+                        stack.tensor_group()->rows_are_split()
+                            ? "and rows of activations between them"
+                        : options.parallel.sequence
+                            ? fmt::format("not rows of activations, since {} tokens do not divide",
+                                          options.model.context)
+                            : std::string("not rows of activations: parallel.sequence=false"))));
+  if (layout.pipeline.ranks == 1) return;
+  const auto& [schedule, shape] = std::tie(options.pipeline.schedule, layout.pipeline);
+  fmt::print(
+      "{}",
+      report_line(
+          "pipeline",
+          fmt::format("{}, {} micro-batch{}: a rank idles {} of a step by formula\n{}", schedule,
+                      shape.micro_batches, shape.micro_batches == 1 ? "" : "es",
+                      ideal_idle_text(schedule, shape), layout.description(options.pipeline))));
+  if (const auto warning =
+          one_micro_batch_warning(schedule, shape, options.train.batch / layout.mesh.shape.data);
+      !warning.empty())
+    log::warn(warning);
+}
+
+std::string one_micro_batch_warning(std::string_view schedule, const PipelineShape& shape,
+                                    std::int64_t samples) {
+  if (shape.ranks == 1 || shape.micro_batches > 1) return {};
+  PipelineShape better = shape;
+  better.micro_batches = int(std::min<std::int64_t>(4 * shape.ranks, samples));
+  return fmt::format(
+      "train.micro_batches = 1: ranks of a pipeline work one at a time, and each idles {} of a "
+      "step; {}",
+      ideal_idle_text(schedule, shape),
+      samples > 1 ? fmt::format("with train.micro_batches={} it would be {}", better.micro_batches,
+                                ideal_idle_text(schedule, better))
+                  : std::string("set a larger train.batch, and train.micro_batches"));
 }
 
 std::vector<RankMemory> memory_of_ranks(Communicator* ranks, const MemoryUse& peak,

@@ -5,6 +5,7 @@
 #include <map>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "echelon/comm/communicator.h"
@@ -38,6 +39,18 @@ nlohmann::ordered_json summary_of(const JobOptions& options, const JobOutcome& o
                                   std::uint64_t peak, const RunDirectory& run);
 // How the job is laid out, as JSON.
 std::string plan_of(const JobOptions& options, const Trainer& trainer, const Communicator* ranks);
+
+// One entry of the report, "label       text": lines that would pass 100 columns go on below, under
+// the text. No line ends in blanks.
+std::string report_line(std::string_view label, std::string_view text);
+// What is trained, and on what.
+std::string model_text(const JobOptions& options, std::int64_t parameters, int ranks);
+// How the ranks lie, where they have different parts of the model.
+void show_layout(const JobOptions& options, const Trainer& trainer, const Stack& stack);
+// Of a pipeline that a batch goes through in one piece: what that costs, and what to set. `samples`
+// are those of a step that go through it. Empty where there are several micro-batches.
+std::string one_micro_batch_warning(std::string_view schedule, const PipelineShape& shape,
+                                    std::int64_t samples);
 
 // What each rank took. Every rank calls it; where parameter servers are used ranks come and go, and
 // it is of this one alone.

@@ -127,18 +127,22 @@ void require_memory(const JobOptions& options, int ranks, int local) {
                            "--dry-run shows what takes the memory")));
 }
 
+namespace {
+constexpr int memory_labels = 22;  // columns; with the names of all kinds, a row stays below 100
+}  // namespace
+
 std::string memory_head() {
-  std::string line = fmt::format("{:<12}{:<20}", "memory", "MiB");
-  for (const char* name : memory_kind_names) line += fmt::format("  {}", name);
-  return line + "  together";
+  std::string line = fmt::format("{:<{}}", "memory, MiB", memory_labels);
+  for (const char* name : memory_kind_names) line += fmt::format(" {}", name);
+  return line + " together";
 }
 
 std::string memory_row(const std::string& label, const MemoryUse& use) {
-  std::string line = fmt::format("{:<12}{:<20}", "", label);
+  std::string line = fmt::format("{:<{}}", "  " + label, memory_labels);
   for (std::size_t i = 0; i < use.bytes.size(); ++i)
     line += fmt::format("{:>{}.1f}", double(use.bytes[i]) / mib,
-                        std::string_view(memory_kind_names[i]).size() + 2);
-  return line + fmt::format("{:>10.1f}", double(use.total()) / mib);
+                        std::string_view(memory_kind_names[i]).size() + 1);
+  return line + fmt::format("{:>9.1f}", double(use.total()) / mib);
 }
 
 bool show_forecast(const JobOptions& options, int ranks, int local) {

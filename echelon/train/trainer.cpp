@@ -94,8 +94,9 @@ void Trainer::share_out(std::vector<std::int64_t> samples) {
       std::accumulate(samples.begin(), samples.end(), std::int64_t{0}) != train_.batch ||
       *std::min_element(samples.begin(), samples.end()) < train_.micro_batches)
     throw InvalidArgument(
-        fmt::format("shares of {} do not make a batch of {} for {} ranks of {} micro-batches",
-                    samples, train_.batch, shares_.size(), train_.micro_batches));
+        fmt::format("shares of {} do not make a batch of {} for {} rank{} of {} micro-batch{}",
+                    samples, train_.batch, shares_.size(), shares_.size() == 1 ? "" : "s",
+                    train_.micro_batches, train_.micro_batches == 1 ? "" : "es"));
   shares_ = std::move(samples);
   executor_->forget_sizes();
 }

@@ -88,6 +88,19 @@ TEST(Mesh, IsDrawnByStageAndGroup) {
             "h1 is b\n");
 }
 
+TEST(Mesh, GoesOnBelowWhereItIsTooWide) {
+  EXPECT_EQ(draw_mesh({2, 3, 1}, std::vector<std::string>(6, "a"), 30),
+            "6 ranks on 1 host: pipeline 2 x data 3 x tensor 1\n"
+            "\n"
+            "           data 0  data 1\n"
+            "stage 0    [ 0 ]   [ 1 ]\n"
+            "stage 1    [ 3 ]   [ 4 ]\n"
+            "\n"
+            "           data 2\n"
+            "stage 0    [ 2 ]\n"
+            "stage 1    [ 5 ]\n");
+}
+
 // Each rank tells its number to those along each dimension.
 TEST(Mesh, ConnectsThoseThatDifferAlongOneDimension) {
   const MeshShape shape{2, 2, 2};

@@ -260,9 +260,9 @@ TEST(Validate, NamesTheActionAndTheReason) {
       {{forward(-1, 0)},
        "action 0 of the step, forward(layer -1, micro-batch 0), cannot run: there are 2 layers"},
       {{forward(0, 1)},
-       "action 0 of the step, forward(layer 0, micro-batch 1), cannot run: there are 1 micro-batches"},
+       "action 0 of the step, forward(layer 0, micro-batch 1), cannot run: the number of micro-batches is 1"},
       {{forward(0, -1)},
-       "action 0 of the step, forward(layer 0, micro-batch -1), cannot run: there are 1 micro-batches"},
+       "action 0 of the step, forward(layer 0, micro-batch -1), cannot run: the number of micro-batches is 1"},
   };
   for (const auto& [table, sentence] : mistakes) EXPECT_EQ(refusal(table, 2, 1), sentence);
 }
