@@ -58,8 +58,18 @@ std::map<int, Health::Wait> Health::waits_in(std::uint64_t group) const {
 
 void Health::raise(const Event& event) const {
   if (event.what == Event::Kind::gave_up) throw_kind(event.kind, event.message);
-  if (event.what == Event::Kind::lost) throw PeerLost(event.message);
-  throw PeerLost(fmt::format("{} has ended, and cannot take part any more", name(event.rank)));
+  // Whoever misses this rank may not be the one that it failed by itself: of ranks that pass things
+  // on in a row, each misses its neighbour, which left because of its own.
+  const auto first = std::find_if(events_.begin(), events_.end(),
+                                  [](const Event& one) { return one.what == Event::Kind::lost; });
+  const std::string before = first != events_.end() && first->rank != event.rank
+                                 ? fmt::format("; the first to be missed: {}", first->message)
+                                 : "";
+  if (event.what == Event::Kind::lost) throw PeerLost(event.message + before);
+  throw PeerLost(fmt::format("{} has ended, and cannot take part any more{}", name(event.rank),
+                             before.empty() ? "; it may have left because of another, as its own "
+                                              "output says"
+                                            : before));
 }
 
 bool Health::concerns(const Event& event, const std::vector<int>& ranks,

@@ -14,7 +14,9 @@ namespace echelon {
 namespace {
 
 constexpr std::size_t longest_line = 1 << 20;
-constexpr int reads_in_a_row = 4;     // of 64 KiB, before other ranks have their turn
+constexpr int reads_in_a_row = 4;  // of 64 KiB, before other ranks have their turn
+// From the first of ranks that fail alike to the last, which may just have begun.
+constexpr auto error_time = std::chrono::seconds(1);
 constexpr int reads_at_the_end = 32;  // a descendant that prints on for ever must not hold us
 
 bool takes_more(int fd) {
@@ -75,13 +77,56 @@ void LastLines::add(std::string_view line) {
   lines_.emplace_back(line.substr(0, longest));
 }
 
+bool FinalErrors::is_one(std::string_view line) { return line.starts_with("echelon: error: "); }
+
+void FinalErrors::add(int rank, std::string_view line) {
+  const auto end = line.find_last_not_of("\r\n");
+  line = line.substr(0, end == std::string_view::npos ? 0 : end + 1);
+  if (waiting_.empty()) due_ = Deadline::in(error_time);
+  const auto same = std::ranges::find(waiting_, line, &Waiting::line);
+  if (same != waiting_.end())
+    same->ranks.push_back(rank);
+  else
+    waiting_.push_back({std::string(line), {rank}});
+}
+
+void FinalErrors::show_of(int rank) {
+  for (auto& one : waiting_)
+    if (std::erase(one.ranks, rank) > 0) show({one.line, {rank}});
+  std::erase_if(waiting_, [](const Waiting& one) { return one.ranks.empty(); });
+}
+
+void FinalErrors::show_all() {
+  for (const auto& one : waiting_) show(one);
+  waiting_.clear();
+}
+
+void FinalErrors::show(const Waiting& one) {
+  outlet_.put((marked_ ? "[" + rank_ranges(one.ranks) + "] " : "") + one.line + "\n");
+}
+
+Deadline FinalErrors::due() const { return waiting_.empty() ? Deadline::never() : due_; }
+
+std::string rank_ranges(std::vector<int> ranks) {
+  std::ranges::sort(ranks);
+  std::string text;
+  for (std::size_t first = 0, last = 0; first < ranks.size(); first = ++last) {
+    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
+    text += (text.empty() ? "" : ",") + std::to_string(ranks[first]);
+    if (last > first) text += "-" + std::to_string(ranks[last]);
+  }
+  return text;
+}
+
 RankOutput::RankOutput(Descriptor pipe, Outlet* outlet, int log, std::string prefix,
-                       LastLines& last)
+                       LastLines& last, int rank, FinalErrors* errors)
     : pipe_(std::move(pipe)),
       outlet_(outlet),
       log_(log),
       prefix_(std::move(prefix)),
-      last_(&last) {}
+      last_(&last),
+      rank_(rank),
+      errors_(errors) {}
 
 bool RankOutput::read_some() {
   if (!pipe_) return false;
@@ -128,6 +173,10 @@ void RankOutput::take(std::string_view bytes) {
 void RankOutput::pass(std::string_view line) {
   last_->add(line);
   if (!outlet_) return;
+  if (errors_) {
+    if (FinalErrors::is_one(line)) return errors_->add(rank_, line);
+    errors_->show_of(rank_);  // what it says next comes after it
+  }
   if (prefix_.empty()) return outlet_->put(line);
   std::string text = prefix_;
   text += line;

@@ -5,6 +5,7 @@
 #include <deque>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "echelon/base/deadline.h"
 #include "echelon/net/socket.h"
@@ -48,13 +49,44 @@ class LastLines {
   std::deque<std::string> lines_;
 };
 
+// The errors that ranks end with. Ranks that fail for one reason say the same, all within a moment:
+// a line that begins with "echelon: error: " waits for those of the others, and is then shown once,
+// marked with all who said it. Texts that differ are all shown.
+class FinalErrors {
+ public:
+  // `marked`: with "[0-3] " before them.
+  FinalErrors(Outlet& outlet, bool marked) : outlet_(outlet), marked_(marked) {}
+
+  static bool is_one(std::string_view line);
+  void add(int rank, std::string_view line);
+  void show_of(int rank);  // what waits of this rank, which has more to say
+  void show_all();
+  Deadline due() const;  // when to show all; never, where none waits
+
+ private:
+  struct Waiting {
+    std::string line;
+    std::vector<int> ranks;  // that said it
+  };
+  void show(const Waiting& one);
+
+  Outlet& outlet_;
+  bool marked_;
+  std::vector<Waiting> waiting_;
+  Deadline due_ = Deadline::never();
+};
+
+// "0-3", "0,2-3".
+std::string rank_ranges(std::vector<int> ranks);
+
 // One stream of one rank, read from its pipe. A line ends at '\n', and at '\r' so that a progress
 // bar is seen as it moves.
 class RankOutput {
  public:
   // `outlet` null: not shown. `log` below 0: not written. `prefix` empty: bytes are passed as they
-  // are, whole lines at a time.
-  RankOutput(Descriptor pipe, Outlet* outlet, int log, std::string prefix, LastLines& last);
+  // are, whole lines at a time. `errors` null: lines are shown as they come.
+  RankOutput(Descriptor pipe, Outlet* outlet, int log, std::string prefix, LastLines& last,
+             int rank, FinalErrors* errors);
 
   // Reads what is there, within reason; closes the pipe at its end.
   void read_ready();
@@ -74,6 +106,8 @@ class RankOutput {
   int log_;
   std::string prefix_;
   LastLines* last_;
+  int rank_;
+  FinalErrors* errors_;
   std::string partial_;
 };
 

@@ -55,7 +55,8 @@ Supervisor::Supervisor(const LaunchOptions& options, JobSetup job, const LaunchS
       job_(std::move(job)),
       launch_signals_(signals),
       launcher_(std::move(launcher)),
-      signals_(signals.open()) {
+      signals_(signals.open()),
+      errors_(err_, options.prefix && options.nproc > 1) {
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
 }
 
@@ -72,6 +73,8 @@ int Supervisor::run() {
     say("the system holds processes of the job that were killed; they are left behind");
   for (auto& rank : ranks_)
     for (auto& stream : rank.streams) stream.finish();
+  errors_.show_all();
+  if (culprit_) report(*culprit_);
   out_.write_all(Deadline::in(flush_time));
   err_.write_all(Deadline::in(flush_time));
   return exit_code_;
@@ -124,9 +127,9 @@ bool Supervisor::start_rank_of(int local_rank, const rlimit& files) {
   const std::string prefix = several && options_.prefix ? fmt::format("[{}] ", rank.rank) : "";
   if (started.out) {
     rank.streams.emplace_back(std::move(started.out), shown ? &out_ : nullptr, rank.log.get(),
-                              prefix, rank.last);
+                              prefix, rank.last, rank.rank, nullptr);
     rank.streams.emplace_back(std::move(started.err), shown ? &err_ : nullptr, rank.log.get(),
-                              prefix, rank.last);
+                              prefix, rank.last, rank.rank, several ? &errors_ : nullptr);
   }
   return true;
 }
@@ -145,13 +148,11 @@ void Supervisor::wait_for_something() {
   for (const auto* outlet : {&out_, &err_})
     if (outlet->waiting()) ready.push_back({outlet->fd(), POLLOUT, 0});
 
-  int timeout = -1;
-  if (terminating_ || !failed_.empty()) {
-    const auto next = terminating_ ? kill_at_ : judge_at_;
-    const auto left =
-        std::chrono::duration_cast<std::chrono::milliseconds>(next.remaining()).count();
-    timeout = static_cast<int>(std::min<std::int64_t>(left, INT_MAX - 1)) + 1;
-  }
+  auto left = errors_.due().remaining();
+  if (terminating_ || !failed_.empty())
+    left = std::min(left, (terminating_ ? kill_at_ : judge_at_).remaining());
+  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(left).count();
+  const int timeout = ms >= INT_MAX ? -1 : static_cast<int>(ms) + 1;
   if (::poll(ready.data(), ready.size(), timeout) < 0) {
     if (errno == EINTR) return;
     throw Error(with_errno("cannot wait for the ranks"));
@@ -166,6 +167,7 @@ void Supervisor::wait_for_something() {
   }
   if (ready[0].revents) take_signals();
   judge();
+  if (errors_.due().expired()) errors_.show_all();
   if (out_.broken() == EPIPE && !terminating_) terminate(128 + SIGPIPE);
   if (terminating_ && kill_at_.expired() && running_ > 0) kill_all("did not end and was killed");
 }
@@ -232,6 +234,7 @@ void Supervisor::judge() {
                          [&](const Rank* a, const Rank* b) { return innocence(a) < innocence(b); });
   const auto& spare = options_.expendable;
   if (std::find(spare.begin(), spare.end(), first.rank) != spare.end() && stop_signal_ == 0) {
+    errors_.show_all();
     report(first);
     std::erase(failed_, &first);
     return judge();
@@ -239,7 +242,7 @@ void Supervisor::judge() {
   if (innocence(&first) == 2 && running_ > 0 && !judge_at_.expired()) return;
   failed_.clear();
   if (exit_code_ == 0) exit_code_ = exit_code_of(first.status);
-  if (!is_expected(first.status)) report(first);
+  if (!is_expected(first.status) && !culprit_) culprit_ = &first;
   if (stop_signal_ == 0) terminate(exit_code_);
 }
 
@@ -267,11 +270,22 @@ void Supervisor::say(const std::string& message) {
 }
 
 void Supervisor::report(const Rank& rank) {
-  std::string text =
-      fmt::format("rank {} (pid {}) {}", rank.rank, rank.pid, describe_end(rank.status));
-  if (!rank.last.lines().empty() && options_.nproc > 1) {
+  const auto& lines = rank.last.lines();
+  const bool shown = rank.rank == 0 || !options_.quiet_others;
+  const bool explained = shown && !lines.empty() && FinalErrors::is_one(lines.back());
+  std::vector<int> alike;  // ranks that failed as this one did
+  for (const auto& one : ranks_)
+    if (&one == &rank || (explained && !one.running && one.status == rank.status &&
+                          !one.last.lines().empty() && one.last.lines().back() == lines.back()))
+      alike.push_back(one.rank);
+  const std::string who = alike.size() == 1 ? fmt::format("rank {} (pid {})", rank.rank, rank.pid)
+                          : std::ssize(alike) == options_.nproc * options_.nodes
+                              ? fmt::format("all {} ranks", alike.size())
+                              : fmt::format("ranks {}", rank_ranges(alike));
+  std::string text = fmt::format("{} {}", who, describe_end(rank.status));
+  if (!lines.empty() && options_.nproc > 1 && !explained) {
     text += "; its last lines:";
-    for (const auto& line : rank.last.lines()) text += "\n  " + line;
+    for (const auto& line : lines) text += "\n  " + line;
   }
   if (rank.log)
     text += fmt::format("\nAll it printed is in {}",

@@ -55,8 +55,10 @@ class Supervisor {
   const LaunchSignals& launch_signals_;
   Descriptor launcher_, signals_;
   Outlet out_{1}, err_{2};
-  std::deque<Rank> ranks_;           // a deque: what is in it stays where it is
+  std::deque<Rank> ranks_;  // a deque: what is in it stays where it is
+  FinalErrors errors_;
   std::vector<const Rank*> failed_;  // not yet judged
+  const Rank* culprit_ = nullptr;    // the one that failed first, to be told last
   Deadline judge_at_ = Deadline::in(Deadline::Clock::duration::max());
   int running_ = 0;
   int exit_code_ = 0;    // of the first failure

@@ -24,6 +24,32 @@ TEST(Health, CallsALostRankPeerLostByName) {
   EXPECT_EQ(outcome([&] { health.check({0}, 1); }), "done") << "rank 1 is not asked about";
 }
 
+TEST(Health, NamesTheRankThatWasLostFirstWhereAnotherIsMissed) {
+  Health health({"rank 0 on a", "rank 1 on b", "rank 2 on b"});
+  health.lost(2, "its process ended");
+  health.left(1);
+  const auto missed = outcome([&] { health.check_present({0, 1}, 1); });
+  EXPECT_EQ(missed, "PeerLost") << missed;
+  EXPECT_EQ(
+      missed.message,
+      "rank 1 on b has ended, and cannot take part any more; the first to be missed: rank 2 on "
+      "b was lost: its process ended");
+  EXPECT_EQ(outcome([&] {
+              health.check({1, 2}, 1);
+            }).message,
+            "rank 2 on b was lost: its process ended");
+}
+
+TEST(Health, SaysThatARankThatLeftMayNotBeTheCause) {
+  Health health({"rank 0 on a", "rank 1 on b"});
+  health.left(1);
+  EXPECT_EQ(outcome([&] {
+              health.check_present({0, 1}, 1);
+            }).message,
+            "rank 1 on b has ended, and cannot take part any more; it may have left because of "
+            "another, as its own output says");
+}
+
 TEST(Health, HandsOnWhyARankGaveUp) {
   Health health({"rank 0 on a", "rank 1 on b"});
   health.failed(0, 1, kind_of(InvalidArgument("")), "ranks disagree");

@@ -285,6 +285,70 @@ TEST_F(Launcher, BlamesTheRankThatFailedAndNotOneThatMissedIt) {
   EXPECT_EQ(processes_with(nap), std::vector<pid_t>{});
 }
 
+// A script that goes on once all of so many ranks have come, and that a SIGTERM does not end.
+std::string all_at_once(int ranks, const ScratchFolder& folder, const std::string& script) {
+  return "trap '' TERM; cd " + folder.path().string() +
+         "; : > here-$RANK; while [ $(ls here-* | wc -l) -lt " + std::to_string(ranks) +
+         " ]; do sleep 0.01; done; " + script;
+}
+
+TEST_F(Launcher, SaysOnceWhatRanksSayAlikeWhenTheyFail) {
+  const ScratchFolder folder;
+  LaunchOptions options =
+      shell(3, all_at_once(3, folder, "echo 'echelon: error: too small' >&2; exit 2"));
+  Launched marked(options);
+  EXPECT_EQ(marked.exit_code(), 2);
+  EXPECT_EQ(marked.err(),
+            "[0-2] echelon: error: too small\nechelon: error: all 3 ranks exited with 2\n");
+  const ScratchFolder another;
+  options = shell(3, all_at_once(3, another, "echo 'echelon: error: too small' >&2; exit 2"));
+  options.prefix = false;
+  Launched plain(options);
+  EXPECT_EQ(plain.exit_code(), 2);
+  EXPECT_EQ(plain.err(), "echelon: error: too small\nechelon: error: all 3 ranks exited with 2\n");
+}
+
+TEST_F(Launcher, HidesNoErrorThatDiffers) {
+  const ScratchFolder folder;
+  Launched job(
+      shell(4, all_at_once(4, folder,
+                           "if [ $RANK = 1 ]; then echo 'echelon: error: no room' >&2; exit 1; fi; "
+                           "sleep 0.2; echo 'echelon: error: too small' >&2; exit 2")));
+  EXPECT_EQ(job.exit_code(), 1);
+  const auto err = lines_of(job.err());
+  ASSERT_EQ(err.size(), 3u) << job.err();
+  EXPECT_EQ((Lines{err[0], err[1]}),
+            (Lines{"[1] echelon: error: no room", "[0,2-3] echelon: error: too small"}));
+  EXPECT_TRUE(err[2].starts_with("echelon: error: rank 1 (pid ") &&
+              err[2].ends_with(" exited with 1"))
+      << job.err();
+}
+
+TEST_F(Launcher, ShowsAnErrorSoonAndBeforeWhatTheRankSaysNext) {
+  Launched more(shell(2, "echo 'echelon: error: odd' >&2; echo and so on >&2"));
+  EXPECT_EQ(more.exit_code(), 0);
+  EXPECT_EQ(sorted_lines(more.err()), (Lines{"[0] and so on", "[0] echelon: error: odd",
+                                             "[1] and so on", "[1] echelon: error: odd"}));
+  Launched hangs(shell(2, "echo 'echelon: error: odd' >&2; exec sleep 100"));
+  EXPECT_TRUE(soon([&] { return hangs.err() == "[0-1] echelon: error: odd\n"; })) << hangs.err();
+}
+
+TEST_F(Launcher, TellsLastWhoFailedFirst) {
+  // Rank 1 is killed; the others miss it, one after another, and take their time to say so.
+  Launched job(shell(
+      3,
+      "trap '' TERM; if [ $RANK = 1 ]; then sleep 0.1; kill -9 $$; fi; sleep 0.$((RANK + 3)); "
+      "echo echelon: error: rank $RANK misses another >&2; exit 69"));
+  EXPECT_EQ(job.exit_code(), 137);
+  const auto err = lines_of(job.err());
+  ASSERT_EQ(err.size(), 3u) << job.err();
+  EXPECT_EQ(err[0], "[0] echelon: error: rank 0 misses another");
+  EXPECT_EQ(err[1], "[2] echelon: error: rank 2 misses another");
+  EXPECT_TRUE(err[2].starts_with("echelon: error: rank 1 (pid ") &&
+              err[2].ends_with(") was killed by signal 9 (Killed)"))
+      << job.err();
+}
+
 TEST_F(Launcher, LetsTheOtherRanksEndInOrderWhenOneFails) {
   Launched job(shell(
       2,
@@ -304,7 +368,10 @@ TEST_F(Launcher, KillsRanksThatDoNotEnd) {
   EXPECT_EQ(job.exit_code(), 4);
   EXPECT_GE(std::chrono::steady_clock::now() - before, 200ms);
   EXPECT_EQ(processes_with(nap), std::vector<pid_t>{});
-  EXPECT_TRUE(job.err().ends_with(") did not end and was killed\n")) << job.err();
+  const auto err = lines_of(job.err());
+  ASSERT_EQ(err.size(), 3u) << job.err();
+  EXPECT_TRUE(err[0].ends_with(") did not end and was killed")) << job.err();
+  EXPECT_TRUE(err[1].ends_with(") exited with 4; its last lines:")) << "who failed is told last";
 }
 
 TEST_F(Launcher, EndsRanksThatAreStopped) {
