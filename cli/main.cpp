@@ -42,6 +42,18 @@ void require_known_command(const CLI::App& app, int argc, char** argv) {
                   near.empty() ? "see echelon --help" : fmt::format("did you mean {}?", near)));
 }
 
+// "--set KEY VALUE" is two words to CLI11, the second of which it would take for a file or refuse.
+void require_assignments(int argc, char** argv) {
+  for (int i = 1; i + 1 < argc; ++i) {
+    const std::string_view key = argv[i + 1];
+    if (argv[i] != std::string_view("--set") || key.find('=') != key.npos || key.starts_with('-'))
+      continue;
+    const bool value = i + 2 < argc && !std::string_view(argv[i + 2]).starts_with("--");
+    throw InvalidArgument(fmt::format("--set takes KEY=VALUE: write --set {}={}", key,
+                                      value ? argv[i + 2] : "VALUE"));
+  }
+}
+
 // What to do about a command line that CLI11 refused: the option that was meant, or where to look.
 std::string hint(const CLI::App& app, const CLI::Error& error) {
   const CLI::App* command = &app;
@@ -92,6 +104,7 @@ int run(int argc, char** argv) {
   add_completion(app, exit_code);
   try {
     require_known_command(app, argc, argv);
+    require_assignments(argc, argv);
     app.parse(argc, argv);
   } catch (const CLI::Success& done) {
     return app.exit(done);
