@@ -21,6 +21,8 @@ constexpr const char* examples = R"(Examples:
   echelon train                                      the default job: a small GPT on Python's own sources
   echelon train --data book.txt                      the same on your own text
   echelon train --nproc 2                            on two ranks of this machine; srun, mpirun, torchrun: as it is
+  echelon train --nproc 4 --set parallel.pipeline=2 --set train.micro_batches=8
+                                                     two stages of layers, each on two ranks that split the batch
   echelon train job.toml --set optim.rate=1e-3       options from a file, one changed
   echelon train --print-config > job.toml            every option with its value and meaning
   echelon train job.toml --nproc 4 --dry-run         what memory it will need, before it needs it
@@ -89,7 +91,7 @@ void add_train(CLI::App& app, int& exit_code) {
   command
       ->add_option("--join", arguments->join,
                    "Be one more worker of a job that runs with parameter servers, as it prints")
-      ->type_name("HOST:PORT,…");
+      ->type_name("HOST:PORT,...");
   command
       ->add_option("--trace", arguments->trace,
                    "sync: every step's exchanges, and trace.json for Perfetto; pipeline: the\n"
@@ -119,6 +121,11 @@ void add_train(CLI::App& app, int& exit_code) {
     }
     if (environment.world == 1 && arguments->nproc > 1) {
       check_job(request, arguments->nproc);
+      if (request.options.train.device == "cpu") {  // a GPU is not to be touched before the fork
+        JobOptions options = request.options;
+        if (request.resume.empty()) resolve_model(options.model, request.given);
+        require_memory(options, arguments->nproc, arguments->nproc);
+      }
       if (request.resume.empty()) RunDirectory::require_new(request.runs, request.name);
       exit_code = launch({.program = own_command_line(),
                           .nproc = arguments->nproc,

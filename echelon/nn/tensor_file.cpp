@@ -46,6 +46,12 @@ at::Tensor tensor_of(const safetensors::Reader& reader, const safetensors::Entry
                                     reader.path().string(), entry.dtype));
 }
 
+std::string name_of_type(at::ScalarType type) {
+  for (const auto& one : type_names)
+    if (one.type == type) return one.name;
+  return "";
+}
+
 void write_tensors(const std::filesystem::path& path, const std::vector<NamedTensor>& tensors,
                    const safetensors::Metadata& metadata) {
   std::vector<safetensors::Entry> entries;
@@ -53,9 +59,7 @@ void write_tensors(const std::filesystem::path& path, const std::vector<NamedTen
     safetensors::Entry& entry = entries.emplace_back();
     entry.name = tensor.name;
     entry.shape = tensor.shape;
-    for (const auto& [name, type] : type_names) {
-      if (tensor.type == type) entry.dtype = name;
-    }
+    entry.dtype = name_of_type(tensor.type);
   }
   at::Tensor current;  // keeps the bytes alive until the next tensor is asked for
   safetensors::write(path, std::move(entries), metadata, [&](std::size_t i) {

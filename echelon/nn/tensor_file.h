@@ -17,6 +17,9 @@ namespace echelon {
 // InvalidArgument for a type that torch has no counterpart of. The reader must outlive it.
 at::Tensor tensor_of(const safetensors::Reader& reader, const safetensors::Entry& entry);
 
+// As files call it: "F32"; "" for a type that they have no name for.
+std::string name_of_type(at::ScalarType type);
+
 // What a file will hold; `make` is called once, when its turn to be written comes.
 struct NamedTensor {
   std::string name;

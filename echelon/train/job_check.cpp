@@ -4,12 +4,14 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
 
 #include "echelon/base/error.h"
 #include "echelon/base/file.h"
 #include "echelon/comm/texts.h"
 #include "echelon/nn/gpt.h"
 #include "echelon/nn/gpt2_folder.h"
+#include "echelon/optim/optimizer.h"
 #include "echelon/parallel/pipeline/balance.h"
 #include "echelon/parallel/tensor/split_plan.h"
 #include "echelon/train/job.h"
@@ -22,11 +24,29 @@
 namespace echelon {
 namespace {
 
+// "set pipeline.schedule=1f1b and pipeline.chunks=1": the defaults of those among these options
+// that have other values. To leave an option out is no advice for a run that goes on: it takes them
+// from its own configuration.
+std::string set_as_by_default(JobOptions options, const std::vector<std::string_view>& keys) {
+  JobOptions plain;
+  std::vector<std::string> set;
+  for (auto [key, mine, usual] : differences(to_toml(fields_of(options), Comments::no),
+                                             to_toml(fields_of(plain), Comments::no), Among::ranks))
+    if (std::ranges::find(keys, key) != keys.end()) {
+      std::erase(usual, '"');
+      set.push_back(fmt::format("{}={}", key, usual));
+    }
+  return fmt::format("set {}", fmt::join(set, " and "));
+}
+
 // Options that would do nothing, or contradict each other.
 void check_combination(const JobRequest& request, int ranks) {
   const auto& options = request.options;
-  const auto refuse = [](bool wrong, const char* why) {
-    if (wrong) throw InvalidArgument(why);
+  // "{}" in `why` is what to set in place of these options.
+  const auto refuse = [&](bool wrong, std::string_view why,
+                          const std::vector<std::string_view>& instead = {}) {
+    if (wrong)
+      throw InvalidArgument(fmt::format(fmt::runtime(why), set_as_by_default(options, instead)));
   };
   const bool servers = options.server.count > 0;
   const bool cpu = options.train.device == "cpu";
@@ -38,9 +58,12 @@ void check_combination(const JobRequest& request, int ranks) {
     return;
   }
   refuse(!servers && (options.server.mode != "sync" || options.server.place != "colocated"),
-         "server.mode and server.place are for jobs with parameter servers: set server.count too");
+         "server.mode and server.place are for jobs with parameter servers: set server.count too, "
+         "or {}",
+         {"server.mode", "server.place"});
   refuse(servers && ranks == 1,
-         "server.count is for jobs of several ranks: start them with --nproc");
+         "server.count is for jobs of several ranks: start them with --nproc, or {}",
+         {"server.count", "server.mode", "server.place"});
   refuse(
       (servers || options.sync.allow_staleness > 0) && grain_of(options.optim) == Grain::parameter,
       "optim.name=lars and lamb look at whole parameters, which parameter servers cut; use adamw or "
@@ -50,29 +73,39 @@ void check_combination(const JobRequest& request, int ranks) {
          "have none; use bf16 with server.count and sync.allow_staleness");
   refuse((servers || options.sync.allow_staleness > 0) && sums_in_fp32(options.train),
          "train.reduce=fp32 is for ranks that reduce among themselves; parameter servers widen "
-         "gradients themselves: leave it out with server.count and sync.allow_staleness");
+         "gradients themselves: {} with server.count and sync.allow_staleness",
+         {"train.reduce"});
   refuse(options.train.reduce == "fp32" && !sums_in_fp32(options.train),
          "train.reduce=fp32 is for gradients that are narrower: set train.precision=bf16 or fp16, "
-         "or leave it out");
+         "or {}",
+         {"train.reduce"});
   const bool shared = options.parallel.zero > 0;
   const bool offloads = options.zero.offload != "none";
-  refuse(offloads && !shared,
-         "zero.offload keeps what parallel.zero shares out: set parallel.zero too, to 1, 2 or 3");
+  const std::vector<std::string_view> shards = {"parallel.zero", "zero.offload",
+                                                "zero.offload_path", "zero.shard", "zero.scatter"};
+  refuse(
+      offloads && !shared,
+      "zero.offload keeps what parallel.zero shares out: set parallel.zero too, to 1, 2 or 3, or {}",
+      shards);
   refuse(options.zero.offload == "disk" && options.zero.offload_path.empty(),
          "zero.offload=disk needs a folder on a disk with room: set zero.offload_path");
   refuse(options.zero.offload != "disk" && !options.zero.offload_path.empty(),
-         "zero.offload_path is for zero.offload=disk: set that too, or leave it out");
-  refuse(options.zero.shard == "host" && !shared, "zero.shard is for parallel.zero: set that too");
-  refuse(
-      shared && ranks == 1 && !options.parallel.exchange_alone && !offloads,
-      "parallel.zero shares a model's state out over ranks: start several with --nproc, keep it elsewhere with "
-      "zero.offload, or train alone with parallel.zero=0");
+         "zero.offload_path is for zero.offload=disk: set that too, or {}", {"zero.offload_path"});
+  refuse(options.zero.shard == "host" && !shared,
+         "zero.shard is for parallel.zero: set that too, or {}", {"zero.shard"});
+  refuse(shared && ranks == 1 && !options.parallel.exchange_alone && !offloads,
+         "parallel.zero shares a model's state out over ranks: start several with --nproc, keep it "
+         "elsewhere with zero.offload, or to train alone {}",
+         shards);
   const bool in_parts = options.parallel.pipeline > 1 || options.parallel.tensor > 1;
-  refuse(
-      in_parts &&
-          (servers || options.sync.adapt || options.sync.allow_staleness > 0 || request.trace_sync),
-      "server.count, sync.adapt, sync.allow_staleness and --trace sync are for ranks that each have "
-      "the whole model: leave them out with parallel.pipeline and parallel.tensor");
+  const bool told = servers || options.sync.adapt || options.sync.allow_staleness > 0;
+  refuse(in_parts && told,
+         "server.count, sync.adapt and sync.allow_staleness are for ranks that each have the whole "
+         "model: with parallel.pipeline and parallel.tensor, {}",
+         {"server.count", "server.mode", "server.place", "sync.adapt", "sync.allow_staleness"});
+  refuse(in_parts && request.trace_sync,
+         "--trace sync is for ranks that each have the whole model: leave it out with "
+         "parallel.pipeline and parallel.tensor");
   refuse(request.trace_pipeline && options.parallel.pipeline == 1,
          "--trace pipeline shows what ranks of a pipeline do: set parallel.pipeline");
   refuse(
@@ -84,35 +117,48 @@ void check_combination(const JobRequest& request, int ranks) {
              (options.pipeline.schedule != plain.schedule || options.pipeline.chunks > 1 ||
               options.pipeline.balance != plain.balance || !options.pipeline.stages.empty()),
          "pipeline.schedule, pipeline.chunks, pipeline.balance and pipeline.stages are for "
-         "parallel.pipeline: set that too");
+         "parallel.pipeline: set that too, or {}",
+         {"pipeline.schedule", "pipeline.chunks", "pipeline.balance", "pipeline.stages"});
   refuse(
       options.pipeline.schedule == "interleaved" && options.pipeline.chunks == 1,
       "pipeline.schedule=interleaved gives a rank several chunks of layers: set pipeline.chunks to "
       "2 or more");
   refuse(options.zero.scatter != "auto" && options.parallel.zero < 2,
-         "zero.scatter is for parallel.zero=2 and 3: set that too");
-  refuse(
-      shared && servers,
-      "parallel.zero and server.count both say who owns the optimiser's state: leave out either");
-  refuse(shared && (options.sync.adapt || options.sync.allow_staleness > 0 || request.trace_sync),
-         "sync.adapt, sync.allow_staleness and --trace sync are for data parallel: leave them out "
-         "with parallel.zero");
+         "zero.scatter is for parallel.zero=2 and 3: set that too, or {}", {"zero.scatter"});
+  refuse(shared && servers,
+         "parallel.zero and server.count both say who owns the optimiser's state: set "
+         "parallel.zero=0 or server.count=0");
+  refuse(shared && (options.sync.adapt || options.sync.allow_staleness > 0),
+         "sync.adapt and sync.allow_staleness are for data parallel: with parallel.zero, {}",
+         {"sync.adapt", "sync.allow_staleness"});
+  refuse(shared && request.trace_sync,
+         "--trace sync is for data parallel: leave it out with parallel.zero");
   refuse(options.parallel.shares == "speed" && (servers || ranks == 1),
          "parallel.shares=speed is for several ranks that reduce among themselves; workers of "
-         "parameter servers take shares as they come");
-  refuse(
-      options.sync.adapt && (servers || ranks == 1 || !cpu),
-      "sync.adapt=true is for several ranks on CPUs that reduce among themselves: leave it out, or "
-      "give --nproc and no servers");
-  refuse(
-      options.sync.adapt && options.comm.algorithm != "auto",
-      "sync.adapt=true chooses among algorithms, and comm.algorithm names one: leave out either");
+         "parameter servers take shares as they come: {}",
+         {"parallel.shares"});
+  refuse(options.sync.adapt && (servers || ranks == 1 || !cpu),
+         "sync.adapt=true is for several ranks on CPUs that reduce among themselves: {}, or give "
+         "--nproc and no servers",
+         {"sync.adapt"});
+  refuse(options.sync.adapt && options.comm.algorithm != "auto",
+         "sync.adapt=true chooses among algorithms, and comm.algorithm names one: set "
+         "sync.adapt=false or comm.algorithm=auto");
   refuse(options.sync.allow_staleness > 0 && (servers || ranks == 1 || !cpu),
          "sync.allow_staleness is for several ranks on CPUs that reduce among themselves; with "
-         "server.count, server.mode says how old gradients may be");
+         "server.count, server.mode says how old gradients may be: {}",
+         {"sync.allow_staleness"});
   refuse(request.trace_sync && (servers || ranks == 1 || !cpu),
          "--trace sync shows how ranks on CPUs reduce their gradients: start several with --nproc, "
          "without servers");
+  if (servers || !in_parts) return;
+  const MeshShape mesh = mesh_of(options.parallel, ranks);
+  refuse(
+      shared && !offloads && mesh.data == 1,
+      fmt::format("parallel.zero shares a model's state out over the ranks that split the batch, "
+                  "and in a mesh of {} there is one: give more ranks, or {{}}",
+                  to_string(mesh)),
+      shards);
 }
 
 // The number of heads nearest to what was asked for that divides the width and over a tensor group;
@@ -192,6 +238,46 @@ void check_layout(const JobOptions& options, const ModelOptions& model, const Me
 
 }  // namespace
 
+namespace {
+
+// Whether the state of a run that goes on is of this model and optimiser, by what it was saved
+// with.
+void check_state(const JobRequest& request) {
+  const auto config = RunDirectory::open(request.resume).config();
+  if (!std::filesystem::exists(config)) return;  // the state itself then says what does not fit
+  JobOptions before, now = request.options;
+  read_toml_file(fields_of(before), config);
+  std::vector<std::string> had, has, set;
+  const auto compare = [&](const char* key, const auto& saved, const auto& wanted, bool fits) {
+    if (fits) return;
+    had.push_back(fmt::format("{} = {}", key, saved));
+    has.push_back(fmt::format("{}", wanted));
+    set.push_back(fmt::format("{}={}", key, saved));
+  };
+  const auto number = [&](const char* key, auto ModelOptions::*member) {
+    compare(key, before.model.*member, now.model.*member,
+            before.model.*member == now.model.*member);
+  };
+  number("model.layers", &ModelOptions::layers);
+  number("model.width", &ModelOptions::width);
+  number("model.vocab", &ModelOptions::vocab);
+  number("model.context", &ModelOptions::context);
+  number("model.tied", &ModelOptions::tied);
+  compare("train.precision", before.train.precision, now.train.precision,
+          master_type(compute_type(before.train)) == master_type(compute_type(now.train)));
+  const auto states = [](const JobOptions& job) {
+    return make_optimizer(job.optim)->state_names();
+  };
+  compare("optim.name", before.optim.name, now.optim.name, states(before) == states(now));
+  if (had.empty()) return;
+  throw InvalidArgument(
+      fmt::format("the state of {} was saved with {}, and this job has {}: it does not fit; set {}",
+                  request.resume.string(), fmt::join(had, " and "), fmt::join(has, " and "),
+                  fmt::join(set, " and ")));
+}
+
+}  // namespace
+
 void resolve_model(ModelOptions& model, const std::vector<std::string>& given) {
   if (model.init.empty()) return;
   ModelOptions found = read_gpt2_options(model.init);
@@ -226,6 +312,7 @@ void check_job(const JobRequest& request, int ranks) {
   check_heads(request, model, mesh);
   check_layout(options, model, mesh);
   if (!request.resume.empty()) {
+    check_state(request);
     const auto done = saved_step(RunDirectory::open(request.resume).state());
     if (done >= options.train.steps)
       throw InvalidArgument(fmt::format(

@@ -39,7 +39,14 @@ std::vector<LayerCost> of_first(const std::function<std::vector<LayerCost>(int)>
 }  // namespace
 
 MeshShape mesh_of(const ParallelOptions& parallel, int ranks) {
-  return mesh_shape(ranks, int(parallel.pipeline), int(parallel.data), int(parallel.tensor));
+  try {
+    return mesh_shape(ranks, int(parallel.pipeline), int(parallel.data), int(parallel.tensor));
+  } catch (const InvalidArgument& error) {
+    throw InvalidArgument(fmt::format(
+        "{}; parallel.pipeline, parallel.data and parallel.tensor make the mesh (parallel.data=0: "
+        "what the others leave)",
+        error.what()));
+  }
 }
 
 MeshLayout lay_over(Stack& stack, std::shared_ptr<Communicator> ranks,

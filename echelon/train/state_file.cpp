@@ -179,9 +179,13 @@ void Trainer::restore(const std::filesystem::path& path) {
     if (entry == nullptr || entry->shape != item.shape ||
         tensor_of(reader, *entry).scalar_type() != item.type) {
       throw InvalidArgument(fmt::format(
-          "{} does not fit this job: {} is {}", path.string(), item.name,
-          entry == nullptr ? "missing"
-                           : fmt::format("{} [{}]", entry->dtype, fmt::join(entry->shape, ", "))));
+          "{} does not fit this job: it has {}, and the job wants {} [{}]; set the model and the "
+          "optimiser that it was saved with",
+          path.string(),
+          entry == nullptr ? "no " + item.name
+                           : fmt::format("{} as {} [{}]", item.name, entry->dtype,
+                                         fmt::join(entry->shape, ", ")),
+          name_of_type(item.type), fmt::join(item.shape, ", ")));
     }
   }
   for (const auto& entry : reader.header().entries) {
@@ -189,8 +193,9 @@ void Trainer::restore(const std::filesystem::path& path) {
                                    [&](const StateItem& item) { return item.name == entry.name; });
     if (!known)
       throw InvalidArgument(
-          fmt::format("{} does not fit this job: it has {}, which this job has not", path.string(),
-                      entry.name));
+          fmt::format("{} does not fit this job: it has {}, which this job has not; set the model "
+                      "and the optimiser that it was saved with",
+                      path.string(), entry.name));
   }
   for (const auto& item : wanted) item.put(tensor_of(reader, *reader.find(item.name)));
   owner().restart(static_cast<double>(updates));

@@ -127,7 +127,7 @@ Trainer::Trainer(Stack& stack, const Dataset& data, const TrainOptions& train,
   if (all_ && !ranks_ && parallel.zero > 0)
     throw InvalidArgument(fmt::format(
         "parallel.zero shares a model's state out over the ranks that split the batch, and in a mesh "
-        "of {} there is one: give more ranks, or leave it out",
+        "of {} there is one: give more ranks, or set parallel.zero=0",
         to_string(layout_.mesh.shape)));
   give_memory(parallel, zero, pipeline);
   owner().load(random_values(static_cast<std::uint64_t>(train.seed)));
@@ -170,7 +170,7 @@ Scatter Trainer::when_to_scatter(const ZeroOptions& zero, int stage, int owners)
   if (zero.scatter == "step" && narrow)
     throw InvalidArgument(
         "zero.scatter=step adds micro-batches up in the model's own type, and train.reduce=fp32 "
-        "wants them summed in fp32: leave out either");
+        "wants them summed in fp32: set zero.scatter=micro_batch, or train.reduce=auto");
   if (zero.scatter == "step") return Scatter::step;
   if (zero.scatter == "micro_batch" || layout_.pipeline.ranks == 1) return Scatter::micro_batch;
   if (narrow) {
