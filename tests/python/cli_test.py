@@ -124,6 +124,12 @@ def test_what_cannot_work_is_said_once_before_there_are_ranks(refused, refused_j
     assert "no folder" in refused_job("--nproc", "2", "--json", "nowhere/summary.json", train_batch=4)
     assert "\"x\" is no size" in refused("topo", "--sizes", "x")
     assert "no folder" in refused("bench", "collectives", "--json", "nowhere/b.json")
+    assert "train.memory_mib" in refused_job("--nproc", "2", train_memory_mib=1)
+
+
+def test_a_blank_in_place_of_the_equals_sign_is_shown_as_it_should_be(refused):
+    assert refused("train", "--set", "parallel.pipeline", "2").endswith("write --set parallel.pipeline=2")
+    assert refused("train", "--nproc", "2", "--set", "optim.rate").endswith("write --set optim.rate=VALUE")
 
 
 def test_a_mistyped_flag_names_the_nearest(refused):
@@ -255,8 +261,15 @@ def test_resuming_a_finished_run_is_refused(echelon, refused):
 
 def test_resuming_with_another_model_is_refused(echelon, refused):
     echelon.train_well("a", train_steps=4, train_save_every=2)
-    refused("train", "--resume", "runs/a", "--set", "train.steps=8", "--set", "model.width=64")
-    refused("train", "--resume", "runs/a", "--set", "train.steps=8", "--set", "train.precision=fp64")
+    def change(*assignments, ranks=1):
+        words = [word for one in assignments for word in ("--set", one)]
+        return refused("train", "--nproc", str(ranks), "--resume", "runs/a", "--set", "train.steps=8", *words)
+    for ranks in (1, 2):
+        sentence = change("model.width=64", "model.layers=3", ranks=ranks)
+        assert "saved with model.layers = 1 and model.width = 32, and this job has 3 and 64" in sentence
+        assert sentence.endswith("set model.layers=1 and model.width=32")
+    assert "set train.precision=auto" in change("train.precision=fp64")
+    assert "set optim.name=adamw" in change("optim.name=sgd")
     (echelon.folder / "job.toml").write_text("")
     refused("train", "job.toml", "--resume", "runs/a")
 
@@ -299,6 +312,12 @@ def test_every_command_has_help_with_examples(echelon, command):
     footer = result.stdout[result.stdout.index("--help"):]
     assert f"echelon {command}" in footer, "no example"
     assert max(map(len, result.stdout.splitlines())) <= 120
+
+
+def test_options_are_explained_in_one_column(echelon):
+    lines = echelon("train", "--help").stdout.split("Options:\n")[1].split("\n\n")[0].splitlines()
+    ends = [line for line in lines if line.startswith("  --") and len(line) > 31]
+    assert len(ends) > 5 and [line for line in ends if line[29] != " " or line[30] == " "] == []
 
 
 def test_the_program_lists_its_commands(echelon):

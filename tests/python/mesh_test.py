@@ -40,9 +40,30 @@ def test_every_dimension_has_the_losses_of_one_process(echelon):
 def test_a_pipeline_is_drawn_as_predicted_and_as_it_ran(echelon):
     result = echelon("train", "--nproc", 2, "--name", "job", "--trace", "pipeline", *settings(parallel_pipeline=2))
     assert result.returncode == 0, result.stdout + result.stderr
-    for words in ("predicted from what the slots cost", "as it ran", "rank 1 |", "stage 1 has layer"):
-        assert words in result.stdout
-    assert "<svg" in (echelon.folder / "runs/job/pipeline.svg").read_text()
+    for words in ("predicted from what its slots cost", "as it ran", "stage 1 (rank 1) |", "stage 1 has layer",
+                  "idle (%) is the share of the step", "(p-1)/(m+p-1) = 1/5 = 20.0 %",
+                  "bubble is what the step takes beyond", "(p-1)/m = 1/4 = 25.0 %"):
+        assert words in result.stdout, words
+    picture = (echelon.folder / "runs/job/pipeline.svg").read_text()
+    assert "<svg" in picture and ">stage 1 (rank 1)<" in picture and "(p-1)/m = 1/4" in picture
+
+
+def test_rows_of_a_drawing_are_stages_with_the_ranks_that_have_them(echelon):
+    result = echelon("train", "--nproc", 4, "--name", "job", "--trace", "pipeline", *settings(parallel_pipeline=2))
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "stage 1 (rank 2) |" in result.stdout and "rank 1 |" not in result.stdout
+    assert "of rank 0's pipeline, one of 2" in result.stdout
+
+
+def test_the_report_at_the_start_keeps_to_a_hundred_columns_without_blanks_at_ends(echelon):
+    result = echelon("train", "--nproc", 8, "--name", "job",
+                     *settings(parallel_pipeline=4, parallel_zero=2, train_micro_batches=1, parallel_data=2))
+    assert result.returncode == 0, result.stdout + result.stderr
+    opening = result.stdout[:result.stdout.index("\nstep ")].splitlines()
+    assert [line for line in opening if len(line) > 100 or line != line.rstrip()] == []
+    assert any(line.startswith("pipeline    1f1b, 1 micro-batch: a rank idles (p-1)/(m+p-1) = 3/4") for line in opening)
+    warnings = [line for line in result.stderr.splitlines() if "train.micro_batches" in line]
+    assert len(warnings) == 1 and "with train.micro_batches=4 it would be" in warnings[0], result.stderr
 
 
 def test_a_state_goes_on_in_another_mesh(echelon):
@@ -56,15 +77,19 @@ def test_a_state_goes_on_in_another_mesh(echelon):
     assert max(abs(a - b) for a, b in pairs) < 1e-10
 
 
-@pytest.mark.parametrize("victim", [0, 1, 2])
-def test_a_rank_that_dies_in_mid_schedule_ends_all(echelon, victim):
-    job = echelon.start("train", "--nproc", 3, "--name", "job",
-                        *settings(parallel_pipeline=3, train_steps=100000, model_width=64))
+def await_steps(echelon, job):
     metrics = echelon.folder / "runs/job/metrics.jsonl"
     deadline = time.monotonic() + 60
     while not (metrics.exists() and metrics.read_text().count("\n") > 5):
         assert job.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_a_rank_that_dies_in_mid_schedule_ends_all(echelon, victim):
+    job = echelon.start("train", "--nproc", 3, "--name", "job",
+                        *settings(parallel_pipeline=3, train_steps=100000, model_width=64))
+    await_steps(echelon, job)
     os.kill(rank_process(job, victim), signal.SIGKILL)
     _, errors = job.communicate(timeout=30)
     assert job.returncode != 0
@@ -87,7 +112,43 @@ def test_a_rank_that_dies_in_mid_schedule_ends_all(echelon, victim):
 def test_what_does_not_fit_is_refused_in_a_sentence(echelon, ranks, options, words):
     result = echelon("train", "--nproc", ranks, *settings(**options))
     assert result.returncode == 2 and words in result.stderr, result.stderr
+    assert result.stderr.count("\n") == 1, "said more than once"
     assert not (echelon.folder / "runs").exists()
+
+
+def test_what_all_ranks_refuse_is_said_once_under_a_launcher(echelon):
+    result = echelon("launch", "--nproc", 3, "--", echelon.program, "train",
+                     *settings(parallel_pipeline=3, parallel_zero=1))
+    assert result.returncode == 2, result.stderr
+    assert result.stderr.count("there is one") == 1 and result.stderr.count("\n") == 2, result.stderr
+
+
+def test_a_run_with_zero_goes_on_in_a_pipeline_as_the_refusal_says(echelon):
+    made = settings(parallel_pipeline=2, parallel_zero=2, zero_scatter="step", pipeline_schedule="gpipe")
+    result = echelon("train", "--nproc", 4, "--name", "job", *made)
+    assert result.returncode == 0, result.stderr
+    def go_on(ranks, *more):
+        return echelon("train", "--nproc", ranks, "--resume", "runs/job", "--set", "train.steps=8", *more)
+    refused = go_on(2)
+    assert refused.returncode == 2 and "or set parallel.zero=0 and zero.scatter=auto" in refused.stderr, refused.stderr
+    advice = ["--set", "parallel.zero=0", "--set", "zero.scatter=auto"]
+    alone = go_on(1, *advice, "--set", "parallel.pipeline=1")
+    assert alone.returncode == 2 and "or set pipeline.schedule=1f1b" in alone.stderr, alone.stderr
+    result = go_on(2, *advice)
+    assert result.returncode == 0, result.stderr
+
+
+def test_a_rank_that_dies_is_named_last_and_the_missing_state_told(echelon):
+    job = echelon.start("train", "--nproc", 3, "--name", "job",
+                        *settings(parallel_pipeline=3, train_steps=100000, model_width=64))
+    await_steps(echelon, job)
+    os.kill(rank_process(job, 2), signal.SIGKILL)
+    _, errors = job.communicate(timeout=30)
+    lines = errors.splitlines()
+    assert re.fullmatch(r"echelon: error: rank 2 \(pid \d+\) was killed by signal 9 \(Killed\)", lines[-1]), errors
+    assert "no state was saved" in errors and "train.save_every" in errors
+    log = (echelon.folder / "runs/job/rank0.log").read_text()
+    assert re.search(r"rank 2 on \S+ \(pid \d+\) was lost", log), log
 
 
 def test_the_mesh_is_drawn(echelon):
