@@ -21,13 +21,13 @@ constexpr double mib = 1024.0 * 1024.0;
 std::string lack(const MemoryForecast& needs, const JobOptions& options, int local) {
   const std::uint64_t budget = memory_budget(options.train, local);
   if (budget == 0) return {};
+  const std::string most =
+      human_bytes(budget) + (options.train.memory_mib > 0 ? " (train.memory_mib)" : "");
   if (needs.largest_group_bytes > budget)
     return fmt::format("the values and gradients of {} are {} in one piece, and a rank may take {}",
-                       needs.largest_group, human_bytes(needs.largest_group_bytes),
-                       human_bytes(budget));
+                       needs.largest_group, human_bytes(needs.largest_group_bytes), most);
   if (needs.on_device() > budget)
-    return fmt::format("a rank needs {}, and may take {}", human_bytes(needs.on_device()),
-                       human_bytes(budget));
+    return fmt::format("a rank needs {}, and may take {}", human_bytes(needs.on_device()), most);
   const std::uint64_t host = available_bytes() / std::uint64_t(std::max(1, local));
   if (host > 0 && needs.host > host)
     return fmt::format("a rank needs {} of the host's memory, and may take {}",

@@ -179,8 +179,8 @@ void Trainer::restore(const std::filesystem::path& path) {
     if (entry == nullptr || entry->shape != item.shape ||
         tensor_of(reader, *entry).scalar_type() != item.type) {
       throw InvalidArgument(fmt::format(
-          "{} does not fit this job: it has {}, and the job wants {} [{}]; set the model and the "
-          "optimiser that it was saved with",
+          "{} does not fit this job: it has {}, and the job wants {} [{}]; set the model, "
+          "train.precision and optim.name that it was saved with",
           path.string(),
           entry == nullptr ? "no " + item.name
                            : fmt::format("{} as {} [{}]", item.name, entry->dtype,
@@ -193,8 +193,8 @@ void Trainer::restore(const std::filesystem::path& path) {
                                    [&](const StateItem& item) { return item.name == entry.name; });
     if (!known)
       throw InvalidArgument(
-          fmt::format("{} does not fit this job: it has {}, which this job has not; set the model "
-                      "and the optimiser that it was saved with",
+          fmt::format("{} does not fit this job: it has {}, which this job has not; set the model, "
+                      "train.precision and optim.name that it was saved with",
                       path.string(), entry.name));
   }
   for (const auto& item : wanted) item.put(tensor_of(reader, *reader.find(item.name)));

@@ -104,13 +104,16 @@ TEST(PipelineText, FitsItsWidthWhateverTheTimes) {
 }
 
 TEST(PipelineText, CallsItsRowsAsItIsTold) {
-  EXPECT_EQ(draw_text(simulated("gpipe", {2, 1, 1}), 48, {"stage 0 (rank 0)", "stage 1 (rank 12)"}),
-            "stage 0 (rank 0)  |F0-----            B0=-----------| 50%\n");
-  EXPECT_EQ(
-      thrown<InvalidArgument>([] {
-        draw_text(simulated("gpipe", {2, 1, 1}), 46, {"stage 0 (rank 0)", "stage 1 (rank 12)"});
-      }),
-      "a drawing of a pipeline needs 47 or more columns: 46 are too few");
+  const std::vector<std::string> rows = {"stage 0 (rank 0)", "stage 1 (rank 12)"};
+  EXPECT_EQ(draw_text(simulated("gpipe", {2, 1, 1}), 60, rows),
+            "stage 0 (rank 0)  |F0---               B0========| 50%\n"
+            "stage 1 (rank 12) |     F0---B0========          | 50%\n"
+            "                  |<--- 6 ms, bubble 100.0% ---->|\n"
+            "                  F0 forward, B0 backward of micro-batch 0; %: idle\n");
+  EXPECT_EQ(thrown<InvalidArgument>([&] {
+              draw_text(simulated("gpipe", {2, 1, 1}), 46, rows);
+            }),
+            "a drawing of a pipeline needs 47 or more columns: 46 are too few");
 }
 
 TEST(PipelineText, TakesTimesAsClocksGiveThem) {

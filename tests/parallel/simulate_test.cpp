@@ -57,6 +57,16 @@ TEST(PipelineSimulation, HasTheBubbleOfTheFormulas) {
     }
 }
 
+TEST(PipelineSimulation, SaysTheBubbleAndTheIdleShareByFormula) {
+  EXPECT_EQ(ideal_bubble_text("1f1b", {4, 8, 1}), "(p-1)/m = 3/8 = 37.5 %");
+  EXPECT_EQ(ideal_idle_text("1f1b", {4, 8, 1}), "(p-1)/(m+p-1) = 3/11 = 27.3 %");
+  EXPECT_EQ(ideal_bubble_text("interleaved", {4, 8, 2}), "(p-1)/(v m) = 3/16 = 18.8 %");
+  EXPECT_EQ(ideal_idle_text("interleaved", {4, 8, 2}), "(p-1)/(v m+p-1) = 3/19 = 15.8 %");
+  EXPECT_EQ(ideal_bubble_text("zero-bubble", {4, 8, 1}), "(p-1)/(3m) = 3/24 = 12.5 %");
+  EXPECT_EQ(ideal_idle_text("zero-bubble", {4, 2, 1}), "(2p-1-m)/(3m+2p-1-m) = 5/11 = 45.5 %");
+  EXPECT_NEAR(simulated("zero-bubble", {4, 2, 1}).idle(0), 5 / 11.0, 1e-9);
+}
+
 TEST(PipelineSimulation, HasTheBubbleThatThePapersGive) {
   for (int p = 2; p <= 8; ++p)
     for (int m = p; m <= 4 * p; ++m) {

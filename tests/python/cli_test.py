@@ -124,7 +124,7 @@ def test_what_cannot_work_is_said_once_before_there_are_ranks(refused, refused_j
     assert "no folder" in refused_job("--nproc", "2", "--json", "nowhere/summary.json", train_batch=4)
     assert "\"x\" is no size" in refused("topo", "--sizes", "x")
     assert "no folder" in refused("bench", "collectives", "--json", "nowhere/b.json")
-    assert "train.memory_mib" in refused_job("--nproc", "2", train_memory_mib=1)
+    assert "train.memory_mib" in refused_job("--nproc", "2", train_memory_mib=0.1)
 
 
 def test_a_blank_in_place_of_the_equals_sign_is_shown_as_it_should_be(refused):

@@ -226,13 +226,26 @@ TEST(Trainer, RefusesAStateThatDoesNotFitAndStaysAsItWas) {
   Job run(training(10)), untouched(training(10));
 
   Job(training(10, "bf16")).trainer->save(path);
-  EXPECT_EQ(refusal(run), path.string() + " does not fit this job: fixed/net.gain is BF16 [1]");
+  const std::string advice =
+      "; set the model, train.precision and optim.name that it was saved with";
+  EXPECT_EQ(refusal(run), path.string() +
+                              " does not fit this job: it has fixed/net.gain as BF16 [1], and the "
+                              "job wants F32 [1]" +
+                              advice);
   Job(training(10, "fp64")).trainer->save(path);
-  EXPECT_EQ(refusal(run),
-            path.string() + " does not fit this job: master/net.hidden.weight is F64 [24, 3]");
+  EXPECT_EQ(
+      refusal(run),
+      path.string() +
+          " does not fit this job: it has master/net.hidden.weight as F64 [24, 3], and the job "
+          "wants F32 [24, 3]" +
+          advice);
   Job(training(10), optimizer("sgd")).trainer->save(path);
-  EXPECT_EQ(refusal(run),
-            path.string() + " does not fit this job: exp_avg/net.hidden.weight is missing");
+  EXPECT_EQ(
+      refusal(run),
+      path.string() +
+          " does not fit this job: it has no exp_avg/net.hidden.weight, and the job wants F32 "
+          "[24, 3]" +
+          advice);
   expect_same_bits(run, untouched, "after refusals");
 
   OptimOptions bare = optimizer("sgd");
@@ -241,7 +254,8 @@ TEST(Trainer, RefusesAStateThatDoesNotFitAndStaysAsItWas) {
   EXPECT_EQ(
       refusal(simple),
       path.string() +
-          " does not fit this job: it has momentum/net.hidden.weight, which this job has not");
+          " does not fit this job: it has momentum/net.hidden.weight, which this job has not" +
+          advice);
 }
 
 TEST(Trainer, RefusesTheStateOfADeeperModel) {
