@@ -16,6 +16,7 @@
 #include "echelon/nn/linear.h"
 #include "echelon/nn/module_layer.h"
 #include "echelon/parallel/tensor/split_plan.h"
+#include "echelon/train/layer_costs.h"
 #include "echelon/train/trainer.h"
 #include "tests/base/scratch_folder.h"
 #include "tests/base/thrown.h"
@@ -348,6 +349,20 @@ TEST(Mesh, ARankWithoutParametersTrainsWithTheOthers) {
       const auto seen = trained_by(native_communicator(group.shared_from_this()), stage);
       EXPECT_LT((seen - expected).abs().max().item<double>(), bound) << "stage " << stage;
     });
+}
+
+TEST(Mesh, GivesBlocksThatAreAlikeOneTime) {
+  at::set_num_threads(1);
+  Stack stack = model({});
+  const RandomTokens data(32, 8, 1);
+  const Batch batch = data.get(std::vector<std::int64_t>{0, 1});
+  const auto costs = measure_layers(stack, batch.input, batch.target, at::kCPU, at::kDouble, 32);
+  ASSERT_GE(std::ssize(costs), 4);
+  const LayerCost &embedding = costs.front(), &first = costs[1], &head = costs.back();
+  for (std::size_t l = 1; l + 1 < costs.size(); ++l)
+    EXPECT_EQ(costs[l].seconds, first.seconds) << "block " << l;
+  EXPECT_NE(embedding.seconds, first.seconds);
+  EXPECT_NE(head.seconds, first.seconds);
 }
 
 std::string refusal(const Case& one) {
