@@ -132,7 +132,7 @@ constexpr int memory_labels = 22;  // columns; with the names of all kinds, a ro
 }  // namespace
 
 std::string memory_head() {
-  std::string line = fmt::format("{:<{}}", "memory, MiB", memory_labels);
+  std::string line = fmt::format("{:<{}}", "memory (MiB)", memory_labels);
   for (const char* name : memory_kind_names) line += fmt::format(" {}", name);
   return line + " together";
 }
