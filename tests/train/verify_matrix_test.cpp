@@ -182,25 +182,27 @@ TEST(MeshForms, ATensorGroupSendsItsSums) {
   EXPECT_EQ(mesh_bytes(one).at("activations"), 2 * 256);
 }
 
-// Padded to 32 elements a parameter and 64 a layer: the embedding has 64, a block 512, the head
-// with its copy of the table 128. The first rank of 1f1b runs F0 F1 B0 B1, the second F0 B0 F1 B1,
-// and what the neighbouring layers of two of them need stays.
+// Padded to 32 elements a parameter and 64 a group: a block has 512, the positions of the embedding
+// 64, the head's norm 64, and both copies of the table, which are groups of their own, 64 too. The
+// first rank of 1f1b runs F0 F1 B0 B1, the second F0 B0 F1 B1, and what the neighbouring layers of
+// two of them need stays.
 TEST(MeshForms, Zero3GathersALayerForEverySlotThatNeedsIt) {
   Strategy one = small(2, 2, 1);
   one.options.train.micro_batches = 2;
   one.options.parallel.zero = 3;
   one.options.zero.group = 0;
   one.options.zero.scatter = "step";
-  const std::uint64_t embedding = 64, block = 512, head = 128;
-  EXPECT_EQ(part_bytes(one, 0), (embedding + block) * 8);
-  EXPECT_EQ(part_bytes(one, 1), (block + head) * 8);
+  const std::uint64_t table = 64, positions = 64, block = 512, norm = 64;
+  EXPECT_EQ(part_bytes(one, 0), (table + positions + block) * 8);
+  EXPECT_EQ(part_bytes(one, 1), (block + norm + table) * 8);
   EXPECT_EQ(mesh_bytes(one).at("parameters"),
-            (4 * embedding + 3 * block + 3 * block + 2 * head) * 8);
-  EXPECT_EQ(mesh_bytes(one).at("gradients"), (embedding + 2 * block + head) * 8);
+            (4 * (table + positions) + 3 * block + 3 * block + 2 * (norm + table)) * 8);
+  EXPECT_EQ(mesh_bytes(one).at("gradients"), (positions + 2 * block + norm + 2 * table) * 8);
   one.options.zero.scatter = "micro_batch";  // what is tied waits for its sum all the same
-  EXPECT_EQ(mesh_bytes(one).at("gradients"), (embedding + 4 * block + head) * 8);
+  EXPECT_EQ(mesh_bytes(one).at("gradients"), (2 * (positions + 2 * block + norm) + 2 * table) * 8);
   one.options.pipeline.schedule = "zero-bubble";  // the second rank always has weights to come
-  EXPECT_EQ(mesh_bytes(one).at("gradients"), (embedding + 3 * block + head) * 8);
+  EXPECT_EQ(mesh_bytes(one).at("gradients"),
+            (2 * (positions + block) + block + norm + 2 * table) * 8);
 }
 
 // Two that were written apart agree where both apply.
