@@ -8,6 +8,7 @@
 #include "echelon/nn/outer_products.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "echelon/nn/lanes.h"
 #include "echelon/nn/parallel_over.h"
@@ -40,19 +41,18 @@ struct Matrix {
 struct Target {
   float* product;
   Size stride;
-  float beta;
+  bool add;     // false: what is there is not read
   float* sums;  // of y's rows; null: not wanted
-  float sums_beta;
+  bool add_sums;
 
   Target from(Size row, Size column) const {
-    return {product + row * stride + column, stride, beta, sums ? sums + column : nullptr,
-            sums_beta};
+    return {product + row * stride + column, stride, add, sums ? sums + column : nullptr, add_sums};
   }
 };
 
 template <class L>
-ECHELON_INLINE void accumulate(float* to, float beta, Floats<L> sum) {
-  store<L>(to, beta == 0 ? sum : beta * load<L>(to) + sum);
+ECHELON_INLINE void accumulate(float* to, bool add, float scale, Floats<L> sum) {
+  store<L>(to, add ? load<L>(to) + scale * sum : scale * sum);
 }
 
 template <class L, bool with_sums>
@@ -68,25 +68,28 @@ ECHELON_INLINE void add_tile(Matrix x, Matrix y, Size rows, float scale, const T
     EACH_ROW EACH_REGISTER products[row][i] += x.data[row] * factor[i];
     if constexpr (with_sums) EACH_REGISTER sums[i] += factor[i];
   }
-  EACH_ROW EACH_REGISTER accumulate<L>(to.product + row * to.stride + i * width, to.beta,
-                                       scale * products[row][i]);
-  if constexpr (with_sums) EACH_REGISTER accumulate<L>(to.sums + i * width, to.sums_beta, sums[i]);
+  EACH_ROW EACH_REGISTER accumulate<L>(to.product + row * to.stride + i * width, to.add, scale,
+                                       products[row][i]);
+  if constexpr (with_sums)
+    EACH_REGISTER accumulate<L>(to.sums + i * width, to.add_sums, 1, sums[i]);
 }
 
-ECHELON_INLINE void accumulate(float* to, float beta, const float* sums, Size count) {
-  for (Size i = 0; i < count; ++i) to[i] = beta == 0 ? sums[i] : beta * to[i] + sums[i];
-}
-
-// A tile of which so many rows and columns are there.
+// A tile of which so many rows and columns are there: in a place of its own, by the same
+// operations, or an element's bits would depend on where it lies.
 template <class L>
 ECHELON_INLINE void add_edge(Matrix x, Matrix y, Size rows, float scale, const Target& to,
                              Size tile_rows, Size tile_columns) {
   using T = Tile<L>;
-  alignas(64) float products[T::rows * T::columns], sums[T::columns];
-  add_tile<L, true>(x, y, rows, scale, {products, T::columns, 0, sums, 0});
+  alignas(64) float products[T::rows * T::columns] = {}, sums[T::columns] = {};
+  const auto columns = static_cast<std::size_t>(tile_columns) * sizeof(float);
+  if (to.add)
+    for (Size row = 0; row < tile_rows; ++row)
+      std::memcpy(products + row * T::columns, to.product + row * to.stride, columns);
+  if (to.sums && to.add_sums) std::memcpy(sums, to.sums, columns);
+  add_tile<L, true>(x, y, rows, scale, {products, T::columns, to.add, sums, to.add_sums});
   for (Size row = 0; row < tile_rows; ++row)
-    accumulate(to.product + row * to.stride, to.beta, products + row * T::columns, tile_columns);
-  if (to.sums) accumulate(to.sums, to.sums_beta, sums, tile_columns);
+    std::memcpy(to.product + row * to.stride, products + row * T::columns, columns);
+  if (to.sums) std::memcpy(to.sums, sums, columns);
 }
 
 // The first `columns` of so many rows, and zeros up to `padded` of them.
@@ -112,7 +115,7 @@ ECHELON_INLINE void kernel(const Work& a) {
   alignas(64) float x_edge[block_rows * T::rows], y_edge[block_rows * T::columns];
   const Size y_whole = a.y_columns / T::columns * T::columns, y_rest = a.y_columns - y_whole;
   Target to = a.to;
-  for (Size first = 0; first < a.rows; first += block_rows, to.beta = to.sums_beta = 1) {
+  for (Size first = 0; first < a.rows; first += block_rows, to.add = to.add_sums = true) {
     const Size rows = std::min(block_rows, a.rows - first);
     const Matrix y = a.y.from(first, 0);
     const Matrix y_last = filled_up(y.from(0, y_whole), rows, y_rest, T::columns, y_edge);
@@ -143,6 +146,8 @@ constexpr Size panel = 12;  // columns of x that a thread takes at once, whole t
 
 void outer_products(const at::Tensor& x, const at::Tensor& y, double scale, Accumulated product,
                     Accumulated sums) {
+  for (const auto& [tensor, beta] : {product, sums})
+    if (beta != 0 && beta != 1) tensor.mul_(beta);
   const Size columns = x.size(1), stride = product.into.stride(0);
   const float* const x_data = x.const_data_ptr<float>();
   const float* const y_data = y.const_data_ptr<float>();
@@ -159,8 +164,8 @@ void outer_products(const at::Tensor& x, const at::Tensor& y, double scale, Accu
          .x_columns = to - from,
          .y_columns = y.size(1),
          .scale = static_cast<float>(scale),
-         .to = {into + from * stride, stride, static_cast<float>(product.beta),
-                from == 0 ? sums_into : nullptr, static_cast<float>(sums.beta)}});
+         .to = {into + from * stride, stride, product.beta != 0, from == 0 ? sums_into : nullptr,
+                sums.beta != 0}});
   });
 }
 

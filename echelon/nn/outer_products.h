@@ -16,9 +16,9 @@ struct Accumulated {
   double beta = 0;
 };
 
-// x is [n, k], y is [n, m], both float with rows whose elements lie side by side. `product`, which
-// is [k, m] of that kind, takes scale * x^T y; `sums`, if it has a tensor, [m] and contiguous,
-// takes the sum of y's rows. Torch's threads share the columns of x.
+// x is [n, k], y is [n, m], n at least 1, both float with rows whose elements lie side by side.
+// `product`, which is [k, m] of that kind, takes scale * x^T y; `sums`, if it has a tensor, [m] and
+// contiguous, takes the sum of y's rows. Torch's threads share the columns of x.
 void outer_products(const at::Tensor& x, const at::Tensor& y, double scale, Accumulated product,
                     Accumulated sums = {});
 

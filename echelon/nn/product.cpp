@@ -54,7 +54,8 @@ at::Tensor product(const at::Tensor& x, const at::Tensor& weight, const at::Tens
 void product_gradient(const at::Tensor& x, const at::Tensor& grad_y, double scale,
                       Accumulated weight, Accumulated bias) {
   if (outer_products_pay() && has_float_rows(x) && has_float_rows(grad_y) &&
-      has_float_rows(weight.into) && x.numel() > 0) {
+      has_float_rows(weight.into) && (!bias.into.defined() || has_float_rows(bias.into)) &&
+      x.numel() > 0) {
     outer_products(x, grad_y, scale, std::move(weight), std::move(bias));
     return;
   }
@@ -63,7 +64,7 @@ void product_gradient(const at::Tensor& x, const at::Tensor& grad_y, double scal
   if (bias.beta == 0)
     at::sum_out(bias.into, grad_y, /*dim=*/{0});
   else
-    bias.into.mul_(bias.beta).add_(at::sum(grad_y, {0}));
+    (bias.beta == 1 ? bias.into : bias.into.mul_(bias.beta)).add_(at::sum(grad_y, {0}));
 }
 
 const char* product_library() { return onednn() ? "oneDNN" : "torch"; }

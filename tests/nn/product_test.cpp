@@ -80,13 +80,13 @@ void expect_gradients(Gradients gradients, const Rows& sizes, at::ScalarType typ
   const at::Tensor product = x.to(at::kDouble).t().matmul(y.to(at::kDouble));
   const at::Tensor sums = y.to(at::kDouble).sum(0);
   const double nan = std::numeric_limits<double>::quiet_NaN();
-  for (const double beta : {0.0, 1.0}) {
+  for (const double beta : {0.0, 1.0, 0.5}) {
     for (const double scale : {1.0, 0.375}) {
       // With beta 0 nothing of what was there may get through.
       const at::Tensor before = beta == 0 ? at::full({in, out}, nan) : at::randn({in, out});
       const at::Tensor before_sums = beta == 0 ? at::full({out}, nan) : at::randn({out});
       const auto kept = [&](const at::Tensor& t) {
-        return beta == 0 ? at::zeros_like(t, at::kDouble) : t.to(type).to(at::kDouble);
+        return beta == 0 ? at::zeros_like(t, at::kDouble) : beta * t.to(type).to(at::kDouble);
       };
       const at::Tensor all = at::full({in, out + 2}, 7.0, type), into = all.narrow(1, 1, out);
       into.copy_(before);
@@ -117,9 +117,10 @@ TEST(OuterProducts, AreTheProductForAnySizesAlsoWhereTheyDoNotPay) {
 
 TEST(OuterProducts, HaveTheSameBitsInAnyCutOfColumnsAndWithAnyNumberOfThreads) {
   const at::Tensor x = at::randn({700, 100}), y = at::randn({700, 150});
+  // Scaled, and added to something: both must round alike everywhere.
   const auto product = [](const at::Tensor& a, const at::Tensor& b) {
-    const at::Tensor into = at::empty({a.size(1), b.size(1)});
-    outer_products(a, b, 1, {into});
+    const at::Tensor into = at::full({a.size(1), b.size(1)}, 0.7);
+    outer_products(a, b, 1.0 / 3, {into, 1});
     return into;
   };
   const int threads = at::get_num_threads();
