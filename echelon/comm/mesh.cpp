@@ -130,6 +130,18 @@ int Mesh::rank_at(const MeshPlace& there) const {
   return order.empty() ? position : order[std::size_t(position)];
 }
 
+bool Mesh::lie_alike(int stage, int other) const {
+  const auto pattern = [this](int of_stage) {
+    MeshPlace there = place;
+    there.pipeline = of_stage;
+    std::vector<std::string> on;
+    for (there.data = 0; there.data < shape.data; ++there.data)
+      on.push_back(hosts[std::size_t(rank_at(there))]);
+    return number_hosts(on).of;
+  };
+  return pattern(stage) == pattern(other);
+}
+
 Mesh make_mesh(std::shared_ptr<Communicator> ranks, const MeshShape& shape) {
   if (shape.ranks() != ranks->size())
     throw InvalidArgument(fmt::format("a mesh of {} takes {} ranks, and there are {}",

@@ -54,6 +54,8 @@ struct Mesh {
   std::shared_ptr<Communicator> all, pipeline, data, tensor;
 
   int rank_at(const MeshPlace& there) const;  // of the job
+  // Whether the data ranks of two stages are together on hosts in the same way.
+  bool lie_alike(int stage, int other) const;
 };
 
 // Collective: all ranks give the same shape.

@@ -19,12 +19,12 @@ std::vector<FlatUnit> lay_out(const std::vector<const Parameter*>& parameters) {
 
   std::vector<FlatUnit> units;
   std::int64_t end[2] = {0, 0};  // of the frozen and of the trainable buffer
-  const auto add = [&](FlatUnit unit) {
+  const auto add = [&](FlatUnit unit, const Parameter* alone) {
     unit.begin = end[unit.trainable];
     for (const bool decay : {true, false}) {
       for (const auto* p : parameters) {
-        if (p->layer != unit.layer || p->trainable != unit.trainable || p->copied != unit.copied ||
-            p->decay != decay)
+        if ((alone && p != alone) || p->layer != unit.layer || p->trainable != unit.trainable ||
+            p->copied != unit.copied || p->decay != decay)
           continue;
         unit.segments.push_back({p->name, p->shape, unit.numel, p->numel(), decay, p->counted});
         unit.numel += aligned(p->numel());
@@ -38,8 +38,14 @@ std::vector<FlatUnit> lay_out(const std::vector<const Parameter*>& parameters) {
     for (const bool trainable : {true, false}) {
       // At the outer end of the layers, where they are in the way of no group.
       const bool first = units.empty();
-      for (const bool copied : {first, !first})
-        add({.layer = layer, .trainable = trainable, .copied = copied, .segments = {}});
+      for (const bool copied : {first, !first}) {
+        const FlatUnit empty{
+            .layer = layer, .trainable = trainable, .copied = copied, .segments = {}};
+        if (copied)
+          for (const auto* p : parameters) add(empty, p);
+        else
+          add(empty, nullptr);
+      }
     }
   }
   return units;

@@ -28,7 +28,7 @@ struct Segment {
 struct FlatUnit {
   int layer = 0;
   bool trainable = true;
-  bool copied = false;     // its parameters are on other ranks too, with other neighbours
+  bool copied = false;     // its one parameter is on other ranks too, with other neighbours
   std::int64_t begin = 0;  // within the Stack's buffer of this trainability
   std::int64_t numel = 0;  // with padding
   std::vector<Segment> segments;
@@ -45,7 +45,7 @@ struct UpdateRange {
 struct Parameter;
 
 // One unit for the trainable and one for the frozen parameters of a layer, where there are any; and
-// one more for those of which other ranks have copies.
+// one more for each of which other ranks have copies.
 std::vector<FlatUnit> lay_out(const std::vector<const Parameter*>& parameters);
 
 // Consecutive units of trainable parameters that several owners share: each has one of `shards`
@@ -56,8 +56,8 @@ struct ShardGroup {
 };
 
 // Groups of at least `smallest` elements, as far as there are so many; pads the last unit of each
-// and moves those behind it. Copies are a group of their own, cut in the same slices wherever they
-// are: so what is summed over owners has the same bits in all of them.
+// and moves those behind it. A copy is a group of its own, cut in the same slices wherever it is:
+// so owners that add in the same order have the same bits in all of them.
 std::vector<ShardGroup> share_out(std::vector<FlatUnit>& units, int shards, std::int64_t smallest);
 
 // The parts of [begin, end) of the Stack's buffer that this rank counts, in order: all but the

@@ -1,7 +1,7 @@
 // Parameters that layers on several ranks of a pipeline share (tied embeddings): each of these
 // ranks has a copy, and gives all of them the sum of the gradients. Data ranks sum theirs before,
-// or under ZeRO afterwards, where copies are cut alike (share_out): in both cases the copies stay
-// the same to the bit.
+// and the copies stay the same to the bit; or under ZeRO afterwards, in slices that are cut alike
+// (share_out): then they do wherever the data ranks of these stages add in the same order.
 #pragma once
 
 #include <memory>

@@ -162,6 +162,13 @@ void Trainer::begin_alike() {
   take_first_buffers(stack_, *ranks_);
 }
 
+// Whether the data ranks of two stages add in the same order, and have the same slices. Of two
+// summands there is one sum; of more, NCCL and MPI do not tell their order.
+bool Trainer::sum_alike(int stage, int other) const {
+  return !zero_ || (layout_.mesh.lie_alike(stage, other) &&
+                    (ranks_->size() <= 2 || ranks_->backend() == std::string_view("native")));
+}
+
 void Trainer::check_same_parameters() const {
   const Mesh& mesh = layout_.mesh;
   const auto refuse = [&](const std::vector<int>& others, int first, int MeshPlace::*along) {
@@ -194,13 +201,13 @@ void Trainer::check_same_parameters() const {
     if (mesh.tensor)
       refuse(ranks_that_differ_in_whole_parameters(stack_, *mesh.tensor), 0, &MeshPlace::tensor);
   }
-  if (!mesh.pipeline) return;
+  if (!mesh.pipeline || mixed_) return;
   const auto owner = layout_.neighbours().owner;
   for (const auto& tie : stack_.ties()) {
     const Parameter& parameter = *stack_.find(tie.name);
     const int one = owner[std::size_t(tie.owner)], other = owner[std::size_t(tie.user)];
-    if (one == other || !parameter.trainable) continue;
-    // Of a slice its owners have it in both places: copies are cut alike.
+    if (one == other || !parameter.trainable || !sum_alike(one, other)) continue;
+    // Of slices their owners in both places have the same: copies are cut alike.
     const at::Tensor mine = !parameter.here ? at::empty({0}, at::TensorOptions(device_))
                             : slices        ? shards_->values(stack_.group_of(parameter))
                                             : parameter.value;

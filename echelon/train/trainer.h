@@ -197,6 +197,7 @@ class Trainer {
   void tell(const StepReport& report) const;
   void begin_alike();
   void check_same_parameters() const;
+  bool sum_alike(int stage, int other) const;
   void look_at_speeds();
   Batch batch_of(std::int64_t step, std::int64_t first, std::int64_t end) const;
   void run_with_servers(std::int64_t until, const std::atomic<bool>* stop);

@@ -101,6 +101,21 @@ TEST(Mesh, GoesOnBelowWhereItIsTooWide) {
             "stage 1    [ 5 ]\n");
 }
 
+TEST(Mesh, KnowsWhetherStagesLieOverHostsAlike) {
+  const auto alike = [](const MeshShape& shape, const std::vector<std::string>& hosts) {
+    Mesh mesh;
+    mesh.shape = shape;
+    mesh.order = mesh_order(hosts);
+    mesh.hosts = hosts;
+    return mesh.lie_alike(0, 1);
+  };
+  EXPECT_TRUE(alike({2, 3, 1}, {"a", "a", "a", "a", "a", "a"}));
+  EXPECT_TRUE(alike({2, 3, 1}, {"a", "a", "a", "b", "b", "b"}));
+  EXPECT_TRUE(alike({2, 2, 1}, {"a", "b", "c", "d"}));
+  EXPECT_FALSE(alike({2, 3, 1}, {"a", "a", "a", "a", "b", "b"})) << "a stage within a, one on both";
+  EXPECT_FALSE(alike({2, 2, 1}, {"a", "a", "b", "c"}));
+}
+
 // Each rank tells its number to those along each dimension.
 TEST(Mesh, ConnectsThoseThatDifferAlongOneDimension) {
   const MeshShape shape{2, 2, 2};

@@ -182,6 +182,21 @@ TEST(ShareOut, GivesCopiesAGroupOfTheirOwnThatIsCutAlikeWhateverIsBesideThem) {
   EXPECT_EQ(first_groups.back().numel, 384) << "positions join the block behind them";
 }
 
+TEST(ShareOut, CutsEachOfSeveralCopiesByItself) {
+  const auto copy = [](const char* name, int size, int layer) {
+    auto p = parameter(name, {size}, true, true, layer);
+    p.copied = true;
+    return p;
+  };
+  auto both = lay_out_all({copy("a", 100, 0), copy("b", 50, 0)});
+  auto one = lay_out_all({copy("b", 50, 4), parameter("w", {9}, true, true, 4)});
+  const auto together = share_out(both, 3, 1000), alone = share_out(one, 3, 1000);
+  ASSERT_EQ(together.size(), 2U);
+  ASSERT_EQ(alone.size(), 2U);
+  EXPECT_EQ(both[1].segments.front().name, "b");
+  EXPECT_EQ(together[1].numel, alone[0].numel);
+}
+
 TEST(UpdateRanges, AreTwoAUnitWhereNothingLimitsThem) {
   const auto units =
       lay_out_all({parameter("w", {40}, true, true, 0), parameter("v", {40}, true, true, 0),
