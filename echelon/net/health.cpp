@@ -58,18 +58,17 @@ std::map<int, Health::Wait> Health::waits_in(std::uint64_t group) const {
 
 void Health::raise(const Event& event) const {
   if (event.what == Event::Kind::gave_up) throw_kind(event.kind, event.message);
-  // Whoever misses this rank may not be the one that it failed by itself: of ranks that pass things
-  // on in a row, each misses its neighbour, which left because of its own.
-  const auto first = std::find_if(events_.begin(), events_.end(),
-                                  [](const Event& one) { return one.what == Event::Kind::lost; });
-  const std::string before = first != events_.end() && first->rank != event.rank
-                                 ? fmt::format("; the first to be missed: {}", first->message)
-                                 : "";
-  if (event.what == Event::Kind::lost) throw PeerLost(event.message + before);
-  throw PeerLost(fmt::format("{} has ended, and cannot take part any more{}", name(event.rank),
-                             before.empty() ? "; it may have left because of another, as its own "
-                                              "output says"
-                                            : before));
+  if (event.what == Event::Kind::lost) throw PeerLost(event.message);
+  // The rank that is missed here need not be the one that failed: of ranks that pass things on in a
+  // row each misses its neighbour, which left because of its own.
+  const auto here = std::find_if(events_.rbegin(), events_.rend(),
+                                 [&](const Event& one) { return &one == &event; });
+  const auto lost = std::find_if(here, events_.rend(),
+                                 [](const Event& one) { return one.what == Event::Kind::lost; });
+  throw PeerLost(fmt::format("{} has ended, and cannot take part any more; {}", name(event.rank),
+                             lost != events_.rend()
+                                 ? fmt::format("before it {}", lost->message)
+                                 : "it may have left because of another, as its own output says"));
 }
 
 bool Health::concerns(const Event& event, const std::vector<int>& ranks,

@@ -35,6 +35,9 @@ struct LaunchOptions {
   std::vector<int> expendable = {};
 
   std::chrono::milliseconds grace{3000};  // from SIGTERM to SIGKILL, when another rank has failed
+  // From the first of ranks that fail alike to the last, which may just have begun: what they say
+  // is shown once.
+  std::chrono::milliseconds alike{1000};
 };
 
 constexpr int most_local_ranks = 1024;

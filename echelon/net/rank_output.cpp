@@ -14,9 +14,7 @@ namespace echelon {
 namespace {
 
 constexpr std::size_t longest_line = 1 << 20;
-constexpr int reads_in_a_row = 4;  // of 64 KiB, before other ranks have their turn
-// From the first of ranks that fail alike to the last, which may just have begun.
-constexpr auto error_time = std::chrono::seconds(1);
+constexpr int reads_in_a_row = 4;     // of 64 KiB, before other ranks have their turn
 constexpr int reads_at_the_end = 32;  // a descendant that prints on for ever must not hold us
 
 bool takes_more(int fd) {
@@ -82,8 +80,10 @@ bool FinalErrors::is_one(std::string_view line) { return line.starts_with("echel
 void FinalErrors::add(int rank, std::string_view line) {
   const auto end = line.find_last_not_of("\r\n");
   line = line.substr(0, end == std::string_view::npos ? 0 : end + 1);
-  if (waiting_.empty()) due_ = Deadline::in(error_time);
-  const auto same = std::ranges::find(waiting_, line, &Waiting::line);
+  if (waiting_.empty()) due_ = Deadline::in(patience_);
+  const auto same = std::ranges::find_if(waiting_, [&](const Waiting& one) {
+    return one.line == line && std::ranges::find(one.ranks, rank) == one.ranks.end();
+  });
   if (same != waiting_.end())
     same->ranks.push_back(rank);
   else

@@ -2,6 +2,7 @@
 // number, never a part of one rank's line inside another's.
 #pragma once
 
+#include <chrono>
 #include <deque>
 #include <string>
 #include <string_view>
@@ -54,8 +55,9 @@ class LastLines {
 // marked with all who said it. Texts that differ are all shown.
 class FinalErrors {
  public:
-  // `marked`: with "[0-3] " before them.
-  FinalErrors(Outlet& outlet, bool marked) : outlet_(outlet), marked_(marked) {}
+  // `marked`: with "[0-3] " before them. The first waits for others for so long.
+  FinalErrors(Outlet& outlet, bool marked, std::chrono::milliseconds patience)
+      : outlet_(outlet), marked_(marked), patience_(patience) {}
 
   static bool is_one(std::string_view line);
   void add(int rank, std::string_view line);
@@ -72,6 +74,7 @@ class FinalErrors {
 
   Outlet& outlet_;
   bool marked_;
+  std::chrono::milliseconds patience_;
   std::vector<Waiting> waiting_;
   Deadline due_ = Deadline::never();
 };

@@ -56,7 +56,7 @@ Supervisor::Supervisor(const LaunchOptions& options, JobSetup job, const LaunchS
       launch_signals_(signals),
       launcher_(std::move(launcher)),
       signals_(signals.open()),
-      errors_(err_, options.prefix && options.nproc > 1) {
+      errors_(err_, options.prefix && options.nproc > 1, options.alike) {
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
 }
 
@@ -242,8 +242,13 @@ void Supervisor::judge() {
   if (innocence(&first) == 2 && running_ > 0 && !judge_at_.expired()) return;
   failed_.clear();
   if (exit_code_ == 0) exit_code_ = exit_code_of(first.status);
-  if (!is_expected(first.status) && !culprit_) culprit_ = &first;
-  if (stop_signal_ == 0) terminate(exit_code_);
+  if (stop_signal_ == 0) {
+    culprit_ = &first;
+    terminate(exit_code_);
+  } else if (!is_expected(first.status)) {  // others may yet fail in their own way
+    errors_.show_all();
+    report(first);
+  }
 }
 
 void Supervisor::terminate(int exit_code) {
@@ -287,9 +292,11 @@ void Supervisor::report(const Rank& rank) {
     text += "; its last lines:";
     for (const auto& line : lines) text += "\n  " + line;
   }
-  if (rank.log)
+  if (rank.log && alike.size() == 1)
     text += fmt::format("\nAll it printed is in {}",
                         (options_.log_dir / fmt::format("rank-{}.log", rank.rank)).string());
+  else if (rank.log)
+    text += fmt::format("\nAll that they printed is in {}", options_.log_dir.string());
   say(text);
 }
 

@@ -24,16 +24,16 @@ TEST(Health, CallsALostRankPeerLostByName) {
   EXPECT_EQ(outcome([&] { health.check({0}, 1); }), "done") << "rank 1 is not asked about";
 }
 
-TEST(Health, NamesTheRankThatWasLostFirstWhereAnotherIsMissed) {
-  Health health({"rank 0 on a", "rank 1 on b", "rank 2 on b"});
+TEST(Health, NamesTheRankThatWasLostBeforeTheOneThatIsMissed) {
+  Health health({"rank 0 on a", "rank 1 on b", "rank 2 on b", "rank 3 on b"});
   health.lost(2, "its process ended");
   health.left(1);
+  health.lost(3, "its process ended");
   const auto missed = outcome([&] { health.check_present({0, 1}, 1); });
   EXPECT_EQ(missed, "PeerLost") << missed;
-  EXPECT_EQ(
-      missed.message,
-      "rank 1 on b has ended, and cannot take part any more; the first to be missed: rank 2 on "
-      "b was lost: its process ended");
+  EXPECT_EQ(missed.message,
+            "rank 1 on b has ended, and cannot take part any more; before it rank 2 on b was lost: "
+            "its process ended");
   EXPECT_EQ(outcome([&] {
               health.check({1, 2}, 1);
             }).message,

@@ -296,6 +296,7 @@ TEST_F(Launcher, SaysOnceWhatRanksSayAlikeWhenTheyFail) {
   const ScratchFolder folder;
   LaunchOptions options =
       shell(3, all_at_once(3, folder, "echo 'echelon: error: too small' >&2; exit 2"));
+  options.alike = 1min;
   Launched marked(options);
   EXPECT_EQ(marked.exit_code(), 2);
   EXPECT_EQ(marked.err(),
@@ -303,6 +304,7 @@ TEST_F(Launcher, SaysOnceWhatRanksSayAlikeWhenTheyFail) {
   const ScratchFolder another;
   options = shell(3, all_at_once(3, another, "echo 'echelon: error: too small' >&2; exit 2"));
   options.prefix = false;
+  options.alike = 1min;
   Launched plain(options);
   EXPECT_EQ(plain.exit_code(), 2);
   EXPECT_EQ(plain.err(), "echelon: error: too small\nechelon: error: all 3 ranks exited with 2\n");
@@ -310,10 +312,15 @@ TEST_F(Launcher, SaysOnceWhatRanksSayAlikeWhenTheyFail) {
 
 TEST_F(Launcher, HidesNoErrorThatDiffers) {
   const ScratchFolder folder;
-  Launched job(
-      shell(4, all_at_once(4, folder,
-                           "if [ $RANK = 1 ]; then echo 'echelon: error: no room' >&2; exit 1; fi; "
-                           "sleep 0.2; echo 'echelon: error: too small' >&2; exit 2")));
+  // The others fail once the first is gone.
+  LaunchOptions options = shell(
+      4, all_at_once(4, folder,
+                     "if [ $RANK = 1 ]; then echo 'echelon: error: no room' >&2; echo $$ > pid; "
+                     "exit 1; fi; until [ -s pid ]; do sleep 0.01; done; "
+                     "while kill -0 $(cat pid) 2>&-; do sleep 0.01; done; "
+                     "echo 'echelon: error: too small' >&2; exit 2"));
+  options.alike = 1min;
+  Launched job(options);
   EXPECT_EQ(job.exit_code(), 1);
   const auto err = lines_of(job.err());
   ASSERT_EQ(err.size(), 3u) << job.err();
@@ -329,6 +336,11 @@ TEST_F(Launcher, ShowsAnErrorSoonAndBeforeWhatTheRankSaysNext) {
   EXPECT_EQ(more.exit_code(), 0);
   EXPECT_EQ(sorted_lines(more.err()), (Lines{"[0] and so on", "[0] echelon: error: odd",
                                              "[1] and so on", "[1] echelon: error: odd"}));
+  for (const std::string rank : {"[0] ", "[1] "})
+    EXPECT_LT(more.err().find(rank + "echelon"), more.err().find(rank + "and so on"));
+  Launched twice(shell(2, "for i in 1 2; do echo 'echelon: error: again' >&2; done; exit 3"));
+  EXPECT_EQ(twice.exit_code(), 3);
+  EXPECT_EQ(twice.err().find("0-1,1"), std::string::npos) << twice.err();
   Launched hangs(shell(2, "echo 'echelon: error: odd' >&2; exec sleep 100"));
   EXPECT_TRUE(soon([&] { return hangs.err() == "[0-1] echelon: error: odd\n"; })) << hangs.err();
 }
@@ -342,8 +354,9 @@ TEST_F(Launcher, TellsLastWhoFailedFirst) {
   EXPECT_EQ(job.exit_code(), 137);
   const auto err = lines_of(job.err());
   ASSERT_EQ(err.size(), 3u) << job.err();
-  EXPECT_EQ(err[0], "[0] echelon: error: rank 0 misses another");
-  EXPECT_EQ(err[1], "[2] echelon: error: rank 2 misses another");
+  EXPECT_EQ((std::set<std::string>{err[0], err[1]}),
+            (std::set<std::string>{"[0] echelon: error: rank 0 misses another",
+                                   "[2] echelon: error: rank 2 misses another"}));
   EXPECT_TRUE(err[2].starts_with("echelon: error: rank 1 (pid ") &&
               err[2].ends_with(") was killed by signal 9 (Killed)"))
       << job.err();
