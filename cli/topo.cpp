@@ -110,7 +110,7 @@ void show(Group& group, const Arguments& arguments, const std::vector<std::size_
 // One rank exchanges nothing.
 void show_one(Group& group, const Arguments& arguments) {
   print_hosts(group);
-  if (!arguments.json.empty()) write_file(arguments.json, group.plan().json() + "\n");
+  if (!arguments.json.empty()) write_file(arguments.json, group.plan().json());
 }
 
 // "2x4x1": pipeline x data x tensor; 0 for data is what the others leave.

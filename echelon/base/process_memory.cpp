@@ -78,7 +78,15 @@ std::uint64_t own_bytes() { return anonymous_bytes() + shared_bytes(); }
 
 std::uint64_t available_bytes() { return proc_bytes("/proc/meminfo", "\nMemAvailable:"); }
 
-#if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define ECHELON_OTHER_ALLOCATOR
+#endif
+#elif defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define ECHELON_OTHER_ALLOCATOR
+#endif
+
+#if defined(__GLIBC__) && !defined(ECHELON_OTHER_ALLOCATOR)
 
 namespace {
 

@@ -24,9 +24,9 @@ std::uint64_t available_bytes();
 
 // From now on, memory that is freed stays with the process to be used again. A training step frees
 // and takes the same large blocks over and over; given back, each would be faulted in and cleared
-// anew (5 % of a step on a CPU). It comes in pages of 2 MiB where the system has them, so that the
-// processor finds addresses faster (6 % of a step). For programs that train, not for libraries: it
-// holds for the whole process.
+// anew (5 % of a step on a CPU). The heap's first quarter of what is available now comes in pages
+// of 2 MiB where the system has them, so that the processor finds addresses faster (6 % of a step).
+// For programs that train, not for libraries: it holds for the whole process.
 void keep_freed_memory();
 
 // Samples own_bytes in a thread of its own until it is destroyed, and keeps the largest.

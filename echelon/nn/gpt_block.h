@@ -22,6 +22,7 @@ class GptBlock : public Layer {
   at::Tensor backward(const at::Tensor& grad_output, Pass& pass) override;
   bool capturable() const override { return true; }
   bool takes_rows() const override { return true; }
+  bool shapes_tell_cost() const override { return true; }
 
  private:
   std::int64_t heads_in(const at::Tensor& qkv) const;

@@ -115,6 +115,10 @@ class Layer {
   // Whether forward keeps more for backward than its input: only then does it pay to run it again.
   virtual bool keeps_more_than_input() const { return true; }
 
+  // Whether all of this class whose parameters have the same shapes take the same time: pipelines
+  // then measure them as one.
+  virtual bool shapes_tell_cost() const { return false; }
+
   // Whether a GPU graph may record it: no host synchronisation, no shapes that depend on values.
   virtual bool capturable() const { return false; }
 

@@ -207,10 +207,11 @@ std::string tensor_to_set(const JobOptions& options, const ModelOptions& model,
 void check_heads(const JobRequest& request, const ModelOptions& model, const MeshShape& mesh) {
   const bool divides = model.width % model.heads == 0;
   if (mesh.tensor == 1 || (divides && model.heads % mesh.tensor == 0)) return;
-  std::vector<std::string> ways;
   // Weights and states that there are already decide on a model's sizes.
-  if (model.init.empty() && request.resume.empty())
-    ways.push_back(heads_to_set(model, mesh.tensor));
+  const bool decided = !model.init.empty() || !request.resume.empty();
+  if (decided && !divides) return;  // the model itself refuses it
+  std::vector<std::string> ways;
+  if (!decided) ways.push_back(heads_to_set(model, mesh.tensor));
   if (divides) ways.push_back(tensor_to_set(request.options, model, mesh));
   throw InvalidArgument(
       divides
@@ -235,10 +236,6 @@ void check_layout(const JobOptions& options, const ModelOptions& model, const Me
   else
     stages_of(options.pipeline.stages, stack.size(), shape);
 }
-
-}  // namespace
-
-namespace {
 
 // Whether the state of a run that goes on is of this model and optimiser, by what it was saved
 // with.
@@ -268,7 +265,10 @@ void check_state(const JobRequest& request) {
   const auto states = [](const JobOptions& job) {
     return make_optimizer(job.optim)->state_names();
   };
-  compare("optim.name", before.optim.name, now.optim.name, states(before) == states(now));
+  const bool same_name = before.optim.name == now.optim.name;
+  const bool same_state = states(before) == states(now);
+  compare("optim.name", before.optim.name, now.optim.name, same_name || same_state);
+  compare("optim.momentum", before.optim.momentum, now.optim.momentum, !same_name || same_state);
   if (had.empty()) return;
   throw InvalidArgument(
       fmt::format("the state of {} was saved with {}, and this job has {}: it does not fit; set {}",

@@ -34,16 +34,15 @@ std::int64_t bytes_of(const std::vector<at::Tensor>& tensors) {
   return sum;
 }
 
-// The same for layers that do the same to inputs of one size: of one class, with parameters of the
-// same shapes, that keep as much for backward. A layer without parameters is like no other: what it
-// does may lie in a function that it was given.
+// The same for layers that do the same to inputs of one size: of one class that says so, with
+// parameters of the same shapes, that keep as much for backward. Empty: like no other.
 std::string kind_of(const Layer& layer, const Stack& stack, const at::Tensor& input,
                     const LayerCost& cost) {
+  if (!layer.shapes_tell_cost()) return {};
   std::string parameters;
   for (const auto& p : stack.parameters())
     if (p.here)
       parameters += fmt::format(" {}[{}]", p.trainable ? "" : "fixed", fmt::join(p.shape, ","));
-  if (parameters.empty()) return {};
   return fmt::format("{} of [{}]:{}; {} kept", typeid(layer).name(), fmt::join(input.sizes(), ","),
                      parameters, cost.activations);
 }

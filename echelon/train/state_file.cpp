@@ -180,7 +180,7 @@ void Trainer::restore(const std::filesystem::path& path) {
         tensor_of(reader, *entry).scalar_type() != item.type) {
       throw InvalidArgument(fmt::format(
           "{} does not fit this job: it has {}, and the job wants {} [{}]; set the model, "
-          "train.precision and optim.name that it was saved with",
+          "train.precision, optim.name and optim.momentum that it was saved with",
           path.string(),
           entry == nullptr ? "no " + item.name
                            : fmt::format("{} as {} [{}]", item.name, entry->dtype,
@@ -194,7 +194,7 @@ void Trainer::restore(const std::filesystem::path& path) {
     if (!known)
       throw InvalidArgument(
           fmt::format("{} does not fit this job: it has {}, which this job has not; set the model, "
-                      "train.precision and optim.name that it was saved with",
+                      "train.precision, optim.name and optim.momentum that it was saved with",
                       path.string(), entry.name));
   }
   for (const auto& item : wanted) item.put(tensor_of(reader, *reader.find(item.name)));

@@ -227,7 +227,7 @@ TEST(Trainer, RefusesAStateThatDoesNotFitAndStaysAsItWas) {
 
   Job(training(10, "bf16")).trainer->save(path);
   const std::string advice =
-      "; set the model, train.precision and optim.name that it was saved with";
+      "; set the model, train.precision, optim.name and optim.momentum that it was saved with";
   EXPECT_EQ(refusal(run), path.string() +
                               " does not fit this job: it has fixed/net.gain as BF16 [1], and the "
                               "job wants F32 [1]" +
