@@ -155,18 +155,6 @@ void show_mesh(Group& group, const Arguments& arguments) {
     write_file(arguments.json, mesh_json(group, shape, mesh_order(hosts)).dump(2) + "\n");
 }
 
-// Whether the ranks, those that there are or are to be, make such a mesh. Of those that a launcher
-// has started the first says why not.
-bool makes_mesh(const Arguments& arguments, const JobEnvironment& environment) {
-  try {
-    parse_mesh(arguments.mesh, environment.world > 1 ? environment.world : arguments.nproc);
-    return true;
-  } catch (const InvalidArgument&) {
-    if (environment.rank == 0) throw;
-    return false;
-  }
-}
-
 }  // namespace
 
 void add_topo(CLI::App& app, int& exit_code) {
@@ -200,9 +188,11 @@ void add_topo(CLI::App& app, int& exit_code) {
   command->callback([arguments, &exit_code] {
     const auto sizes = parse_sizes(arguments->sizes);
     require_place_for(arguments->json, "--json");
-    if (!arguments->mesh.empty() && !makes_mesh(*arguments, read_environment())) {
-      exit_code = 2;
-      return;
+    // Before there are ranks that would all say it; those that a launcher started do, and it says
+    // once what they say alike.
+    if (!arguments->mesh.empty()) {
+      const int world = read_environment().world;
+      parse_mesh(arguments->mesh, world > 1 ? world : arguments->nproc);
     }
     exit_code = run_as_ranks(arguments->nproc, arguments->set, [&](Group& group) {
       if (!arguments->mesh.empty())
