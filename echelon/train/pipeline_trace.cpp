@@ -6,11 +6,14 @@
 #include <algorithm>
 #include <functional>
 #include <limits>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <tuple>
+#include <utility>
 
 #include "echelon/base/file.h"
+#include "echelon/base/median.h"
 #include "echelon/comm/texts.h"
 #include "echelon/parallel/pipeline/draw.h"
 #include "echelon/parallel/pipeline/simulate.h"
@@ -36,30 +39,21 @@ std::optional<Slot::Kind> kind_of(const Action& action) {
   }
 }
 
-// Means over the micro-batches. Where a backward is in one piece, the simulator is given half of it
-// as each part: it costs their sum.
+// Medians over the micro-batches, of which one may have waited for the machine. Where a backward is
+// in one piece, the simulator is given half of it as each part: it costs their sum.
 std::vector<StageCosts> costs_of(const Timeline& timeline, const PipelineShape& shape) {
-  std::vector<StageCosts> costs(std::size_t(shape.stages()));
+  std::map<std::pair<int, Slot::Kind>, std::vector<double>> seconds;  // by stage and kind
   for (std::size_t r = 0; r < timeline.ranks.size(); ++r)
-    for (const auto& [slot, begin, end] : timeline.ranks[r]) {
-      auto& stage = costs[std::size_t(shape.stage(int(r), slot.chunk))];
-      const double share = (end - begin) / shape.micro_batches;
-      switch (slot.kind) {
-        case Slot::Kind::forward:
-          stage.forward += share;
-          break;
-        case Slot::Kind::backward:
-          stage.input += share / 2;
-          stage.weight += share / 2;
-          break;
-        case Slot::Kind::input:
-          stage.input += share;
-          break;
-        case Slot::Kind::weight:
-          stage.weight += share;
-          break;
-      }
-    }
+    for (const auto& [slot, begin, end] : timeline.ranks[r])
+      seconds[{shape.stage(int(r), slot.chunk), slot.kind}].push_back(end - begin);
+  std::vector<StageCosts> costs;
+  for (int stage = 0; stage < shape.stages(); ++stage) {
+    const auto of = [&](Slot::Kind kind) { return median(seconds[{stage, kind}]); };
+    const double half = of(Slot::Kind::backward) / 2;
+    costs.push_back({.forward = of(Slot::Kind::forward),
+                     .input = of(Slot::Kind::input) + half,
+                     .weight = of(Slot::Kind::weight) + half});
+  }
   return costs;
 }
 
