@@ -28,7 +28,7 @@ namespace {
 
 constexpr const char* examples = R"(Examples:
   echelon verify                      worlds of 1 to 8 ranks on this machine; exit code 1 if any cell fails
-  echelon verify --quick              a few cells of each kind, in under a minute
+  echelon verify --quick              some 150 cells, of each kind a few, in under a minute
   echelon verify --world 2 4          some worlds
   echelon verify --json cells.json --html cells.html
                                       the certificate as files, for scripts and for people

@@ -344,7 +344,8 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
 
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
-  fmt::print("trained     {} steps, {} tokens/s; {:.0f} s in all\n", outcome.step_seconds.size(),
+  fmt::print("trained     {} step{}, {} tokens/s; {:.0f} s in all\n", outcome.step_seconds.size(),
+             outcome.step_seconds.size() == 1 ? "" : "s",
              human_count(summary["tokens_per_s"].get<double>()), seconds);
   show_synchronisation(outcome, run);
   show_loss_scale(outcome);

@@ -185,10 +185,11 @@ Scatter Trainer::when_to_scatter(const ZeroOptions& zero, int stage, int owners)
   ranks_->all_reduce(fits, ReduceOp::min, {.tag = "setup", .blocking = true}).wait();
   const bool once = fits.item<std::int64_t>() == 1;
   scatter_choice_ = fmt::format(
-      "{}: {} of gradients for {} would be kept meanwhile, of {} that a rank may take beside the "
+      "{}: {} of gradients for {} {} kept meanwhile, of {} that a rank may take beside the "
       "model's state",
       once ? "once a step" : "after each micro-batch", human_bytes(room.gradients),
-      layout_.own.empty() ? "all layers" : "this rank's layers", human_bytes(room.left));
+      layout_.own.empty() ? "all layers" : "this rank's layers", once ? "are" : "would be",
+      human_bytes(room.left));
   return once ? Scatter::step : Scatter::micro_batch;
 }
 

@@ -231,7 +231,11 @@ VerifyCell verify(const Strategy& strategy, const std::shared_ptr<Communicator>&
     if (const auto why = one["error"].get<std::string>(); !why.empty())
       complaints.add(int(r), "error: " + why);
   }
-  cell.notes = complaints.lines();
+  if (!(cell.max_abs_diff <= cell.bound))
+    cell.notes.push_back(fmt::format("max diff: {:.1e} from one process, more than {:.1e}",
+                                     cell.max_abs_diff, cell.bound));
+  const auto lines = complaints.lines();
+  cell.notes.insert(cell.notes.end(), lines.begin(), lines.end());
   check_bytes(strategy, sent, run.groups, hosts, cell);
   if (shape.pipeline > 1) check_pipelines(strategy, orders, cell);
   cell.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

@@ -68,6 +68,8 @@ def test_a_fault_that_is_caught_is_told_on_the_screen_and_in_the_files(echelon):
     assert certificate["fault"] == "repeated-sum" and certificate["fault_caught"] is True
     assert sum(line.startswith("FAILED") for line in lines) == certificate["failed"] == len(certificate["cells"])
     for cell in certificate["cells"]:
+        differs = cell["max_abs_diff"] is None or cell["max_abs_diff"] > cell["bound"]
+        assert cell["ok"] is False and cell["notes"][0].startswith("max diff: ") == differs
         assert cell["note"] == "; ".join(cell["notes"]) and f"        {cell['notes'][0]}" in lines
     page = (echelon.folder / "cells.html").read_text()
     assert "The fault repeated-sum was injected, and caught" in page

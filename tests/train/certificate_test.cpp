@@ -59,7 +59,8 @@ TEST(Certificate, HasALineForACellThatBeginsWithItsResult) {
             "ok          4   2.5e-13  1.0e-09  2x2x1, 1f1b\n");
   EXPECT_EQ(text_head(), "result  world  max diff    bound  strategy\n");
   VerifyCell bad = cell("2x2x1, 1f1b", 0.5);
-  bad.notes = {"bytes: 8 were sent for gradients, not 4", "memory: too much (rank 1)"};
+  bad.notes = {"max diff: 5.0e-01 from one process, more than 1.0e-09",
+               "bytes: 8 were sent for gradients, not 4", "memory: too much (rank 1)"};
   EXPECT_EQ(to_text(bad),
             "FAILED      4   5.0e-01  1.0e-09  2x2x1, 1f1b\n"
             "        max diff: 5.0e-01 from one process, more than 1.0e-09\n"
