@@ -19,33 +19,33 @@ std::vector<FlatUnit> lay_out(const std::vector<const Parameter*>& parameters) {
 
   std::vector<FlatUnit> units;
   std::int64_t end[2] = {0, 0};  // of the frozen and of the trainable buffer
-  const auto add = [&](FlatUnit unit, const Parameter* alone) {
-    unit.begin = end[unit.trainable];
+  const auto add = [&](int layer, bool trainable, const std::vector<const Parameter*>& of) {
+    if (of.empty()) return;
+    FlatUnit unit{.layer = layer,
+                  .trainable = trainable,
+                  .copied = of.front()->copied,
+                  .begin = end[trainable],
+                  .segments = {}};
     for (const bool decay : {true, false}) {
-      for (const auto* p : parameters) {
-        if ((alone && p != alone) || p->layer != unit.layer || p->trainable != unit.trainable ||
-            p->copied != unit.copied || p->decay != decay)
-          continue;
+      for (const auto* p : of) {
+        if (p->decay != decay) continue;
         unit.segments.push_back({p->name, p->shape, unit.numel, p->numel(), decay, p->counted});
         unit.numel += aligned(p->numel());
       }
     }
-    if (unit.segments.empty()) return;
-    end[unit.trainable] += unit.numel;
+    end[trainable] += unit.numel;
     units.push_back(std::move(unit));
   };
   for (int layer = 0; layer < layers; ++layer) {
     for (const bool trainable : {true, false}) {
-      // At the outer end of the layers, where they are in the way of no group.
+      std::vector<const Parameter*> own, copied;
+      for (const auto* p : parameters)
+        if (p->layer == layer && p->trainable == trainable) (p->copied ? copied : own).push_back(p);
+      // Copies at the outer end of the layers, where they are in the way of no group.
       const bool first = units.empty();
-      for (const bool copied : {first, !first}) {
-        const FlatUnit empty{
-            .layer = layer, .trainable = trainable, .copied = copied, .segments = {}};
-        if (copied)
-          for (const auto* p : parameters) add(empty, p);
-        else
-          add(empty, nullptr);
-      }
+      if (!first) add(layer, trainable, own);
+      for (const auto* p : copied) add(layer, trainable, {p});
+      if (first) add(layer, trainable, own);
     }
   }
   return units;
