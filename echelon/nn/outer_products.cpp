@@ -19,6 +19,7 @@ namespace {
 using Size = std::int64_t;
 
 constexpr Size block_rows = 128;
+constexpr Size panel = 12;  // columns of x that a thread takes at once
 
 template <class L>
 struct Tile {
@@ -112,6 +113,7 @@ struct Work {
 template <class L>
 ECHELON_INLINE void kernel(const Work& a) {
   using T = Tile<L>;
+  static_assert(panel % T::rows == 0, "the threads' tiles are those of one thread");
   alignas(64) float x_edge[block_rows * T::rows], y_edge[block_rows * T::columns];
   const Size y_whole = a.y_columns / T::columns * T::columns, y_rest = a.y_columns - y_whole;
   Target to = a.to;
@@ -139,8 +141,6 @@ ECHELON_INLINE void kernel(const Work& a) {
   }
 }
 ECHELON_LANES_FUNCTION(run, Work, kernel)
-
-constexpr Size panel = 12;  // columns of x that a thread takes at once, whole tiles of all kinds
 
 }  // namespace
 
