@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "echelon/base/build_config.h"
+#include "echelon/base/wrapped.h"
 #include "echelon/train/verify_faults.h"
 
 namespace echelon {
@@ -134,22 +135,6 @@ std::string table(const std::string& title, const std::vector<const VerifyCell*>
   return text + "</table></div>\n";
 }
 
-// In lines of as many columns as can be, cut at blanks; those after the first are indented.
-std::string wrapped(const std::string& text, std::size_t indent, std::string_view between = " ") {
-  constexpr std::size_t columns = 100;
-  const std::size_t last = columns + 1 - between.size();
-  std::string lines, line = text;
-  while (line.size() > columns) {
-    auto at = line.rfind(between, last);
-    if (at == std::string::npos || at <= indent) at = line.find(between, last);  // a long word
-    if (at == std::string::npos) break;
-    const auto blank = at + between.size() - 1;
-    lines += line.substr(0, blank) + "\n";
-    line = std::string(indent, ' ') + line.substr(blank + 1);
-  }
-  return lines + line + "\n";
-}
-
 // What it all came to, in a sentence: a fault that was put in is to be caught.
 std::string verdict(const Certificate& certificate) {
   const auto cells = certificate.cells.size();
@@ -178,10 +163,9 @@ std::string to_text(const VerifyCell& cell) {
   const std::string numbers =
       fmt::format("{:<6}  {:>5}  {:>8.1e}  {:>7.1e}  ", cell.ok() ? "ok" : "FAILED", cell.world,
                   cell.max_abs_diff, cell.bound);
-  std::string lines = wrapped(numbers + cell.name, numbers.size(), ", ");
+  std::string lines = wrapped(numbers, cell.name, numbers.size());
   if (cell.ok()) return lines;
-  const auto say = [&](const std::string& what) { lines += wrapped("        " + what, 10); };
-  for (const auto& note : cell.notes) say(note);
+  for (const auto& note : cell.notes) lines += wrapped("        ", note, 10);
   return lines;
 }
 

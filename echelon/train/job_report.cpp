@@ -11,6 +11,7 @@
 #include "echelon/base/bytes.h"
 #include "echelon/base/log.h"
 #include "echelon/base/median.h"
+#include "echelon/base/wrapped.h"
 #include "echelon/comm/texts.h"
 #include "echelon/data/xz.h"
 #include "echelon/nn/attention.h"
@@ -106,36 +107,8 @@ std::string plan_of(const JobOptions& options, const Trainer& trainer, const Com
 }
 
 std::string report_line(std::string_view label, std::string_view text) {
-  constexpr std::size_t indent = 12, widest = 100;
-  const auto columns = [](std::string_view word) {  // of UTF-8
-    return std::size_t(std::ranges::count_if(
-        word, [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
-  };
-  std::string lines, line = fmt::format("{:{}}", label, indent);
-  const auto end_line = [&] {
-    lines += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
-    line = std::string(indent, ' ');
-  };
-  text = text.substr(0, text.find_last_not_of(" \n") + 1);
-  for (std::size_t at = 0; at < text.size();) {
-    // A word with the blanks before it, which pictures are made of.
-    const auto begin = std::min(text.find_first_not_of(' ', at), text.size()),
-               end = std::min(text.find_first_of(" \n", begin), text.size());
-    auto word = text.substr(at, end - at);
-    if (columns(line) + columns(word) > widest &&
-        line.find_first_not_of(' ', indent) != line.npos) {
-      end_line();
-      word = text.substr(begin, end - begin);
-    }
-    line += word;
-    at = end;
-    if (at < text.size() && text[at] == '\n') {
-      end_line();
-      ++at;
-    }
-  }
-  end_line();
-  return lines;
+  constexpr int indent = 12;
+  return wrapped(fmt::format("{:{}}", label, indent), text, indent);
 }
 
 std::string model_text(const JobOptions& options, std::int64_t parameters, int ranks) {
