@@ -129,6 +129,10 @@ void ParameterServer::check() const {
   if (stopping_) throw PeerLost(setup_.name + " is ending: its process failed or was stopped");
 }
 
+void ParameterServer::fail_to_see(const char* what) const {
+  throw Timeout(fmt::format("{} waited {} s for {}", setup_.name, setup_.timeout, what));
+}
+
 // ---- What workers ask for
 
 // The thread takes it, so that what a server keeps is in no worker's account of memory.

@@ -17,7 +17,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
@@ -152,6 +151,7 @@ class ParameterServer {
   void shut_if(const std::function<bool(const Connection&)>& whom);  // not with mutex_
   template <class Ready>
   void wait_until(Lock& lock, Deadline deadline, const char* what, Ready ready);
+  [[noreturn]] void fail_to_see(const char* what) const;
   Deadline transfer() const { return Deadline::in_seconds(setup_.timeout); }
 
   // The thread that applies updates.
@@ -208,8 +208,7 @@ template <class Ready>
 void ParameterServer::wait_until(Lock& lock, Deadline deadline, const char* what, Ready ready) {
   while (!ready()) {
     check();
-    if (deadline.expired())
-      throw Timeout(fmt::format("{} waited {} s for {}", setup_.name, setup_.timeout, what));
+    if (deadline.expired()) fail_to_see(what);
     changed_.wait_for(lock, std::min<Deadline::Clock::duration>(deadline.remaining(), a_moment));
   }
   check();
