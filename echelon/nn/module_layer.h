@@ -1,10 +1,8 @@
-// A user's torch::nn::Module as a layer, and a user's function as the loss. Autograd runs inside
-// the layer only: the input is a fresh leaf, and the module's parameters and their gradients are
-// views into flat units.
+// A user's torch::nn::Module as a layer. Autograd runs inside the layer only: the input is a fresh
+// leaf, and the module's parameters and their gradients are views into flat units.
 //
-//   stack.add(module_layer("body", torch::nn::Sequential(...)));
-//   stack.add(loss_layer([](const at::Tensor& out, const at::Tensor& target) { return
-//   torch::mse_loss(out, target); }));
+//   stack.add(module_layer("body", torch::nn::Sequential(...))).add(loss_layer(...));
+//
 // Recompute: the module's forward runs a second time, in the graph that backward then goes through.
 // It finds torch's random generators and the module's buffers as the first time did, and leaves
 // both as it found them: a module may draw random numbers, and running statistics see a micro-batch
@@ -19,6 +17,7 @@
 #include <string>
 
 #include "echelon/nn/layer.h"
+#include "echelon/nn/loss_layer.h"
 
 namespace echelon {
 
@@ -54,10 +53,5 @@ std::unique_ptr<Layer> module_layer(std::string name, torch::nn::ModuleHolder<M>
       std::move(name), module.ptr(),
       [module](const at::Tensor& x) mutable { return module->forward(x); });
 }
-
-// `loss(output, target)` must give the mean over the samples as a scalar. In fp16 models it gets
-// both in fp32: squares and sums soon leave the range of fp16.
-using LossFunction = std::function<at::Tensor(const at::Tensor& output, const at::Tensor& target)>;
-std::unique_ptr<Layer> loss_layer(LossFunction loss);
 
 }  // namespace echelon

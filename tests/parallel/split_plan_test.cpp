@@ -5,15 +5,15 @@
 #include <ATen/ops/mse_loss.h>
 #include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
-#include <torch/nn/modules/linear.h>
 
 #include "echelon/base/error.h"
 #include "echelon/nn/gelu.h"
 #include "echelon/nn/linear.h"
-#include "echelon/nn/module_layer.h"
+#include "echelon/nn/loss_layer.h"
 #include "echelon/nn/tensor_group.h"
 #include "tests/base/thrown.h"
 #include "tests/collective/ranks.h"
+#include "tests/nn/user_module.h"
 #include "tests/parallel/split_training.h"
 
 namespace echelon {
@@ -152,9 +152,9 @@ TEST(SplitPlan, RefusesNamesThatNothingHas) {
 
 TEST(SplitPlan, RefusesWhatAPieceCannotDo) {
   Stack wrapped;
-  wrapped.add(module_layer("body", torch::nn::Linear(4, 4)));
-  EXPECT_EQ(refusal(SplitPlan().column("body"), std::move(wrapped), 2),
-            "parameter body.weight belongs to a layer that cannot be split");
+  wrapped.add(UserModule("body", {part::Linear{4, 4}}).layer());
+  EXPECT_EQ(refusal(SplitPlan().column("body.0"), std::move(wrapped), 2),
+            "parameter body.0.weight belongs to a layer that cannot be split");
   EXPECT_EQ(refusal(SplitPlan().vocabulary("mlp.up"), mlp(), 2),
             "parameter mlp.up.weight cannot be split by vocabulary: it is of a product, which is "
             "split by columns, heads or rows");

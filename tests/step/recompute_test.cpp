@@ -13,15 +13,15 @@
 #include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
-#include <torch/nn/modules/linear.h>
 
 #include "echelon/nn/gpt.h"
 #include "echelon/nn/gpt_block.h"
 #include "echelon/nn/gpt_embedding.h"
+#include "echelon/nn/loss_layer.h"
 #include "echelon/nn/memory.h"
-#include "echelon/nn/module_layer.h"
 #include "echelon/optim/master_update.h"
 #include "echelon/step/executor.h"
+#include "tests/nn/user_module.h"
 
 namespace echelon {
 namespace {
@@ -85,8 +85,8 @@ TEST(Recompute, IsOfEveryLayerThatKeepsMoreThanItsInputButTheLoss) {
   EXPECT_EQ(runs_again("selective"), (std::vector<bool>{false, false, false, false}));
   EXPECT_EQ(runs_again("full"), (std::vector<bool>{false, true, true, false}));
   Stack modules;
-  modules.add(module_layer("a", torch::nn::Linear(2, 2)))
-      .add(module_layer("b", torch::nn::Linear(2, 2)))
+  modules.add(UserModule("a", {part::Linear{2, 2}}).layer())
+      .add(UserModule("b", {part::Linear{2, 2}}).layer())
       .add(loss_layer([](const at::Tensor& y, const at::Tensor& t) { return at::mse_loss(y, t); }))
       .recompute(Recompute::full);
   EXPECT_EQ(modules.runs_again(), (std::vector<bool>{true, true, false}));

@@ -8,16 +8,14 @@
 #include <ATen/ops/mse_loss.h>
 #include <ATen/ops/randn.h>
 #include <fmt/format.h>
-#include <torch/nn/modules/batchnorm.h>
-#include <torch/nn/modules/container/sequential.h>
-#include <torch/nn/modules/linear.h>
 
 #include <atomic>
 
 #include "echelon/nn/gpt.h"
-#include "echelon/nn/module_layer.h"
+#include "echelon/nn/loss_layer.h"
 #include "echelon/train/trainer.h"
 #include "tests/collective/ranks.h"
+#include "tests/nn/user_module.h"
 #include "tests/train/tiny.h"
 
 namespace echelon {
@@ -133,12 +131,11 @@ TEST(DataParallel, BeginsWithTheFirstRanksValuesAndEndsWithItsStatistics) {
   std::vector<at::Tensor> first(world), last(world), statistics(world);
   run_ranks_well({.world = world}, [&](Group& group) {
     const auto r = std::size_t(group.rank());
-    torch::nn::Sequential net(torch::nn::Linear(6, 4), torch::nn::BatchNorm1d(4),
-                              torch::nn::Linear(4, 1));
+    const UserModule net("net", {part::Linear{6, 4}, part::BatchNorm{4}, part::Linear{4, 1}});
     Stack stack;
-    stack.add(module_layer("net", net))
-        .add(loss_layer(
-            [](const at::Tensor& a, const at::Tensor& b) { return at::mse_loss(a, b); }));
+    stack.add(net.layer()).add(loss_layer([](const at::Tensor& a, const at::Tensor& b) {
+      return at::mse_loss(a, b);
+    }));
     TrainOptions train;
     train.steps = 5;
     train.batch = 12;
@@ -149,7 +146,7 @@ TEST(DataParallel, BeginsWithTheFirstRanksValuesAndEndsWithItsStatistics) {
     first[r] = stack.values().clone();
     trainer.run();
     last[r] = stack.values().clone();
-    statistics[r] = net->named_buffers()["1.running_mean"].clone();
+    statistics[r] = net.buffer("1.running_mean").clone();
   });
   EXPECT_FALSE(at::equal(first[0], first[1])) << "or there would be nothing to show";
   for (int r = 1; r < world; ++r) {

@@ -7,20 +7,18 @@
 #include <ATen/ops/mse_loss.h>
 #include <ATen/ops/randn.h>
 #include <fmt/format.h>
-#include <torch/csrc/api/include/torch/nn/modules/batchnorm.h>
-#include <torch/csrc/api/include/torch/nn/modules/container/sequential.h>
-#include <torch/csrc/api/include/torch/nn/modules/linear.h>
 
 #include "echelon/base/error.h"
 #include "echelon/nn/gpt.h"
 #include "echelon/nn/linear.h"
-#include "echelon/nn/module_layer.h"
+#include "echelon/nn/loss_layer.h"
 #include "echelon/parallel/tensor/split_plan.h"
 #include "echelon/train/layer_costs.h"
 #include "echelon/train/trainer.h"
 #include "tests/base/scratch_folder.h"
 #include "tests/base/thrown.h"
 #include "tests/collective/ranks.h"
+#include "tests/nn/user_module.h"
 #include "tests/train/tiny.h"
 
 namespace echelon {
@@ -277,11 +275,11 @@ TEST(Mesh, StatisticsOfAStageAreInTheState) {
   const ScratchFolder folder;
   const auto path = folder.path() / "state.safetensors";
   run_ranks_well({.world = 2}, [&](Group& group) {
-    torch::nn::Linear first(6, 4);
-    torch::nn::Sequential second(torch::nn::BatchNorm1d(4), torch::nn::Linear(4, 2));
+    const UserModule first("first", {part::Linear{6, 4}}),
+        second("second", {part::BatchNorm{4}, part::Linear{4, 2}});
     Stack stack;
-    stack.add(module_layer("first", first))
-        .add(module_layer("second", second))
+    stack.add(first.layer())
+        .add(second.layer())
         .add(loss_layer(
             [](const at::Tensor& a, const at::Tensor& b) { return at::mse_loss(a, b); }));
     PipelineOptions pipeline;
@@ -293,7 +291,7 @@ TEST(Mesh, StatisticsOfAStageAreInTheState) {
     trainer.save(path);
     ranks->barrier().wait();  // the first rank has written it
     const bool here = group.rank() == 1;
-    at::Tensor mean = second->named_buffers()["0.running_mean"];
+    at::Tensor mean = second.buffer("0.running_mean");
     const at::Tensor kept = mean.clone();
     if (here) {
       EXPECT_GT(kept.abs().max().item<double>(), 0);

@@ -3,14 +3,12 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/mse_loss.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
-#include <torch/nn/modules/activation.h>
-#include <torch/nn/modules/container/sequential.h>
-#include <torch/nn/modules/linear.h>
 
 #include <cmath>
 #include <limits>
@@ -18,12 +16,13 @@
 
 #include "echelon/base/random.h"
 #include "echelon/nn/gpt.h"
-#include "echelon/nn/module_layer.h"
+#include "echelon/nn/loss_layer.h"
 #include "echelon/nn/tensor_file.h"
 #include "echelon/train/trainer.h"
 #include "tests/base/scratch_folder.h"
 #include "tests/base/thrown.h"
 #include "tests/collective/ranks.h"
+#include "tests/nn/user_module.h"
 #include "tests/train/tiny.h"
 
 namespace echelon {
@@ -54,17 +53,18 @@ LossFunction overflowing(std::vector<int> steps) {
 struct Job {
   Job(const TrainOptions& train, LossFunction loss, std::shared_ptr<Communicator> ranks = nullptr,
       int stage = 0) {
-    torch::nn::Sequential first(torch::nn::Linear(6, 20), torch::nn::Tanh()),
-        second(torch::nn::Linear(20, 20), torch::nn::Tanh()), third(torch::nn::Linear(20, 1));
+    const UserModule first("first", {part::Linear{6, 20}, part::Tanh{}}),
+        second("second", {part::Linear{20, 20}, part::Tanh{}}),
+        third("third", {part::Linear{20, 1}});
     std::uint64_t key = 10;
-    for (auto& net : {first, second, third})
-      for (auto& parameter : net->parameters()) {
+    for (const auto& net : {first, second, third})
+      for (auto& parameter : net.parameters()) {
         const at::NoGradGuard no_grad;
         parameter.copy_(noise(parameter.sizes(), ++key).mul(0.3));
       }
-    stack.add(module_layer("first", first))
-        .add(module_layer("second", second))
-        .add(module_layer("third", third))
+    stack.add(first.layer())
+        .add(second.layer())
+        .add(third.layer())
         .add(loss_layer(std::move(loss)));
     OptimOptions optim;
     optim.warmup = 2;

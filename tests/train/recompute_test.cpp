@@ -10,18 +10,15 @@
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <fmt/format.h>
-#include <torch/nn/modules/batchnorm.h>
-#include <torch/nn/modules/container/sequential.h>
-#include <torch/nn/modules/dropout.h>
-#include <torch/nn/modules/linear.h>
 
 #include <set>
 
 #include "echelon/nn/gpt.h"
-#include "echelon/nn/module_layer.h"
+#include "echelon/nn/loss_layer.h"
 #include "echelon/train/trainer.h"
 #include "tests/base/scratch_folder.h"
 #include "tests/collective/ranks.h"
+#include "tests/nn/user_module.h"
 #include "tests/train/tiny.h"
 
 namespace echelon {
@@ -191,13 +188,12 @@ TEST(Recompute, TrainsAUsersModulesToTheSameBits) {
   at::manual_seed(8);
   const TensorDataset data(at::randn({60, 6}), at::randn({60, 3}));
   const auto run = [&](Recompute recompute, int micro_batches) {
-    namespace nn = torch::nn;
     at::manual_seed(9);
     Stack stack;
     for (const char* name : {"a", "b"})
-      stack.add(module_layer(
-          name, nn::Sequential(nn::Linear(6, 6), nn::BatchNorm1d(6), nn::Dropout(0.2))));
-    stack.add(module_layer("out", nn::Linear(6, 3)));
+      stack.add(
+          UserModule(name, {part::Linear{6, 6}, part::BatchNorm{6}, part::Dropout{0.2}}).layer());
+    stack.add(UserModule("out", {part::Linear{6, 3}}).layer());
     stack.add(loss_layer(
         [](const at::Tensor& y, const at::Tensor& target) { return at::mse_loss(y, target); }));
     stack.recompute(recompute);

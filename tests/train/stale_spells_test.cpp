@@ -10,13 +10,13 @@
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/mse_loss.h>
 #include <ATen/ops/randn.h>
-#include <torch/nn/modules/linear.h>
 
 #include <algorithm>
 #include <limits>
 
-#include "echelon/nn/module_layer.h"
+#include "echelon/nn/loss_layer.h"
 #include "tests/collective/ranks.h"
+#include "tests/nn/user_module.h"
 
 namespace echelon {
 namespace {
@@ -42,15 +42,16 @@ class Line : public Dataset {
 };
 
 Stack line_model() {
-  torch::nn::Linear body(8, 1);
+  const UserModule body("body", {part::Linear{8, 1}});
   {
     const at::NoGradGuard no_grad;  // torch's generator is everybody's
-    body->weight.fill_(0.25);
-    body->bias.fill_(0.5);
+    body.parameters().at(0).fill_(0.25);
+    body.parameters().at(1).fill_(0.5);
   }
   Stack stack;
-  stack.add(module_layer("body", body))
-      .add(loss_layer([](const at::Tensor& a, const at::Tensor& b) { return at::mse_loss(a, b); }));
+  stack.add(body.layer()).add(loss_layer([](const at::Tensor& a, const at::Tensor& b) {
+    return at::mse_loss(a, b);
+  }));
   return stack;
 }
 

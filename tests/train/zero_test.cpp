@@ -3,19 +3,18 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/mse_loss.h>
 #include <ATen/ops/randn.h>
 #include <fmt/format.h>
-#include <torch/nn/modules/activation.h>
-#include <torch/nn/modules/container/sequential.h>
-#include <torch/nn/modules/linear.h>
 
 #include "echelon/nn/gpt.h"
-#include "echelon/nn/module_layer.h"
+#include "echelon/nn/loss_layer.h"
 #include "echelon/train/trainer.h"
 #include "tests/base/scratch_folder.h"
 #include "tests/collective/ranks.h"
+#include "tests/nn/user_module.h"
 #include "tests/train/tiny.h"
 
 namespace echelon {
@@ -130,20 +129,21 @@ TEST(Zero, TrainsAModule) {
   at::manual_seed(4);
   const TensorDataset data(at::randn({40, 6}, at::kDouble), at::randn({40, 1}, at::kDouble));
   const auto train = [&](int stage, std::shared_ptr<Communicator> ranks) {
-    torch::nn::Sequential first(torch::nn::Linear(6, 20), torch::nn::Tanh()),
-        second(torch::nn::Linear(20, 20), torch::nn::Tanh()), third(torch::nn::Linear(20, 1));
+    const UserModule first("first", {part::Linear{6, 20}, part::Tanh{}}),
+        second("second", {part::Linear{20, 20}, part::Tanh{}}),
+        third("third", {part::Linear{20, 1}});
     double fill = 0.1;
-    for (auto& net : {first, second, third})
-      for (auto& parameter : net->parameters()) {
+    for (const auto& net : {first, second, third})
+      for (auto& parameter : net.parameters()) {
         const at::NoGradGuard no_grad;
         parameter.copy_(at::linspace(-fill, fill, parameter.numel()).view_as(parameter));
         fill *= 1.3;
       }
-    second->parameters()[1].set_requires_grad(false);
+    second.parameters()[1].set_requires_grad(false);
     Stack stack;
-    stack.add(module_layer("first", first))
-        .add(module_layer("second", second))
-        .add(module_layer("third", third))
+    stack.add(first.layer())
+        .add(second.layer())
+        .add(third.layer())
         .add(loss_layer(
             [](const at::Tensor& a, const at::Tensor& b) { return at::mse_loss(a, b); }));
     const JobOptions job = tiny_options();

@@ -1,0 +1,22 @@
+// A user's function as the loss, the last layer of a stack. Autograd runs inside it only.
+//
+//   stack.add(loss_layer([](const at::Tensor& out, const at::Tensor& target) {
+//     return torch::mse_loss(out, target);
+//   }));
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+
+#include "echelon/nn/layer.h"
+
+namespace echelon {
+
+// `loss(output, target)` must give the mean over the samples as a scalar. In fp16 models it gets
+// both in fp32: squares and sums soon leave the range of fp16.
+using LossFunction = std::function<at::Tensor(const at::Tensor& output, const at::Tensor& target)>;
+std::unique_ptr<Layer> loss_layer(LossFunction loss);
+
+}  // namespace echelon

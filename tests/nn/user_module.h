@@ -1,0 +1,51 @@
+// A user's module, made of torch's own: for tests that train one and can do without torch's headers
+// of modules, which take longer to compile than such a test.
+//
+//   const UserModule net("net", {part::Linear{6, 4}, part::BatchNorm{4}, part::Linear{4, 1}});
+//   stack.add(net.layer());
+//
+// The parts are named by their numbers: net.0.weight, net.1.running_mean.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "echelon/nn/layer.h"
+
+namespace torch::nn {
+class SequentialImpl;
+}
+
+namespace echelon {
+
+namespace part {
+struct Linear {
+  std::int64_t in, out;
+};
+struct BatchNorm {
+  std::int64_t features;
+};
+struct Dropout {
+  double rate;
+};
+struct Tanh {};
+using Any = std::variant<Linear, BatchNorm, Dropout, Tanh>;
+}  // namespace part
+
+class UserModule {
+ public:
+  UserModule(std::string name, const std::vector<part::Any>& parts);
+  std::unique_ptr<Layer> layer() const;
+  std::vector<at::Tensor> parameters() const;        // as autograd knows them
+  at::Tensor buffer(const std::string& name) const;  // such as 1.running_mean
+
+ private:
+  std::string name_;
+  std::shared_ptr<torch::nn::SequentialImpl> net_;
+};
+
+}  // namespace echelon
