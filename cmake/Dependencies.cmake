@@ -2,9 +2,7 @@
 # library or from its sources. Makes echelon_deps::NAME for each and echelon_deps_headers for all headers.
 
 add_library(echelon_deps_headers INTERFACE)
-# Header-only fmt: torch brings a newer one than the distribution's library, each in its own namespace.
-target_compile_definitions(echelon_deps_headers INTERFACE FMT_HEADER_ONLY=1 SPDLOG_FMT_EXTERNAL=1
-                                                          TOML_HEADER_ONLY=1)
+target_compile_definitions(echelon_deps_headers INTERFACE SPDLOG_FMT_EXTERNAL=1 TOML_HEADER_ONLY=1)
 
 function(echelon_header_dependency name header package)
   if(ECHELON_DEPS)
