@@ -86,6 +86,16 @@ class CommandLine(DevTest):
             self.assertEqual(result.returncode, 2)
             self.assertIn("address, undefined, thread", result.stderr)
 
+    def test_doctor_tells_of_a_compiler_without_the_shared_library(self):
+        # The name of a file that it does not find comes back as it is.
+        compiler = self.write("g++", '#!/bin/sh\necho "${1#-print-file-name=}"\n')
+        compiler.chmod(0o755)
+        lines = [line for line in self.call("doctor", CXX=str(compiler)).stdout.splitlines() if "libstdc++" in line]
+        self.assertEqual(len(lines), 1)
+        self.assertIn("as an archive only", lines[0])
+        found = self.call("doctor", CXX="c++").stdout
+        self.assertRegex(found, r"(?m)^libstdc\+\+ +/.*/libstdc\+\+\.so$")
+
     def test_train_becomes_the_program(self):
         program = self.write("build/echelon", '#!/bin/sh\necho "$@"; kill -TERM $$\n')
         program.chmod(0o755)
