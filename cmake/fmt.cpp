@@ -1,5 +1,8 @@
 // The functions of fmt, compiled once for all sources that see the same fmt. With FMT_HEADER_ONLY
-// every source compiles them again, which takes a quarter of its time.
+// every source compiles them again, which takes up to a quarter of its time; there is nothing here
+// then.
+#ifndef FMT_HEADER_ONLY
+
 #include <fmt/format-inl.h>
 
 #include <locale>
@@ -17,3 +20,5 @@ template auto decimal_point_impl<char>(locale_ref) -> char;
 }  // namespace detail
 
 FMT_END_NAMESPACE
+
+#endif

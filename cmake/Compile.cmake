@@ -1,0 +1,83 @@
+# How our targets are compiled: warnings, third-party headers, fmt, precompiled headers. A target calls echelon_private.
+
+# Warnings that depend on the optimiser's view of inlined library code are shown, never errors.
+add_library(echelon_warnings INTERFACE)
+target_compile_options(
+  echelon_warnings
+  INTERFACE -Wall -Wextra -Wshadow
+            $<$<BOOL:${ECHELON_WERROR}>:-Werror>
+            $<$<CXX_COMPILER_ID:GNU>:-Wno-error=maybe-uninitialized>
+            $<$<CXX_COMPILER_ID:GNU>:-Wno-error=array-bounds>
+            $<$<CXX_COMPILER_ID:GNU>:-Wno-error=free-nonheap-object>
+            $<$<CXX_COMPILER_ID:GNU>:-Wno-error=stringop-overflow>
+            $<$<CXX_COMPILER_ID:GNU>:-Wno-error=restrict>)
+
+# What every target of ours is compiled with, and no user of ours: after torch's folders, so that code
+# which sees torch sees the fmt that torch's headers were written for.
+function(echelon_headers target)
+  target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}" "${PROJECT_BINARY_DIR}/generated")
+  target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:echelon_deps_headers>
+                                          $<BUILD_INTERFACE:echelon_warnings>)
+endfunction()
+
+# fmt's functions for all sources that see one fmt, torch's or the distribution's: each has a namespace of
+# its own. A version that fmt.cpp does not fit is compiled with every source instead.
+function(echelon_fmt target)
+  add_library(${target} STATIC "${PROJECT_SOURCE_DIR}/cmake/fmt.cpp")
+  target_link_libraries(${target} PUBLIC ${ARGN})
+  echelon_headers(${target})
+  set(folders "")
+  foreach(library IN LISTS ARGN)
+    get_target_property(of_library ${library} INTERFACE_INCLUDE_DIRECTORIES)
+    list(APPEND folders ${of_library})
+  endforeach()
+  # As the build is compiled: what is inlined in it may be there without.
+  set(CMAKE_TRY_COMPILE_CONFIGURATION ${CMAKE_BUILD_TYPE})
+  try_compile(
+    ${target}_fits
+    SOURCES "${PROJECT_SOURCE_DIR}/cmake/fmt.cpp" "${PROJECT_SOURCE_DIR}/cmake/fmt_probe.cpp"
+    CMAKE_FLAGS "-DINCLUDE_DIRECTORIES=${folders};${ECHELON_fmt_INCLUDE}"
+    CXX_STANDARD 20 CXX_STANDARD_REQUIRED ON)
+  if(NOT ${target}_fits)
+    message(STATUS "fmt is compiled with every source, which takes longer: cmake/fmt.cpp does not fit its version")
+    target_compile_definitions(${target} PUBLIC FMT_HEADER_ONLY=1)
+  endif()
+  install(TARGETS ${target} EXPORT echelonTargets)
+endfunction()
+echelon_fmt(echelon_fmt)
+
+# Headers that most sources with torch include, parsed once: about a third of a source's time. What they include is
+# written in the sources all the same; -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON shows whether it is.
+# The compiler takes them only where its options are the same; -fpch-preprocess is for ccache.
+set(ECHELON_COMMON_HEADERS
+    <algorithm> <array> <atomic> <chrono> <condition_variable> <cstdint> <cstring> <filesystem> <functional> <limits>
+    <map> <memory> <mutex> <numeric> <optional> <set> <span> <string> <string_view> <thread> <unordered_map> <utility>
+    <vector> <ATen/Parallel.h> <ATen/core/Tensor.h> <ATen/ops/empty.h> <fmt/format.h>)
+
+# echelon_precompile(TARGET FAMILY headers…): those headers, compiled with the first target of a family.
+function(echelon_precompile target family)
+  get_property(first GLOBAL PROPERTY ECHELON_PRECOMPILED_${family})
+  if(first)
+    target_precompile_headers(${target} REUSE_FROM ${first})
+  else()
+    set_property(GLOBAL PROPERTY ECHELON_PRECOMPILED_${family} ${target})
+    target_precompile_headers(${target} PRIVATE ${ARGN})
+  endif()
+  target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
+endfunction()
+
+if(ECHELON_TORCH)
+  echelon_fmt(echelon_torch_fmt Torch::torch)
+  echelon_precompile(echelon_torch_fmt rooms ${ECHELON_COMMON_HEADERS})
+endif()
+
+# A target's private side. With TORCH_FREE, it sees no torch.
+function(echelon_private target)
+  cmake_parse_arguments(ARG "TORCH_FREE" "" "" ${ARGN})
+  echelon_headers(${target})
+  if(ARG_TORCH_FREE)
+    target_link_libraries(${target} PRIVATE echelon_fmt)
+  else()
+    target_link_libraries(${target} PRIVATE echelon_torch_fmt)
+  endif()
+endfunction()
