@@ -199,8 +199,8 @@ def page(device, world, facts, tables):
     out += [f"- {name}: {value}" for name, value in facts] + [f"- Command: `{command.strip()}`", ""]
     for job, rounds, rows, notes in tables:
         out += [f"## {job}", "", " ".join([f"{rounds} rounds of {job.steps} steps.", *notes]), "", markdown(rows), ""]
-    out += ["Times are medians over steps, then over rounds (in brackets: the fastest and the slowest round). A ratio is the median",
-            "of the rounds' own; above 1, Echelon is faster. benchmarks/step.py says how it is measured.", ""]
+    out += ["Times are medians over steps, then over rounds (in brackets: the fastest and the slowest round). A ratio is "
+            "the median\nof the rounds' own; above 1, Echelon is faster. benchmarks/step.py says how it is measured.", ""]
     return "\n".join(out)
 
 

@@ -132,6 +132,7 @@ at::Tensor ModuleLayer::backward(const at::Tensor& grad_output, Pass& pass) {
 
 namespace {
 
+// loss_layer.h; here, since it needs autograd's headers too.
 class LossLayer : public Layer {
  public:
   explicit LossLayer(LossFunction loss) : loss_(std::move(loss)) {}
