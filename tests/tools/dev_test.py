@@ -196,5 +196,105 @@ class SetUp(DevTest):
                                         + ["src/googletest/include/gtest/gtest.h", "src/googletest/src/gtest-all.cc"]))
 
 
+@unittest.skipUnless(shutil.which("ctest"), "needs ctest")
+class SkippedTests(DevTest):
+    GTEST = r"""echo '[ RUN      ] Gpu.Adds'
+echo '/src/gpu_test.cpp:19: Skipped'
+echo 'there is no GPU here'
+echo ''
+echo '[  SKIPPED ] Gpu.Adds (0 ms)'
+echo '[       OK ] Cpu.Adds (0 ms)'
+echo '[  PASSED  ] 1 test.'
+echo '[  SKIPPED ] 1 test, listed below:'
+echo '[  SKIPPED ] Gpu.Adds'
+"""
+
+    def run_tests(self, programs, allowed="", **env):
+        """'./dev test' over these shell programs, with nothing to build; (status, what it printed)."""
+        shutil.copy(ROOT / "tests/tools/skips.py", self.write("tests/tools/skips.py", ""))
+        self.write("tests/allowed_skips.txt", allowed)
+        entries = [f'add_test({name} sh "{self.write(f"{name}.sh", text)}")\n'
+                   f'set_tests_properties({name} PROPERTIES SKIP_RETURN_CODE 77)\n' for name, text in programs.items()]
+        self.write("build/CTestTestfile.cmake", "".join(entries))
+        code = ("import sys; sys.path.insert(0, sys.argv[1]); from dev_test import load\n"
+                "dev = load(sys.argv[2]); dev.build = lambda *_: None; sys.exit(dev.test([]))")
+        clean = {k: v for k, v in os.environ.items() if k != "CI"}
+        result = subprocess.run([sys.executable, "-c", code, str(Path(__file__).parent), str(self.root / "dev")],
+                                capture_output=True, text=True, env={**clean, **env}, timeout=60)
+        return result.returncode, result.stdout + result.stderr
+
+    def test_a_skip_inside_a_program_that_passes_is_counted_and_listed(self):
+        status, text = self.run_tests({"train_test": self.GTEST})
+        self.assertEqual(status, 0, text)
+        self.assertIn("100% tests passed, 0 tests failed out of 1", text)
+        self.assertIn("1 test was skipped:\n  train_test Gpu.Adds: there is no GPU here", text)
+
+    def test_a_skip_that_no_list_allows_fails_in_ci(self):
+        for ci, expected in (("true", 1), ("1", 1), ("false", 0), ("", 0)):
+            status, text = self.run_tests({"train_test": self.GTEST}, CI=ci)
+            self.assertEqual(status, expected, text)
+
+    def test_a_listed_skip_passes_in_ci_only_for_its_reason(self):
+        listed = "# why CI may skip it\ntrain_test Gpu.* there is no GPU*\n"
+        status, text = self.run_tests({"train_test": self.GTEST}, listed, CI="true")
+        self.assertEqual(status, 0, text)
+        status, text = self.run_tests({"train_test": self.GTEST.replace("there is no GPU", "it is slow")}, listed, CI="true")
+        self.assertEqual(status, 1, text)
+        self.assertIn("train_test Gpu.Adds: it is slow here  [not in allowed_skips.txt]", text)
+
+    def test_a_program_that_skips_as_a_whole_is_listed_with_its_reason(self):
+        status, text = self.run_tests({"mpi": "echo 'SKIPPED: no mpirun'; exit 77", "silent": "exit 77"}, CI="true")
+        self.assertEqual(status, 1, text)
+        self.assertIn("  mpi: no mpirun", text)
+        self.assertIn("  silent: it gives no reason", text)
+
+    def test_a_failure_stays_a_failure_and_skips_are_listed_all_the_same(self):
+        status, text = self.run_tests({"bad": "exit 3", "train_test": self.GTEST})
+        self.assertNotEqual(status, 0)
+        self.assertIn("1 test was skipped", text)
+
+    def test_nothing_skipped_is_said(self):
+        status, text = self.run_tests({"good": "exit 0"}, CI="true")
+        self.assertEqual(status, 0, text)
+        self.assertIn("no test was skipped", text)
+
+
+@unittest.skipUnless(importlib.util.find_spec("pytest"), "needs pytest")
+class RunPytest(DevTest):
+    def pytest(self, text):
+        result = subprocess.run([sys.executable, str(ROOT / "tests/tools/run_pytest.py"), str(self.write("some_test.py", text))],
+                                capture_output=True, text=True, timeout=60)
+        return result.returncode, result.stdout
+
+    def test_a_file_whose_tests_all_skip_in_a_fixture_is_skipped(self):
+        status, text = self.pytest("""import pytest
+@pytest.fixture
+def hosts():
+    pytest.skip("no namespaces here")
+def test_sums(hosts):
+    assert False
+@pytest.mark.parametrize("n", ["a b", "c"])
+def test_joins(hosts, n):
+    assert False
+""")
+        self.assertEqual(status, 77, text)
+        self.assertIn("SKIPPED test_sums: no namespaces here\n", text)
+        self.assertIn("SKIPPED test_joins[a_b]: no namespaces here\n", text)
+
+    def test_a_module_that_skips_itself_is_skipped(self):
+        status, text = self.pytest("import pytest\npytest.importorskip('no_such_module')\ndef test_it(): pass\n")
+        self.assertEqual(status, 77, text)
+        self.assertRegex(text, r"(?m)^SKIPPED: could not import 'no_such_module'")
+
+    def test_a_skip_beside_a_pass_is_printed_and_passes(self):
+        status, text = self.pytest("import pytest\ndef test_a(): pass\ndef test_b(): pytest.skip('one core')\n")
+        self.assertEqual(status, 0, text)
+        self.assertIn("SKIPPED test_b: one core\n", text)
+
+    def test_a_failure_beside_skips_fails(self):
+        status, text = self.pytest("import pytest\ndef test_a(): assert 0\ndef test_b(): pytest.skip('one core')\n")
+        self.assertEqual(status, 1, text)
+
+
 if __name__ == "__main__":
-    unittest.main()
+    unittest.main(verbosity=2)  # names each skipped test, for skips.py
