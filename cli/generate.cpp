@@ -3,15 +3,19 @@
 #include <fmt/format.h>
 
 #include <cstdio>
+#include <limits>
 #include <memory>
 
 #include "cli/commands.h"
+#include "cli/numbers.h"
 #include "echelon/base/error.h"
 #include "echelon/nn/gpt.h"
 #include "echelon/nn/gpt2_folder.h"
 
 namespace echelon::cli {
 namespace {
+
+constexpr std::int64_t most_tokens = 1'000'000'000;
 
 struct Arguments {
   std::string weights, prompt = "def ";
@@ -47,22 +51,23 @@ void add_generate(CLI::App& app, int& exit_code) {
       ->type_name("TEXT");
   command->add_option("--tokens", arguments->options.tokens, "Bytes to write")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber)
+      ->check(integer_from(0, most_tokens))
       ->type_name("N");
   command
       ->add_option("--temperature", arguments->options.temperature,
                    "0: always the likeliest byte; 1: as the model sees it")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber)
+      ->check(number_from(0, 1e6))
       ->type_name("X");
   command
       ->add_option("--top", arguments->options.top,
                    "Choose among the likeliest N bytes only; 0: all")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber)
+      ->check(integer_from(0, 1 << 30))
       ->type_name("N");
   command->add_option("--seed", arguments->options.seed, "Same seed, same text")
       ->capture_default_str()
+      ->check(integer_from(0, std::numeric_limits<std::int64_t>::max()))
       ->type_name("N");
   command->footer(
       "Example:\n  echelon generate runs/2026-01-31-120000/weights --prompt 'class Node' --tokens 500");

@@ -9,11 +9,14 @@
 #include <csignal>
 #include <cstdio>
 #include <exception>
+#include <filesystem>
+#include <new>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/words.h"
 #include "echelon/base/error.h"
 #include "echelon/base/log.h"
 #include "echelon/base/options.h"
@@ -104,6 +107,7 @@ int run(int argc, char** argv) {
   add_completion(app, exit_code);
   try {
     require_known_command(app, argc, argv);
+    require_words(argc, argv);
     require_assignments(argc, argv);
     app.parse(argc, argv);
   } catch (const CLI::Success& done) {
@@ -125,6 +129,12 @@ int run(int argc, char** argv) {
     return 1;
   } catch (const c10::Error& error) {
     log::error(error.what_without_backtrace());
+    return 1;
+  } catch (const std::bad_alloc&) {
+    log::error("there is not enough memory");
+    return 1;
+  } catch (const std::filesystem::filesystem_error& error) {
+    log::error(fmt::format("{}: {}", error.path1().string(), error.code().message()));
     return 1;
   } catch (const std::exception& error) {
     log::error(error.what());

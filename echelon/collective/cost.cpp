@@ -95,22 +95,18 @@ std::string Figures::json() const {
 }
 
 Figures Figures::parse(const std::string& json, const std::string& where) {
-  try {
-    const auto all = nlohmann::json::parse(json);
-    const auto figure = [&](const nlohmann::json& value) {
-      const double number = value.get<double>();
-      if (!(number >= 0) || !(number < 1e6)) throw Corrupt(where + ": a figure is out of bounds");
-      return number;
-    };
-    Figures figures;
-    figures.shared = {figure(all.at("shared").at("alpha")), figure(all.at("shared").at("beta"))};
-    figures.tcp = {figure(all.at("tcp").at("alpha")), figure(all.at("tcp").at("beta"))};
-    figures.gamma = figure(all.at("gamma"));
-    figures.single_copy = all.at("single_copy").get<bool>();
-    return figures;
-  } catch (const nlohmann::json::exception& error) {
-    throw Corrupt(where + ": " + error.what());
-  }
+  return read(JsonReader::parse(json, where));
+}
+
+Figures Figures::read(const JsonReader& json) {
+  const auto figure = [](const JsonReader& value) { return value.number(0, 1e6); };
+  const auto shared = json.at("shared"), tcp = json.at("tcp");
+  Figures figures;
+  figures.shared = {figure(shared.at("alpha")), figure(shared.at("beta"))};
+  figures.tcp = {figure(tcp.at("alpha")), figure(tcp.at("beta"))};
+  figures.gamma = figure(json.at("gamma"));
+  figures.single_copy = json.at("single_copy").boolean();
+  return figures;
 }
 
 double cost(Operation operation, Algorithm algorithm, std::size_t bytes, const Shape& shape,

@@ -29,6 +29,7 @@
 #include <string>
 #include <vector>
 
+#include "echelon/base/json_reader.h"
 #include "echelon/collective/call.h"
 
 namespace echelon {
@@ -45,6 +46,7 @@ struct Figures {
 
   std::string json() const;
   static Figures parse(const std::string& json, const std::string& where);  // throws Corrupt
+  static Figures read(const JsonReader& json);                              // throws Corrupt
 };
 
 // On one host, where direct stops being the cheaper way: for registered and for private buffers.

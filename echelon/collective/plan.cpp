@@ -7,6 +7,7 @@
 
 #include "echelon/base/error.h"
 #include "echelon/base/file.h"
+#include "echelon/base/json_reader.h"
 
 namespace echelon {
 namespace {
@@ -42,35 +43,44 @@ void Plan::check() const {
   }
 }
 
-Plan Plan::read(const std::filesystem::path& file) { return parse(read_file(file), file.string()); }
+Plan Plan::read(const std::filesystem::path& file) {
+  if (!std::filesystem::is_regular_file(file))
+    throw InvalidArgument(fmt::format(
+        "there is no file {} to read a plan from: give a run's plan.json", file.string()));
+  return parse(read_file(file), file.string());
+}
 
 Plan Plan::parse(const std::string& json, const std::string& file) {
-  try {
-    auto all = nlohmann::json::parse(json);
-    if (all.contains("communication")) all = nlohmann::json(all["communication"]);
-    if (!all.contains("figures"))
-      throw Corrupt(fmt::format(
-          "{} has no figures of links: it is of a run on one rank, or of another backend", file));
-    Plan plan;
-    plan.figures = Figures::parse(all.at("figures").dump(), file);
-    const auto& shape = all.at("shape");
-    plan.shape = {shape.at("ranks").get<int>(), shape.at("hosts").get<int>(),
-                  shape.at("local").get<int>()};
-    for (int op = 0; op < operations; ++op) {
-      std::vector<Choice> choices;
-      for (const auto& choice : all.at("choices").at(name(Operation(op))))
-        choices.push_back({choice.at("up_to_bytes").get<std::size_t>(),
-                           parse_algorithm(choice.at("algorithm").get<std::string>())});
-      if (choices.empty())
-        throw Corrupt(fmt::format("{}: no choice for {}", file, name(Operation(op))));
-      plan.choices.push_back(std::move(choices));
+  auto all = JsonReader::parse(json, file);
+  if (all.has("communication")) all = all.at("communication");
+  if (!all.has("figures"))
+    throw Corrupt(fmt::format(
+        "{} has no figures of links: it is of a run on one rank, or of another backend", file));
+  constexpr std::int64_t most = 1 << 20;
+  Plan plan;
+  plan.figures = Figures::read(all.at("figures"));
+  const auto shape = all.at("shape");
+  plan.shape = {int(shape.at("ranks").integer(1, most)), int(shape.at("hosts").integer(1, most)),
+                int(shape.at("local").integer(0, most))};
+  for (int op = 0; op < operations; ++op) {
+    const auto entries = all.at("choices").at(name(Operation(op))).items();
+    if (entries.empty())
+      throw Corrupt(fmt::format("{}: no choice for {}", file, name(Operation(op))));
+    std::vector<Choice> choices;
+    for (const auto& entry : entries) {
+      choices.push_back({entry.at("up_to_bytes").count(), Algorithm::automatic});
+      if (choices.size() > 1 && choices.back().bytes <= choices[choices.size() - 2].bytes)
+        throw Corrupt(fmt::format("{}: the choices for {} do not go up in up_to_bytes", file,
+                                  name(Operation(op))));
+      try {
+        choices.back().algorithm = parse_algorithm(entry.at("algorithm").text());
+      } catch (const InvalidArgument& error) {
+        throw Corrupt(fmt::format("{}: {}", file, error.what()));
+      }
     }
-    return plan;
-  } catch (const nlohmann::json::exception& error) {
-    throw Corrupt(fmt::format("{} is no plan: {}", file, error.what()));
-  } catch (const InvalidArgument& error) {
-    throw Corrupt(fmt::format("{}: {}", file, error.what()));
+    plan.choices.push_back(std::move(choices));
   }
+  return plan;
 }
 
 }  // namespace echelon

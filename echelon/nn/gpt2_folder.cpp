@@ -8,6 +8,7 @@
 
 #include "echelon/base/error.h"
 #include "echelon/base/file.h"
+#include "echelon/base/json_reader.h"
 #include "echelon/nn/tensor_file.h"
 
 namespace echelon {
@@ -25,7 +26,9 @@ json read_config(const fs::path& folder) {
         fmt::format("there is no folder {} to read weights from", folder.string()));
   if (!fs::exists(path))
     throw InvalidArgument(fmt::format("{} has no config.json", folder.string()));
-  json config = json::parse(read_file(path), nullptr, /*allow_exceptions=*/false);
+  const std::string text = read_file(path);
+  JsonReader::parse(text, path.string());  // says where it is not JSON
+  json config = json::parse(text);
   if (!config.is_object()) throw Corrupt(fmt::format("{} is not a JSON object", path.string()));
   return config;
 }

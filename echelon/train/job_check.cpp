@@ -8,7 +8,9 @@
 
 #include "echelon/base/error.h"
 #include "echelon/base/file.h"
+#include "echelon/collective/plan.h"
 #include "echelon/comm/texts.h"
+#include "echelon/net/socket.h"
 #include "echelon/nn/gpt.h"
 #include "echelon/nn/gpt2_folder.h"
 #include "echelon/optim/optimizer.h"
@@ -79,6 +81,11 @@ void check_combination(const JobRequest& request, int ranks) {
          "train.reduce=fp32 is for gradients that are narrower: set train.precision=bf16 or fp16, "
          "or {}",
          {"train.reduce"});
+  refuse(options.train.memory_mib > 0 && options.train.memory_mib < 1,
+         fmt::format("train.memory_mib = {} is less than a MiB, and no job fits into that: give at "
+                     "least 1, or {{}}",
+                     options.train.memory_mib),
+         {"train.memory_mib"});
   const bool shared = options.parallel.zero > 0;
   const bool offloads = options.zero.offload != "none";
   const std::vector<std::string_view> shards = {"parallel.zero", "zero.offload",
@@ -276,6 +283,19 @@ void check_state(const JobRequest& request) {
                   fmt::join(set, " and ")));
 }
 
+// Whether what a job names outside of itself is there: before there are ranks that would all say
+// it, and also where a job of one rank would not use it.
+void check_surroundings(const JobRequest& request) {
+  const auto& options = request.options;
+  if (!options.net.interface.empty()) interface_address(options.net.interface);
+  // Several ranks have met by then, and read rank 0's plan for that.
+  if (!options.comm.plan.empty() && !request.ranks) Plan::read(options.comm.plan);
+  if (options.zero.offload == "disk" && !std::filesystem::is_directory(options.zero.offload_path))
+    throw InvalidArgument(
+        fmt::format("zero.offload_path: there is no folder {}; make it on a disk with room",
+                    options.zero.offload_path));
+}
+
 }  // namespace
 
 void resolve_model(ModelOptions& model, const std::vector<std::string>& given) {
@@ -323,6 +343,7 @@ void check_job(const JobRequest& request, int ranks) {
               : fmt::format(", and train.steps = {}", options.train.steps)));
   }
   require_place_for(request.summary, "--json");
+  check_surroundings(request);
 }
 
 std::vector<int> expendable_ranks(const JobOptions& options, int ranks) {

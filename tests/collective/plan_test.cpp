@@ -29,6 +29,40 @@ TEST(Plan, RefusesWhatIsNone) {
         << text;
 }
 
+TEST(Plan, NamesThePlaceInAFileThatIsWrong) {
+  const std::string good = Plan::make({{2e-6, 3e-10}, {4e-5, 5e-9}, 6e-11, true}, two_hosts).json();
+  const auto with = [&](const std::string& before, const std::string& after) {
+    std::string text = good;
+    const auto at = text.find(before);
+    EXPECT_NE(at, std::string::npos) << before;
+    return thrown<Corrupt>(
+        [&] { Plan::parse(text.replace(at, before.size(), after), "plan.json"); });
+  };
+  EXPECT_EQ(with("\"up_to_bytes\": ", "\"up_to_bytes\": -1, \"was\": "),
+            "plan.json: choices.all_reduce[0].up_to_bytes is -1, not an integer of at least 0");
+  EXPECT_EQ(with("\"up_to_bytes\": ", "\"up_to_bytes\": \"8\", \"was\": "),
+            "plan.json: choices.all_reduce[0].up_to_bytes is \"8\", not an integer of at least 0");
+  EXPECT_EQ(with("\"ranks\": 4", "\"ranks\": 0"),
+            "plan.json: shape.ranks is 0, not an integer from 1 to 1048576");
+  EXPECT_EQ(with("\"gamma\"", "\"gama\""), "plan.json: figures.gamma is missing");
+  EXPECT_EQ(with("\"gamma\": ", "\"gamma\": -1, \"was\": "),
+            "plan.json: figures.gamma is -1, not a number from 0 to 1000000");
+  EXPECT_EQ(with("\"shape\": {", "\"shape\": ["),
+            "plan.json is not JSON: it cannot be read on from line 15, column 12");
+}
+
+TEST(Plan, RefusesChoicesThatDoNotGoUp) {
+  Plan plan = Plan::make({}, two_hosts);
+  plan.choices[0] = {{1000, Algorithm::direct}, {1000, Algorithm::ring}};
+  EXPECT_EQ(thrown<Corrupt>([&] { Plan::parse(plan.json(), "plan.json"); }),
+            "plan.json: the choices for all_reduce do not go up in up_to_bytes");
+}
+
+TEST(Plan, RefusesAFileThatIsNotThere) {
+  EXPECT_EQ(thrown<InvalidArgument>([] { Plan::read("/no/plan.json"); }),
+            "there is no file /no/plan.json to read a plan from: give a run's plan.json");
+}
+
 TEST(Plan, RefusesAChoiceThatTheShapeCannotDo) {
   Plan plan = Plan::make({}, {2, 2, 1});
   plan.choices[0] = {{SIZE_MAX, Algorithm::hierarchical}};

@@ -132,6 +132,58 @@ def test_a_blank_in_place_of_the_equals_sign_is_shown_as_it_should_be(refused):
     assert refused("train", "--nproc", "2", "--set", "optim.rate").endswith("write --set optim.rate=VALUE")
 
 
+@pytest.mark.parametrize("arguments", [["train", "--resume", ""], ["train", "--join", ""], ["train", "--data", ""],
+                                       ["train", "--plan", ""], ["train", "--json", ""], ["train", "--name", ""],
+                                       ["verify", "--inject", ""], ["verify", "--html", ""], ["topo", "--mesh", ""],
+                                       ["bench", "collectives", "--json", ""]])
+def test_an_empty_value_is_refused_by_the_name_of_its_option(refused, arguments):
+    sentence = refused(*arguments)
+    assert sentence.startswith(f"{arguments[-2]} needs a value, but an empty one was given"), sentence
+    assert refused(*arguments[:-2], f"{arguments[-2]}=").startswith(f"{arguments[-2]} needs a value")
+
+
+def test_an_empty_word_and_one_that_is_not_utf8_are_refused(refused):
+    assert refused("train", "").startswith("word 2 of the command line is empty")
+    assert "is not UTF-8" in refused("train", "--name", os.fsdecode(b"a\xff"))
+    assert "is not UTF-8" in refused("verify", "--json", os.fsdecode(b"\xed\xa0\x80"))
+
+
+@pytest.mark.parametrize("option, value, says", [
+    ("--tokens", "99999999999999999999", "99999999999999999999 is not an integer from 0 to 1000000000"),
+    ("--tokens", "-1", "-1 is not an integer from 0"), ("--tokens", "1.5", "1.5 is not an integer"),
+    ("--temperature", "-1", "-1 is not a number from 0 to 1000000"), ("--temperature", "nan", "nan is not a number"),
+    ("--temperature", "inf", "inf is not a number"), ("--temperature", "1" * 300, "is not a number from 0 to 1000000"),
+    ("--top", "-3", "-3 is not an integer from 0"), ("--seed", "-1", "-1 is not an integer from 0")])
+def test_generate_refuses_numbers_out_of_bounds_in_few_words(refused, option, value, says):
+    sentence = refused("generate", "weights", option, value)
+    assert says in sentence and len(sentence) < 150, sentence
+
+
+def test_what_a_job_names_must_be_there_on_one_rank_too(echelon, refused_job):
+    assert "there is no file no.json to read a plan from" in refused_job(comm_plan="no.json")
+    assert "'1979-05-27' is no network interface of this machine" in refused_job(net_interface="1979-05-27")
+    assert "zero.offload_path: there is no folder nowhere" in refused_job(
+        "--nproc", 2, parallel_zero=3, zero_offload="disk", zero_offload_path="nowhere")
+    (echelon.folder / "plan.json").write_text('{"figures": {"shared": 1, "tcp": {}}}')
+    assert "plan.json: figures.shared is 1, not an object with alpha" in refused_job(comm_plan="plan.json")
+    (echelon.folder / "plan.json").write_text("{\n  nothing}")
+    assert "plan.json is not JSON: it cannot be read on from line 2, column 4" in refused_job(comm_plan="plan.json")
+
+
+def test_a_plan_with_a_negative_size_is_refused_with_its_place(echelon, refused_job):
+    run = echelon.train_well("planned", "--nproc", 2, train_steps=1)
+    plan = json.loads((run / "plan.json").read_text())
+    plan["communication"]["choices"]["broadcast"][0]["up_to_bytes"] = -1
+    (echelon.folder / "plan.json").write_text(json.dumps(plan))
+    sentence = refused_job("--nproc", 2, comm_plan="plan.json")
+    assert "plan.json: communication.choices.broadcast[0].up_to_bytes is -1, not an integer of at least 0" in sentence
+
+
+@pytest.mark.parametrize("mib", ["1e-7", "0.999"])
+def test_a_memory_limit_below_a_mib_is_refused(refused_job, mib):
+    assert "train.memory_mib" in refused_job(train_memory_mib=mib)
+
+
 def test_a_mistyped_flag_names_the_nearest(refused):
     assert "did you mean --nproc?" in refused("train", "--nprocs", "2")
     assert "did you mean --sizes?" in refused("bench", "collectives", "--size", "64")
@@ -203,6 +255,9 @@ def test_cuda_where_there_is_none_is_refused(echelon, refused_job):
     if "not built in" not in echelon("info").stdout and "0 GPUs" not in echelon("info").stdout:
         pytest.skip("this machine has a GPU")
     assert "train.device=cpu" in refused_job(train_device="cuda") or "use cpu" in refused_job(train_device="cuda")
+    dry = echelon.train("--dry-run", train_device="cuda")
+    assert dry.returncode == 1, dry.stdout + dry.stderr
+    assert "cannot run here: there is no GPU" in dry.stdout
 
 
 # ---- Weights to start from
@@ -221,7 +276,7 @@ def test_truncated_weights_are_refused_wherever_they_end(echelon, refused_job):
     assert "model.safetensors" in refused_job(model_init="cut"), "one byte too many"
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"n_layer": 1}', "\x00"])
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"n_layer": 1}', "\x00", '{"n_layer": 1,\n x}'])
 def test_a_broken_config_beside_weights_is_refused(echelon, refused_job, text):
     (echelon.folder / "broken").mkdir()
     (echelon.folder / "broken" / "config.json").write_text(text)
