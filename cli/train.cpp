@@ -33,7 +33,7 @@ struct Arguments {
   std::string config, data, resume, name, summary, plan;
   std::vector<std::string> set;
   int nproc = 1;
-  std::string trace, join;
+  std::string trace, join, progress = "auto";
   bool print_config = false, dry_run = false;
 };
 
@@ -44,6 +44,9 @@ JobRequest request_of(const Arguments& arguments) {
   request.name = arguments.name;
   request.summary = arguments.summary;
   request.join = arguments.join;
+  request.progress = arguments.progress == "none"    ? ShowProgress::none
+                     : arguments.progress == "plain" ? ShowProgress::plain
+                                                     : ShowProgress::automatic;
   request.trace_sync = arguments.trace == "sync";
   request.trace_pipeline = arguments.trace == "pipeline";
   if (!arguments.resume.empty()) {
@@ -98,6 +101,13 @@ void add_train(CLI::App& app, int& exit_code) {
                    "last step as predicted and as it ran, and pipeline.svg")
       ->check(CLI::IsMember({"sync", "pipeline"}))
       ->type_name("WHAT");
+  command
+      ->add_option("--progress", arguments->progress,
+                   "auto: a bar on a terminal, a line every few seconds elsewhere; plain: lines;\n"
+                   "none: no steps")
+      ->check(CLI::IsMember({"auto", "plain", "none"}))
+      ->type_name("HOW")
+      ->capture_default_str();
   command->add_flag("--print-config", arguments->print_config,
                     "Print every option with its value and meaning, and stop");
   command->add_flag("--dry-run", arguments->dry_run,

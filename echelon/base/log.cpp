@@ -13,6 +13,7 @@
 #include <spdlog/sinks/basic_file_sink.h>
 
 #include "echelon/base/error.h"
+#include "echelon/base/terminal.h"
 
 namespace echelon::log {
 
@@ -44,6 +45,7 @@ void to_file(spdlog::level::level_enum level, std::string_view message) {
 
 // One call for the whole line, so that lines of several ranks on one terminal do not mix.
 void to_person(std::string_view kind, std::string_view message) {
+  terminal::clear();  // or the message would stand within the progress bar
   const auto line = fmt::format("echelon: {}: {}\n", kind, message);
   std::fwrite(line.data(), 1, line.size(), stderr);
 }

@@ -5,7 +5,7 @@
 namespace echelon {
 namespace {
 
-constexpr std::size_t widest = 100;
+constexpr std::size_t widest = 80;
 
 std::size_t columns(std::string_view utf8) {
   return std::size_t(std::ranges::count_if(

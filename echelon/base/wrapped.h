@@ -1,4 +1,4 @@
-// Text in lines of at most a hundred columns, for a terminal.
+// Text in lines of at most eighty columns, for a terminal.
 #pragma once
 
 #include <cstddef>

@@ -14,6 +14,7 @@ namespace echelon {
 namespace {
 
 constexpr std::size_t longest_line = 1 << 20;
+constexpr std::string_view clear_line = "\r\x1b[J";  // and what it was wrapped into
 constexpr int reads_in_a_row = 4;     // of 64 KiB, before other ranks have their turn
 constexpr int reads_at_the_end = 32;  // a descendant that prints on for ever must not hold us
 
@@ -35,7 +36,12 @@ void write_log(int fd, std::string_view bytes) {
 }  // namespace
 
 void Outlet::put(std::string_view text) {
-  if (broken_) return;
+  if (broken_ || text.empty()) return;
+  if (live_) {
+    // A line's end alone leaves what was drawn where it is.
+    if (live_->drawn && text.front() != '\r' && text != "\n") pending_ += clear_line;
+    live_->drawn = text.size() > 1 && text.back() == '\r';
+  }
   pending_ += text;
   write_ready();
 }
@@ -160,8 +166,9 @@ void RankOutput::take(std::string_view bytes) {
     auto end = partial_.find_first_of("\r\n", begin);
     if (end == std::string::npos) break;
     if (partial_[end] == '\r') {
-      if (end + 1 == partial_.size()) break;  // "\r\n" may be on its way
-      if (partial_[end + 1] == '\n') ++end;
+      // "\r\n" may be on its way; a line that is passed on as it is need not wait for that.
+      if (end + 1 == partial_.size() && !prefix_.empty()) break;
+      if (end + 1 < partial_.size() && partial_[end + 1] == '\n') ++end;
     }
     pass(std::string_view(partial_).substr(begin, end + 1 - begin));
     begin = end + 1;
@@ -171,7 +178,7 @@ void RankOutput::take(std::string_view bytes) {
 }
 
 void RankOutput::pass(std::string_view line) {
-  last_->add(line);
+  if (!line.ends_with('\r')) last_->add(line);
   if (!outlet_) return;
   if (errors_) {
     if (FinalErrors::is_one(line)) return errors_->add(rank_, line);

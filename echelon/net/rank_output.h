@@ -13,11 +13,18 @@
 
 namespace echelon {
 
+// Whether a line that ends in '\r' stands on the terminal, which the next one is to be drawn over:
+// what comes from elsewhere first clears it. Shared by the streams that go to one terminal.
+struct LiveLine {
+  bool drawn = false;
+};
+
 // One of the launcher's own streams. Takes text at once and writes it when the reader is ready: a
 // reader that has stopped must not keep the launcher from seeing a rank die.
 class Outlet {
  public:
   explicit Outlet(int fd) : fd_(fd) {}
+  void share(LiveLine& live) { live_ = &live; }  // it is a terminal
 
   void put(std::string_view text);
   void write_ready();  // as much as goes without waiting
@@ -35,9 +42,10 @@ class Outlet {
   std::string pending_;
   std::size_t written_ = 0;
   int broken_ = 0;
+  LiveLine* live_ = nullptr;
 };
 
-// The last lines that a rank printed on either stream.
+// The last lines that a rank printed on either stream, but for those that were drawn over.
 class LastLines {
  public:
   static constexpr std::size_t kept = 20;

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "echelon/base/error.h"
+#include "echelon/base/terminal.h"
 #include "echelon/net/token.h"
 
 namespace echelon {
@@ -121,6 +122,10 @@ RankSetup rank_setup(const LaunchOptions& options, const JobSetup& job, int loca
   // Nobody else can know it, so nobody else can come.
   variables["ECHELON_TOKEN_MADE"] = std::nullopt;
   if (job.made_token) variables["ECHELON_TOKEN_MADE"] = "1";
+  // Only what is passed on as it is can be drawn over.
+  const bool watched = setup.rank == 0 && !options.prefix && !terminal::path().empty();
+  variables[terminal::variable] = std::nullopt;
+  if (watched) variables[terminal::variable] = terminal::path();
   // Left from a torchrun around us, they would send torch's store to that agent.
   variables["TORCHELASTIC_USE_AGENT_STORE"] = std::nullopt;
   variables["TORCHELASTIC_RUN_ID"] = std::nullopt;

@@ -4,6 +4,7 @@
 //   ECHELON_RENDEZVOUS      where the ranks meet
 //   ECHELON_RENDEZVOUS_FD   rank 0 of a local job: a socket that listens there already
 //   ECHELON_TOKEN           the job's secret
+//   ECHELON_TERMINAL        rank 0, where its output is passed on as it is: the launcher's terminal
 //   MASTER_ADDR, MASTER_PORT   for torch's own store
 //   OMP_NUM_THREADS         this rank's share of the cores, unless it was set
 //   OMP_WAIT_POLICY, GOMP_SPINCOUNT   threads sleep rather than spin when there are more than

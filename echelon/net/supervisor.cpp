@@ -14,6 +14,7 @@
 #include <cstring>
 
 #include "echelon/base/error.h"
+#include "echelon/base/terminal.h"
 #include "echelon/net/process_tree.h"
 
 namespace echelon {
@@ -58,6 +59,8 @@ Supervisor::Supervisor(const LaunchOptions& options, JobSetup job, const LaunchS
       signals_(signals.open()),
       errors_(err_, options.prefix && options.nproc > 1, options.alike) {
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+  if (!terminal::path().empty()) out_.share(live_);
+  if (!terminal::path().empty() && ::isatty(STDERR_FILENO)) err_.share(live_);
 }
 
 int Supervisor::run() {

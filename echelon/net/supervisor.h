@@ -54,6 +54,7 @@ class Supervisor {
   JobSetup job_;
   const LaunchSignals& launch_signals_;
   Descriptor launcher_, signals_;
+  LiveLine live_;
   Outlet out_{1}, err_{2};
   std::deque<Rank> ranks_;  // a deque: what is in it stays where it is
   FinalErrors errors_;

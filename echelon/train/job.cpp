@@ -257,7 +257,7 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
 
   const auto began = std::chrono::steady_clock::now();
   {
-    Progress progress(trainer.step(), options.train.steps, data.bytes);
+    Progress progress(trainer.step(), options.train.steps, data.bytes, request.progress);
     trainer.on_step([&](const StepReport& report) {
       run.add_step(report, data.bytes);
       progress.step(report);
@@ -310,7 +310,7 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
     }
     run.write_ledger(ledger_of(request, served));
     if (trace) trace->write(run.path() / "trace.json");
-    if (drawing) timelines = drawing->write(run.path() / "pipeline.svg", 100);
+    if (drawing) timelines = drawing->write(run.path() / "pipeline.svg", 80);
   };
   if (trainer.step() < options.train.steps) {
     trainer.save(run.state());
@@ -364,11 +364,11 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
     show_sample(whole, options.model.context);
   }
   if (options.train.save_last)
-    fmt::print("run         {}: weights/ opens in transformers, or try: echelon generate {}\n",
+    fmt::print("run         {}: weights/ opens in transformers\ntry         echelon generate {}\n",
                run.path().string(), run.weights().string());
   else
-    fmt::print("run         {}; train.save_last=false: nothing of the model was written\n",
-               run.path().string());
+    say("run", fmt::format("{}; train.save_last=false: nothing of the model was written",
+                           run.path().string()));
   return JobEnd::finished;
 }
 

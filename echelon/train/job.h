@@ -12,6 +12,12 @@
 
 namespace echelon {
 
+enum class ShowProgress {
+  automatic,  // a bar on a terminal, lines elsewhere
+  plain,      // lines
+  none,
+};
+
 struct JobRequest {
   JobOptions options;
   std::vector<std::string> given;       // keys that were set, as opposed to defaults
@@ -20,8 +26,9 @@ struct JobRequest {
   std::filesystem::path resume;         // a run directory to go on with; empty: a new run
   std::filesystem::path summary;        // JSON file to write at the end; empty: none
   std::string join;                     // servers of a running job, as it printed them
-  bool trace_sync = false;              // print each step's exchanges, and write trace.json
-  bool trace_pipeline = false;          // draw the last step of a pipeline, and write pipeline.svg
+  ShowProgress progress = ShowProgress::automatic;
+  bool trace_sync = false;      // print each step's exchanges, and write trace.json
+  bool trace_pipeline = false;  // draw the last step of a pipeline, and write pipeline.svg
   // All ranks of the job, each with the same request; nullptr: one process. Rank 0 shows and
   // writes, the others only compute.
   std::shared_ptr<Communicator> ranks;

@@ -225,17 +225,20 @@ void show_synchronisation(const JobOutcome& outcome, const RunDirectory& run) {
                            age == 0   ? std::string("new")
                            : age == 1 ? std::string("1 update old")
                                       : fmt::format("{} updates old", age));
-    fmt::print("gradients   from servers: {}\n", parts);
+    fmt::print("{}", report_line("gradients", "from servers: " + parts));
   }
   if (outcome.decisions > 0)
-    fmt::print("decisions   {} on how to synchronise, in {}\n", outcome.decisions,
-               run.log().string());
+    fmt::print("{}", report_line("decisions", fmt::format("{} on how to synchronise, in {}",
+                                                          outcome.decisions, run.log().string())));
 }
 
 void show_loss_scale(const JobOutcome& outcome) {
   if (outcome.loss_scale == 0) return;
-  fmt::print("loss scale  {} at the end; {} of {} steps skipped, whose gradients were not finite\n",
-             outcome.loss_scale, outcome.skipped, outcome.step_seconds.size());
+  fmt::print("{}", report_line(
+                       "loss scale",
+                       fmt::format(
+                           "{} at the end; {} of {} steps skipped, whose gradients were not finite",
+                           outcome.loss_scale, outcome.skipped, outcome.step_seconds.size())));
 }
 
 void show_validation(const JobOutcome& outcome, const JobData& data, std::int64_t context) {
@@ -249,26 +252,29 @@ void show_validation(const JobOutcome& outcome, const JobData& data, std::int64_
       packed ? fmt::format("xz -9 needs {:.3f}",
                            8.0 * static_cast<double>(*packed) / static_cast<double>(bytes.size()))
              : std::string("xz is not built in: liblzma was missing");
-  fmt::print("validation  {:.3f} bits/byte on {}; {}\n", bits, human_bytes(bytes.size()),
-             yardstick);
+  fmt::print("{}", report_line("validation", fmt::format("{:.3f} bits/byte on {}; {}", bits,
+                                                         human_bytes(bytes.size()), yardstick)));
 }
 
 void show_sample(Stack& stack, std::int64_t context) {
   const std::string prompt = "def ";
   const std::string text = generate(stack, context, prompt, {.tokens = 320});
-  fmt::print("sample\n");
-  std::string line = "  │ ";
-  for (const char c : prompt + text) {
-    if (c == '\n') {
-      fmt::print("{}\n", line);
-      line = "  │ ";
-    } else {
-      line += static_cast<unsigned char>(c) < 32    ? ' '
-              : static_cast<unsigned char>(c) < 127 ? c
-                                                    : '.';
-    }
+  fmt::print("sample\n{}", sample_lines(prompt + text));
+}
+
+std::string sample_lines(std::string_view text) {
+  constexpr std::size_t widest = 80 - 4;
+  std::string lines, line;
+  const auto end_line = [&] {
+    lines += "  │ " + line + "\n";
+    line.clear();
+  };
+  for (const char c : text) {
+    if (c == '\n' || line.size() == widest) end_line();
+    if (c != '\n') line += c >= 32 && c < 127 ? c : c >= 0 && c < 32 ? ' ' : '.';
   }
-  fmt::print("{}\n", line);
+  end_line();
+  return lines;
 }
 
 }  // namespace echelon

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <string_view>
 
@@ -9,6 +10,7 @@
 #include "echelon/base/bytes.h"
 #include "echelon/base/error.h"
 #include "echelon/base/process_memory.h"
+#include "echelon/base/wrapped.h"
 #include "echelon/train/memory_forecast.h"
 #include "echelon/train/mesh_layout.h"
 
@@ -128,58 +130,65 @@ void require_memory(const JobOptions& options, int ranks, int local) {
 }
 
 namespace {
-constexpr int memory_labels = 22;  // columns; with the names of all kinds, a row stays below 100
+
+// Eighty columns: a label, a column for each kind in the order of memory_kind_names, and the sum.
+constexpr int memory_labels = 24, memory_column = 8;
+constexpr std::array<const char*, memory_kind_names.size()> memory_columns = {
+    "params", "grads", "optim", "activ", "work", "comm"};
+
 }  // namespace
 
 std::string memory_head() {
   std::string line = fmt::format("{:<{}}", "memory (MiB)", memory_labels);
-  for (const char* name : memory_kind_names) line += fmt::format(" {}", name);
-  return line + " together";
+  for (const char* name : memory_columns) line += fmt::format("{:>{}}", name, memory_column);
+  return line + fmt::format("{:>{}}", "total", memory_column);
 }
 
 std::string memory_row(const std::string& label, const MemoryUse& use) {
   std::string line = fmt::format("{:<{}}", "  " + label, memory_labels);
-  for (std::size_t i = 0; i < use.bytes.size(); ++i)
-    line += fmt::format("{:>{}.1f}", double(use.bytes[i]) / mib,
-                        std::string_view(memory_kind_names[i]).size() + 1);
-  return line + fmt::format("{:>9.1f}", double(use.total()) / mib);
+  const auto column = [](std::uint64_t bytes) {
+    return fmt::format("{:>{}.1f}", double(bytes) / mib, memory_column);
+  };
+  for (const auto bytes : use.bytes) line += column(bytes);
+  return line + column(use.total());
 }
 
 bool show_forecast(const JobOptions& options, int ranks, int local) {
+  const auto say = [](const std::string& text) { fmt::print("{}", wrapped("", text, 2)); };
   const MemoryForecast needs = forecast_memory(options, ranks, local);
   const std::uint64_t budget = memory_budget(options.train, local);
   fmt::print("{}\n{}\n", memory_head(), memory_row(name_of_forecast(ranks), needs.tensors));
   if (needs.host > 0) fmt::print("and in the host's memory {}\n", human_bytes(needs.host));
   if (needs.disk > 0)
     fmt::print("and on disk {}{}\n", human_bytes(needs.disk), ranks > 1 ? " a rank" : "");
-  fmt::print("largest group of layers: {}, {} with its gradients\n", needs.largest_group,
-             human_bytes(needs.largest_group_bytes));
+  say(fmt::format("largest group of layers: {}, {} with its gradients", needs.largest_group,
+                  human_bytes(needs.largest_group_bytes)));
   if (needs.disk > 0) {
     const std::string why = why_no_room(options.zero.offload_path,
                                         needs.disk * std::uint64_t(std::max(1, local)), ".slices");
     if (!why.empty()) {
-      fmt::print("does not fit: zero.offload_path: {}\n", why);
+      say(fmt::format("does not fit: zero.offload_path: {}", why));
       return false;
     }
   }
   if (budget == 0) {
-    fmt::print("there is no {} here to say whether it fits\n",
-               options.train.device == "cuda" ? "GPU" : "way to tell what is free");
-    return true;
+    const bool cuda = options.train.device == "cuda";
+    say(cuda ? "cannot run here: there is no GPU; where there is one, compare with what it has free"
+             : "there is no way to tell here what is free, and whether it fits");
+    return !cuda;
   }
   const std::string missing = lack(needs, options, local);
   if (missing.empty()) {
     fmt::print("fits: a rank may take {}\n", human_bytes(budget));
     return true;
   }
-  fmt::print("does not fit: {}\n", missing);
+  say(fmt::format("does not fit: {}", missing));
   if (const auto change = first_that_fits(options, ranks, local)) {
     fmt::print("it would fit with {}:\n{}\n", changed(options, *change),
                memory_row("then", forecast_memory(*change, ranks, local).tensors));
   } else {
-    fmt::print(
-        "no other stage, recompute, number of micro-batches or place of the state that was tried "
-        "makes it fit: give a smaller model, a smaller batch or more ranks\n");
+    say("no other stage, recompute, number of micro-batches or place of the state that was tried "
+        "makes it fit: give a smaller model, a smaller batch or more ranks");
   }
   return false;
 }

@@ -81,8 +81,9 @@ std::string bubble_note(const PipelineOptions& options, const PipelineShape& sha
   return fmt::format(
       "idle (%) is the share of the step in which a rank computes nothing:\n"
       "  {}, {}\n"
-      "bubble is what the step takes beyond the work of its busiest rank, over that work:\n"
-      "  {}, {}; predicted {:.1f} %, as it ran {:.1f} %\n",
+      "bubble is what the step takes beyond its busiest rank's work, over that work:\n"
+      "  {}, {}\n"
+      "  predicted {:.1f} %, as it ran {:.1f} %\n",
       ideal_idle_text(options.schedule, shape), alike, ideal_bubble_text(options.schedule, shape),
       alike, 100 * predicted.bubble(), 100 * measured.bubble());
 }

@@ -68,13 +68,13 @@ TEST(Certificate, HasALineForACellThatBeginsWithItsResult) {
             "        memory: too much (rank 1)\n");
 }
 
-TEST(Certificate, KeepsAllLinesToAHundredColumns) {
+TEST(Certificate, KeepsAllLinesToEightyColumns) {
   for (const auto& choice : pairwise_choices()) {
     VerifyCell bad = cell(name_of(choice), INFINITY);
     bad.notes = {"error: " + name_of(choice) + ", which is as long as what a rank may say"};
     std::string words;
     for (const auto& line : lines_of(to_text(bad))) {
-      EXPECT_LE(line.size(), 100u) << line;
+      EXPECT_LE(line.size(), 80u) << line;
       words += line.substr(std::min(line.size(), line.find_first_not_of(' '))) + " ";
     }
     EXPECT_NE(words.find(name_of(choice)), std::string::npos) << "no word is lost: " << words;

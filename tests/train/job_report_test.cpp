@@ -9,17 +9,16 @@
 namespace echelon {
 namespace {
 
-TEST(Report, GoesOnUnderTheTextWhereALineWouldPassAHundredColumns) {
+TEST(Report, GoesOnUnderTheTextWhereALineWouldPassEightyColumns) {
   EXPECT_EQ(report_line("data", "a book"), "data        a book\n");
   const std::string words = "eleven side eleven side eleven side eleven side eleven side ";
-  EXPECT_EQ(
-      report_line("pipeline", words + words),
-      "pipeline    eleven side eleven side eleven side eleven side eleven side eleven side eleven side\n"
-      "            eleven side eleven side eleven side\n");
+  EXPECT_EQ(report_line("pipeline", words + words),
+            "pipeline    eleven side eleven side eleven side eleven side eleven side eleven\n"
+            "            side eleven side eleven side eleven side eleven side\n");
 }
 
 TEST(Report, FillsALineToTheLastColumn) {
-  const std::string fits(88, 'x');
+  const std::string fits(68, 'x');
   EXPECT_EQ(report_line("run", fits), "run         " + fits + "\n");
   EXPECT_EQ(report_line("run", fits + " y"), "run         " + fits + "\n            y\n");
   const std::string wider(200, 'x');  // a path is not cut
@@ -36,19 +35,25 @@ TEST(Report, KeepsThePlacesOfAPictureAndEndsNoLineInBlanks) {
 
 TEST(Report, CountsColumnsNotBytes) {
   std::string dots;
-  for (int i = 0; i < 88; ++i) dots += "…";
-  EXPECT_EQ(report_line("run", "… " + dots.substr(0, 86 * 3)),
-            "run         … " + dots.substr(0, 86 * 3) + "\n");
+  for (int i = 0; i < 68; ++i) dots += "…";
+  EXPECT_EQ(report_line("run", "… " + dots.substr(0, 66 * 3)),
+            "run         … " + dots.substr(0, 66 * 3) + "\n");
 }
 
 TEST(Report, HasRowsOfMemoryThatFitBesideTheirHead) {
   MemoryUse use;
   use.bytes.fill(std::uint64_t{12345} << 20);
   const std::string head = memory_head(), row = memory_row("rank 1023, the least", use);
-  EXPECT_LE(head.size(), 100u) << head;
+  EXPECT_LE(head.size(), 80u) << head;
   EXPECT_EQ(row.size(), head.size()) << head << "\n" << row;
-  EXPECT_TRUE(head.ends_with("communication together")) << head;
+  EXPECT_TRUE(head.ends_with("comm   total")) << head;
   EXPECT_TRUE(row.ends_with(" 12345.0  74070.0")) << row;
+}
+
+TEST(Report, CutsLongLinesOfASampleAtEightyColumns) {
+  EXPECT_EQ(sample_lines("def f():\n\treturn \xff\n"), "  │ def f():\n  │  return .\n  │ \n");
+  EXPECT_EQ(sample_lines(std::string(76, 'x')), "  │ " + std::string(76, 'x') + "\n");
+  EXPECT_EQ(sample_lines(std::string(77, 'x')), "  │ " + std::string(76, 'x') + "\n  │ x\n");
 }
 
 TEST(Report, WarnsOfAPipelineInWhichNothingOverlaps) {
@@ -91,11 +96,11 @@ TEST(PipelineTrace, SaysWhatIdleAndBubbleAreWithTheClosedFormsBesideWhatCameOut)
   EXPECT_EQ(note,
             "idle (%) is the share of the step in which a rank computes nothing:\n"
             "  (p-1)/(m+p-1) = 3/11 = 27.3 %, where all stages cost the same\n"
-            "bubble is what the step takes beyond the work of its busiest rank, over that work:\n"
-            "  (p-1)/m = 3/8 = 37.5 %, where all stages cost the same; predicted 37.5 %, as it ran "
-            "50.0 %\n");
+            "bubble is what the step takes beyond its busiest rank's work, over that work:\n"
+            "  (p-1)/m = 3/8 = 37.5 %, where all stages cost the same\n"
+            "  predicted 37.5 %, as it ran 50.0 %\n");
   std::istringstream lines(note);
-  for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 100u) << line;
+  for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 80u) << line;
 }
 
 }  // namespace
