@@ -50,23 +50,15 @@ std::string why_no_room(const std::filesystem::path& folder, std::uint64_t bytes
 BlockFile::BlockFile(std::filesystem::path path, std::uint64_t bytes,
                      std::unique_ptr<BlockEngine> engine)
     : path_(std::move(path)), bytes_(aligned(bytes)), engine_(std::move(engine)) {
-  const bool existed = ::access(path_.c_str(), F_OK) == 0;
+  open_locked();
+  // Only who holds the file may remove it, and only one that it made.
   const auto refuse = [&](const std::string& why) {
-    if (descriptor_ >= 0) ::close(descriptor_);
-    if (descriptor_ >= 0 && !existed) ::unlink(path_.c_str());
+    if (made_) ::unlink(path_.c_str());
+    ::close(descriptor_);
     throw InvalidArgument(fmt::format("{}: {}", path_.string(), why));
   };
-  const int flags = O_RDWR | O_CREAT | O_CLOEXEC;
-  descriptor_ = ::open(path_.c_str(), flags | O_DIRECT, 0600);
-  if (descriptor_ < 0 && errno == EINVAL) descriptor_ = ::open(path_.c_str(), flags, 0600);
-  if (descriptor_ < 0)
-    refuse(fmt::format("cannot be written: {}; give a folder that can", std::strerror(errno)));
-  if (::flock(descriptor_, LOCK_EX | LOCK_NB) != 0)
-    refuse("another process is using it; give each job a folder of its own");
-  struct stat now = {}, named = {};
+  struct stat now = {};
   if (::fstat(descriptor_, &now) != 0) refuse(std::strerror(errno));
-  if (::stat(path_.c_str(), &named) != 0 || named.st_ino != now.st_ino)
-    refuse("another process has just removed it; start again");
   const std::uint64_t has = std::uint64_t(now.st_blocks) * 512;
   if (const auto free = free_bytes(path_.parent_path()); has < bytes_ && free < bytes_ - has)
     refuse(fmt::format("needs {} on disk and {} are free there; give a folder with more room",
@@ -75,12 +67,38 @@ BlockFile::BlockFile(std::filesystem::path path, std::uint64_t bytes,
   try {
     reserve();
   } catch (const Error&) {
+    if (made_) ::unlink(path_.c_str());
     ::close(descriptor_);
-    if (!existed) ::unlink(path_.c_str());
     throw;
   }
   if (!engine_) engine_ = uring_engine();
   if (!engine_) engine_ = thread_engine();
+}
+
+// Another process may make, lock or remove the file at any time: what counts is that the file that
+// is locked has the name, and it may be removed by nobody but its holder.
+void BlockFile::open_locked() {
+  const auto refuse = [&](const std::string& why) {
+    if (descriptor_ >= 0) ::close(descriptor_);
+    throw InvalidArgument(fmt::format("{}: {}", path_.string(), why));
+  };
+  while (true) {
+    const int flags = O_RDWR | O_CREAT | O_CLOEXEC;
+    descriptor_ = ::open(path_.c_str(), flags | O_EXCL, 0600);
+    made_ = descriptor_ >= 0;
+    if (!made_ && errno == EEXIST) descriptor_ = ::open(path_.c_str(), flags, 0600);
+    if (descriptor_ < 0)
+      refuse(fmt::format("cannot be written: {}; give a folder that can", std::strerror(errno)));
+    if (::flock(descriptor_, LOCK_EX | LOCK_NB) != 0)
+      refuse("another process is using it; give each job a folder of its own");
+    struct stat locked = {}, named = {};
+    if (::fstat(descriptor_, &locked) == 0 && ::stat(path_.c_str(), &named) == 0 &&
+        locked.st_ino == named.st_ino)
+      break;
+    ::close(descriptor_);
+  }
+  // Not every file system can go past the kernel's cache.
+  ::fcntl(descriptor_, F_SETFL, O_DIRECT);
 }
 
 void BlockFile::reserve() {

@@ -60,10 +60,12 @@ class BlockFile {
  private:
   Ticket begin(std::uint64_t offset, void* memory, std::size_t bytes, bool write);
   void check(const BlockRequest& request) const;
+  void open_locked();
   void reserve();
 
   std::filesystem::path path_;
   int descriptor_ = -1;
+  bool made_ = false;  // by this process, not found
   std::uint64_t bytes_;
   std::unique_ptr<BlockEngine> engine_;
   std::map<Ticket, std::unique_ptr<BlockRequest>> under_way_;

@@ -190,16 +190,6 @@ std::string reason_of(int error, const std::string& target) {
 
 }  // namespace
 
-Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
-  // `other` takes what this held, and closes it when it goes.
-  std::swap(fd_, other.fd_);
-  return *this;
-}
-
-Descriptor::~Descriptor() {
-  if (fd_ >= 0) ::close(fd_);
-}
-
 Descriptor listen_tcp(const std::string& numeric_host, std::uint16_t port) {
   const Address address = {.host = numeric_host, .port = port};
   const auto resolved = resolve_numeric(address);

@@ -6,7 +6,11 @@
 #include <algorithm>
 #include <cstdlib>
 #include <functional>
+#include <latch>
+#include <memory>
 #include <random>
+#include <string>
+#include <thread>
 #include <vector>
 
 #include "echelon/base/error.h"
@@ -113,6 +117,29 @@ TEST_P(BlockFiles, SayWhichBytesCouldNotBeRead) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Engines, BlockFiles, testing::Values("io_uring", "threads"));
+
+// Whoever loses must not take the winner's file away, also where neither found one.
+TEST(BlockFile, KeepsItsNameWhenOthersComeAtTheSameTime) {
+  ScratchFolder folder;
+  for (int round = 0; round < 300; ++round) {
+    std::latch all(4);
+    std::vector<std::unique_ptr<BlockFile>> files(4);
+    std::vector<std::thread> threads;
+    for (auto& file : files)
+      threads.emplace_back([&] {
+        all.arrive_and_wait();
+        try {
+          file = std::make_unique<BlockFile>(folder / "blocks", block, thread_engine());
+        } catch (const InvalidArgument&) {
+        }
+      });
+    for (auto& thread : threads) thread.join();
+    ASSERT_EQ(std::count(files.begin(), files.end(), nullptr), 3) << "round " << round;
+    ASSERT_EQ(folder.names(), std::vector<std::string>{"blocks"}) << "round " << round;
+    for (auto& file : files)
+      if (file) file->remove();
+  }
+}
 
 TEST(BlockFile, IsRefusedWhereItCannotBe) {
   ScratchFolder folder;
