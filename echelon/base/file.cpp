@@ -2,7 +2,7 @@
 
 #include <fcntl.h>
 #include <limits.h>
-#include <sys/mman.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -14,7 +14,9 @@
 
 #include <fmt/format.h>
 
+#include "echelon/base/descriptor.h"
 #include "echelon/base/error.h"
+#include "echelon/base/folder.h"
 
 namespace echelon {
 
@@ -26,40 +28,25 @@ constexpr std::size_t buffer_bytes = 1 << 20;
   throw Error(with_errno(fmt::format("cannot {} {}", doing, path.string())));
 }
 
-// Repeats a system call that a signal has interrupted.
-template <class Call>
-auto uninterrupted(Call call) {
-  auto result = call();
-  while (result == -1 && errno == EINTR) result = call();
-  return result;
+constexpr std::string_view letters =
+    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
+constexpr std::size_t random_letters = 6;
+
+// What the names of files written aside of `path` begin with; random letters follow.
+std::string beginning_aside(const std::filesystem::path& path) {
+  constexpr std::size_t added = 2 + random_letters;  // and two dots
+  return "." + path.filename().string().substr(0, NAME_MAX - added) + ".";
 }
 
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  ~Descriptor() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-
-  int get() const { return fd_; }
-  // What close() says matters where data was written: network file systems report a full disk here.
-  // After EINTR Linux has closed the descriptor all the same.
-  bool close() { return ::close(std::exchange(fd_, -1)) == 0 || errno == EINTR; }
-
- private:
-  int fd_;
-};
-
-// ".name.XXXXXX" beside `path`, with six random characters.
 std::filesystem::path name_aside(const std::filesystem::path& path, std::random_device& random) {
-  constexpr std::string_view letters =
-      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
-  constexpr std::size_t added = 8;  // two dots and six characters
-  std::string name = "." + path.filename().string().substr(0, NAME_MAX - added) + ".";
-  for (int i = 0; i < 6; ++i) name += letters[random() % letters.size()];
+  std::string name = beginning_aside(path);
+  for (std::size_t i = 0; i < random_letters; ++i) name += letters[random() % letters.size()];
   return path.parent_path() / name;
+}
+
+bool is_aside(const std::string& name, const std::string& beginning) {
+  return name.size() == beginning.size() + random_letters && name.starts_with(beginning) &&
+         name.find_first_not_of(letters, beginning.size()) == std::string::npos;
 }
 
 // A file that is being written aside; it is removed unless it was committed.
@@ -79,8 +66,11 @@ class AsideFile final : public FileWriter {
     fail("write", path);
   }
 
-  explicit AsideFile(const std::filesystem::path& path)
-      : path_(path), file_(create(path, aside_)) {}
+  // The lock says that the file's writer lives (remove_abandoned); where there are no locks, nobody
+  // will remove it.
+  explicit AsideFile(const std::filesystem::path& path) : path_(path), file_(create(path, aside_)) {
+    ::flock(file_.get(), LOCK_EX | LOCK_NB);
+  }
   AsideFile(const AsideFile&) = delete;
   AsideFile& operator=(const AsideFile&) = delete;
   ~AsideFile() {
@@ -177,35 +167,23 @@ std::string read_file(const std::filesystem::path& path) {
   return text;
 }
 
-MappedFile::MappedFile(const std::filesystem::path& path) : path_(path) {
-  // O_NONBLOCK: the open of a pipe must not wait for its other end.
-  const Descriptor fd(
-      uninterrupted([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); }));
-  if (fd.get() < 0) fail("open", path);
-  struct stat status = {};
-  if (::fstat(fd.get(), &status) != 0) fail("open", path);
-  if (!S_ISREG(status.st_mode)) {
-    throw Error(fmt::format("cannot map {}: this is no regular file", path.string()));
+std::uint64_t remove_abandoned(const std::filesystem::path& path) {
+  const auto folder = path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
+  const std::string beginning = beginning_aside(path);
+  std::uint64_t bytes = 0;
+  std::error_code unread;
+  for (const auto& entry : list_folder(folder, unread)) {
+    if (!is_aside(entry.name, beginning)) continue;
+    const auto aside = folder / entry.name;
+    const Descriptor file(
+        uninterrupted([&] { return ::open(aside.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW); }));
+    struct stat status = {};
+    if (!file || ::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode) ||
+        ::flock(file.get(), LOCK_EX | LOCK_NB) != 0)
+      continue;
+    if (::unlink(aside.c_str()) == 0) bytes += static_cast<std::uint64_t>(status.st_size);
   }
-  const auto size = static_cast<std::size_t>(status.st_size);
-  if (size == 0) return;  // mmap refuses a length of zero
-  void* const start = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd.get(), 0);
-  if (start == MAP_FAILED) fail("map", path);
-  bytes_ = {static_cast<const std::byte*>(start), size};
-}
-
-MappedFile::MappedFile(MappedFile&& other) noexcept
-    : path_(std::move(other.path_)), bytes_(std::exchange(other.bytes_, {})) {}
-
-MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
-  // `other` takes what this held, and unmaps it when it goes.
-  std::swap(path_, other.path_);
-  std::swap(bytes_, other.bytes_);
-  return *this;
-}
-
-MappedFile::~MappedFile() {
-  if (!bytes_.empty()) ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
+  return bytes;
 }
 
 void require_place_for(const std::filesystem::path& file, const char* option) {

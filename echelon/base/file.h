@@ -1,7 +1,8 @@
-// Files that are whole or absent, and files as bytes in memory.
+// Files that are whole or absent.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <span>
@@ -27,27 +28,13 @@ class FileWriter {
 void write_file(const std::filesystem::path& path, const std::function<void(FileWriter&)>& fill);
 void write_file(const std::filesystem::path& path, std::string_view text);
 
+// Removes what write_file has left aside of `path` when its process was killed, and says how many
+// bytes that were. A file whose writer lives stays; so that none can have just been made and not
+// locked yet, the caller holds a lock that writers of this folder take first.
+std::uint64_t remove_abandoned(const std::filesystem::path& path);
+
 // The whole file as text. Throws Error.
 [[nodiscard]] std::string read_file(const std::filesystem::path& path);
-
-// A file mapped read-only. An empty file gives an empty span. Throws Error when it cannot be opened
-// or is no regular file. The file must not be truncated while it is mapped.
-class MappedFile {
- public:
-  explicit MappedFile(const std::filesystem::path& path);
-  MappedFile(MappedFile&& other) noexcept;
-  MappedFile& operator=(MappedFile&& other) noexcept;
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
-  ~MappedFile();
-
-  std::span<const std::byte> bytes() const { return bytes_; }
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-  std::span<const std::byte> bytes_;
-};
 
 // Throws InvalidArgument, naming the option that was given, where a file cannot be made there: its
 // folder is missing, or it is a folder itself. An empty path is fine.

@@ -14,6 +14,7 @@
 #include <nlohmann/json.hpp>
 
 #include "echelon/base/error.h"
+#include "echelon/base/file.h"
 
 namespace echelon::safetensors {
 
@@ -279,6 +280,19 @@ std::uint64_t read_length(std::span<const std::byte> bytes) {
   return length;
 }
 
+// The beginning of a file, up to the end of its header; where no header can be as long as it says,
+// without it: the parser says why.
+std::vector<std::byte> up_to_header(const InputFile& file) {
+  std::vector<std::byte> bytes(std::min(file.size(), length_bytes));
+  file.read(0, bytes);
+  if (bytes.size() < length_bytes) return bytes;
+  const auto length = read_length(bytes);
+  if (length > largest_header || length > file.size() - length_bytes) return bytes;
+  bytes.resize(length_bytes + length);
+  file.read(0, bytes);
+  return bytes;
+}
+
 // Every tensor fills its range, and the ranges follow each other from the first byte of data to the
 // last.
 void check_ranges(const std::vector<Entry>& entries, std::uint64_t data_bytes,
@@ -357,22 +371,23 @@ std::size_t element_size(std::string_view dtype) {
   return found == element_sizes.end() ? 0 : found->second;
 }
 
-Header parse_header(std::span<const std::byte> file, std::string_view where) {
+Header parse_header(std::span<const std::byte> file, std::uint64_t file_bytes,
+                    std::string_view where) {
   const auto corrupt = [&](const std::string& what) {
     throw Corrupt(fmt::format("{}: {}", where, what));
   };
-  if (file.size() < length_bytes) {
+  if (file_bytes < length_bytes) {
     corrupt(fmt::format("a safetensors file begins with 8 bytes of length, but this has {} bytes",
-                        file.size()));
+                        file_bytes));
   }
   const auto length = read_length(file);
   if (length > largest_header) {
     corrupt(fmt::format("the header would have {} bytes; safetensors allows {}", length,
                         largest_header));
   }
-  if (length > file.size() - length_bytes) {
+  if (length > file_bytes - length_bytes) {
     corrupt(fmt::format("the header has {} bytes, but the file ends after {}", length,
-                        file.size() - length_bytes));
+                        file_bytes - length_bytes));
   }
   const std::string_view text(reinterpret_cast<const char*>(file.data()) + length_bytes, length);
   if (!text.starts_with('{')) corrupt("the header does not begin with '{'");
@@ -388,13 +403,13 @@ Header parse_header(std::span<const std::byte> file, std::string_view where) {
   json::sax_parse(text.begin(), text.end(), &events);
   std::ranges::stable_sort(events.entries, {},
                            [](const Entry& e) { return std::pair(e.begin, e.end); });
-  check_ranges(events.entries, file.size() - length_bytes - length, where);
+  check_ranges(events.entries, file_bytes - length_bytes - length, where);
   return {std::move(events.entries), std::move(events.metadata), length_bytes + length};
 }
 
 Reader::Reader(const std::filesystem::path& path)
     : file_(path),
-      header_(parse_header(file_.bytes(), path.string())),
+      header_(parse_header(up_to_header(file_), file_.size(), path.string())),
       by_name_(header_.entries.size()) {
   std::iota(by_name_.begin(), by_name_.end(), std::size_t{0});
   std::ranges::sort(by_name_, {}, [this](std::size_t i) -> const std::string& {
@@ -410,8 +425,11 @@ const Entry* Reader::find(std::string_view name) const {
   return found != by_name_.end() && name_of(*found) == name ? &header_.entries[*found] : nullptr;
 }
 
-std::span<const std::byte> Reader::bytes(const Entry& entry) const {
-  return file_.bytes().subspan(header_.data_offset + entry.begin, entry.end - entry.begin);
+void Reader::read(const Entry& entry, std::span<std::byte> out) const {
+  if (out.size() > entry.end - entry.begin)
+    throw InvalidArgument(fmt::format("{} bytes of tensor {} were asked for, which has {}",
+                                      out.size(), in_quotes(entry.name), entry.end - entry.begin));
+  file_.read(header_.data_offset + entry.begin, out);
 }
 
 void write(const std::filesystem::path& path, std::vector<Entry> entries, const Metadata& metadata,

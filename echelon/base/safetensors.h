@@ -18,7 +18,7 @@
 #include <string_view>
 #include <vector>
 
-#include "echelon/base/file.h"
+#include "echelon/base/input_file.h"
 
 namespace echelon::safetensors {
 
@@ -41,11 +41,13 @@ struct Header {
   std::uint64_t data_offset = 0;  // where the data part begins in the file
 };
 
-// Checks everything there is to check without touching the data. `where` names the source in
-// errors.
-Header parse_header(std::span<const std::byte> file, std::string_view where);
+// Checks everything there is to check without touching the data. `file` is a file of `file_bytes`
+// up to the end of its header at least. `where` names the source in errors.
+Header parse_header(std::span<const std::byte> file, std::uint64_t file_bytes,
+                    std::string_view where);
 
-// A file that is open for reading; entries are views into the mapped file.
+// A file that is open for reading. Its header is in memory; tensors are read when they are asked
+// for.
 class Reader {
  public:
   explicit Reader(const std::filesystem::path& path);
@@ -53,10 +55,12 @@ class Reader {
   const Header& header() const { return header_; }
   const std::filesystem::path& path() const { return file_.path(); }
   const Entry* find(std::string_view name) const;  // nullptr when absent
-  std::span<const std::byte> bytes(const Entry& entry) const;
+  // Fills `out` with the entry's first bytes, all of them where it is as large. Throws Error where
+  // the file has become shorter.
+  void read(const Entry& entry, std::span<std::byte> out) const;
 
  private:
-  MappedFile file_;
+  InputFile file_;
   Header header_;
   std::vector<std::size_t> by_name_;  // positions in header_.entries
 };

@@ -4,19 +4,21 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
+#include <array>
 
 #include "echelon/base/build_config.h"
+#include "echelon/base/checksum.h"
 #include "echelon/base/error.h"
 #include "echelon/base/folder.h"
 #include "echelon/base/random.h"
+#include "echelon/data/text_files.h"
 
 namespace echelon {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::size_t most_files = 30000;  // the system's limit on mappings is commonly 65530
+constexpr std::size_t most_files = 30000;
 
 struct Found {
   std::vector<fs::path> files;
@@ -107,16 +109,15 @@ Found find_source(const std::string& source) {
 
 }  // namespace
 
-Text::Text(const std::vector<fs::path>& files) {
-  for (const auto& path : files) {
-    files_.emplace_back(path);
-    size_ += static_cast<std::int64_t>(files_.back().bytes().size());
-    ends_.push_back(size_);
-  }
-}
+Text::Text(const std::vector<fs::path>& files)
+    : files_(std::make_unique<Files>(files)), size_(files_->size()) {}
 
 Text::Text(std::shared_ptr<const Text> whole, std::int64_t begin, std::int64_t end)
     : whole_(std::move(whole)), begin_(begin), size_(end - begin) {}
+
+Text::~Text() = default;
+
+std::size_t Text::files() const { return whole_ ? whole_->files() : files_->count(); }
 
 void Text::read(std::int64_t offset, std::span<std::uint8_t> out) const {
   const auto end = offset + static_cast<std::int64_t>(out.size());
@@ -124,19 +125,33 @@ void Text::read(std::int64_t offset, std::span<std::uint8_t> out) const {
     throw InvalidArgument(
         fmt::format("bytes {} to {} were asked for of a text of {}", offset, end, size_));
   }
-  if (whole_ != nullptr) return whole_->read(begin_ + offset, out);
-  auto file = static_cast<std::size_t>(std::upper_bound(ends_.begin(), ends_.end(), offset) -
-                                       ends_.begin());
-  while (!out.empty()) {
-    const auto bytes = files_[file].bytes();
-    const auto begin = ends_[file] - static_cast<std::int64_t>(bytes.size());
-    const auto part = bytes.subspan(static_cast<std::size_t>(offset - begin));
-    const auto n = std::min(out.size(), part.size());
-    std::memcpy(out.data(), part.data(), n);
-    out = out.subspan(n);
-    offset += static_cast<std::int64_t>(n);
-    ++file;
-  }
+  whole_ ? whole_->read(begin_ + offset, out) : files_->read(offset, std::as_writable_bytes(out));
+}
+
+std::uint64_t Text::sample() const {
+  constexpr std::int64_t pages = 64, page = 4096;
+  std::vector<std::uint8_t> bytes;
+  const auto add = [&](std::int64_t begin, std::int64_t n) {
+    const auto had = bytes.size();
+    bytes.resize(had + static_cast<std::size_t>(n));
+    read(begin, std::span(bytes).subspan(had));
+  };
+  if (size_ <= pages * page)
+    add(0, size_);
+  else  // evenly, the first page and the last among them
+    for (std::int64_t i = 0; i < pages; ++i) add((size_ - page) * i / (pages - 1), page);
+  return checksum(std::as_bytes(std::span(bytes)));
+}
+
+bool Text::read_for_digest(const Deadline& until) const {
+  return whole_ ? whole_->read_for_digest(until) : files_->read_for_digest(until);
+}
+
+std::uint64_t Text::digest() const {
+  if (!whole_) return files_->digest();
+  const std::array<std::uint64_t, 3> part = {whole_->digest(), static_cast<std::uint64_t>(begin_),
+                                             static_cast<std::uint64_t>(size_)};
+  return checksum(std::as_bytes(std::span(part)));
 }
 
 TextWindows::TextWindows(std::shared_ptr<const Text> text, std::int64_t length)
@@ -153,6 +168,24 @@ Batch TextWindows::get(std::span<const std::int64_t> indices) const {
               batch.target.data_ptr<std::int64_t>() + s * length_);
   }
   return batch;
+}
+
+DataFingerprint TextSplit::fingerprint() const {
+  DataFingerprint found;
+  found.tokeniser = "bytes";
+  found.files = static_cast<std::int64_t>(files);
+  found.training = training->size();
+  found.validation = validation ? validation->size() : 0;
+  found.sample = hexadecimal({training->sample(), validation ? validation->sample() : 0});
+  return found;
+}
+
+bool TextSplit::read_for_digest(const Deadline& until) const {
+  return training->read_for_digest(until) && (!validation || validation->read_for_digest(until));
+}
+
+std::string TextSplit::digest() const {
+  return hexadecimal({training->digest(), validation ? validation->digest() : 0});
 }
 
 TextSplit open_text(const std::string& source, double validation, std::int64_t length) {

@@ -1,4 +1,4 @@
-// Text as bytes: files mapped into memory and read as one sequence, cut into windows.
+// Text as bytes: files read as one sequence, cut into windows.
 #pragma once
 
 #include <cstdint>
@@ -8,27 +8,41 @@
 #include <string>
 #include <vector>
 
-#include "echelon/base/file.h"
+#include "echelon/base/deadline.h"
 #include "echelon/data/dataset.h"
+#include "echelon/data/fingerprint.h"
 
 namespace echelon {
 
-// Several files, one after another, as one sequence of bytes.
+// Several files, one after another, as one sequence of bytes. They are read when bytes are asked
+// for, a few open at a time. A file that is changed meanwhile is noticed: one that still has the
+// bytes it had (it was touched, copied, or grew) is read on, any other is an Error.
+// Several threads may read.
 class Text {
  public:
-  explicit Text(const std::vector<std::filesystem::path>& files);  // mapped, in this order
+  explicit Text(const std::vector<std::filesystem::path>& files);  // in this order
   Text(std::shared_ptr<const Text> whole, std::int64_t begin,
        std::int64_t end);  // a part of another
+  ~Text();
 
   std::int64_t size() const { return size_; }
+  std::size_t files() const;
   void read(std::int64_t offset,
             std::span<std::uint8_t> out) const;  // InvalidArgument past the end
 
+  // A checksum of a few pages all over it: tells most texts apart at once.
+  std::uint64_t sample() const;
+  // Reads all of it for digest(), as far as it comes until the deadline; true: to the end.
+  bool read_for_digest(const Deadline& until) const;
+  // A checksum of all bytes, once they were read.
+  std::uint64_t digest() const;
+
  private:
-  std::shared_ptr<const Text> whole_;
+  class Files;
+
+  std::shared_ptr<const Text> whole_;  // of which this is a part; else `files_`
   std::int64_t begin_ = 0;
-  std::vector<MappedFile> files_;
-  std::vector<std::int64_t> ends_;  // of each file in the sequence
+  std::unique_ptr<Files> files_;
   std::int64_t size_ = 0;
 };
 
@@ -49,6 +63,11 @@ struct TextSplit {
   std::shared_ptr<const Text> validation;  // nullptr where nothing is kept for it
   std::size_t files = 0;
   std::string description;  // "624 files of the Python 3.11 standard library"
+
+  // Without the digest, which takes reading all of it: read_for_digest() first, as in Text.
+  DataFingerprint fingerprint() const;
+  bool read_for_digest(const Deadline& until) const;
+  std::string digest() const;
 };
 
 // `source` is "stdlib", a file or a folder (every regular file below it, in the order of their

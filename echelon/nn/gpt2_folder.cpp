@@ -105,7 +105,7 @@ ValueSource gpt2_values(const fs::path& folder, const Stack& stack) {
                                         entry->name, path.string(), fmt::join(entry->shape, ", "),
                                         fmt::join(shape, ", ")));
     }
-    if (!tensor_of(*reader, *entry).is_floating_point()) {
+    if (!at::isFloatingType(type_of(*reader, *entry))) {
       throw InvalidArgument(fmt::format("{} in {} has type {}, not a floating-point one",
                                         entry->name, path.string(), entry->dtype));
     }

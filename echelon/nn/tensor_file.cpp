@@ -1,12 +1,11 @@
 #include "echelon/nn/tensor_file.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 #include <fmt/format.h>
 
 #include <array>
 #include <cstdint>
-#include <cstring>
+#include <span>
 
 #include "echelon/base/error.h"
 
@@ -29,21 +28,17 @@ constexpr std::array<TypeName, 9> type_names = {{{"F32", at::kFloat},
 
 }  // namespace
 
-at::Tensor tensor_of(const safetensors::Reader& reader, const safetensors::Entry& entry) {
-  for (const auto& [name, type] : type_names) {
-    if (entry.dtype != name) continue;
-    const auto bytes = reader.bytes(entry);
-    const auto size = safetensors::element_size(entry.dtype);
-    if (reinterpret_cast<std::uintptr_t>(bytes.data()) % size == 0) {
-      return at::from_blob(const_cast<std::byte*>(bytes.data()), entry.shape,
-                           at::TensorOptions(type));
-    }
-    at::Tensor copy = at::empty(entry.shape, type);
-    std::memcpy(copy.data_ptr(), bytes.data(), bytes.size());
-    return copy;
-  }
+at::ScalarType type_of(const safetensors::Reader& reader, const safetensors::Entry& entry) {
+  for (const auto& [name, type] : type_names)
+    if (entry.dtype == name) return type;
   throw InvalidArgument(fmt::format("{} in {} has type {}, which Echelon does not use", entry.name,
                                     reader.path().string(), entry.dtype));
+}
+
+at::Tensor tensor_of(const safetensors::Reader& reader, const safetensors::Entry& entry) {
+  at::Tensor tensor = at::empty(entry.shape, type_of(reader, entry));
+  reader.read(entry, std::span(static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()));
+  return tensor;
 }
 
 std::string name_of_type(at::ScalarType type) {

@@ -13,9 +13,10 @@
 
 namespace echelon {
 
-// A tensor over the file's own bytes where they are aligned for the type, else a copy.
-// InvalidArgument for a type that torch has no counterpart of. The reader must outlive it.
+// The tensor, read from the file. InvalidArgument for a type that torch has no counterpart of.
 at::Tensor tensor_of(const safetensors::Reader& reader, const safetensors::Entry& entry);
+// Its type alone, without reading it; likewise.
+at::ScalarType type_of(const safetensors::Reader& reader, const safetensors::Entry& entry);
 
 // As files call it: "F32"; "" for a type that they have no name for.
 std::string name_of_type(at::ScalarType type);

@@ -1,8 +1,8 @@
 // The state of a run as one safetensors file: for every trainable parameter "master/NAME" and one
 // tensor for each of the optimiser's states ("exp_avg/NAME", ...), frozen parameters and buffers as
 // "fixed/NAME", and in the metadata how many steps and updates there were; in fp16 also the loss
-// scale and how many good steps it has had. The sampler is a function of the step and needs
-// nothing.
+// scale and how many good steps it has had; and what was noted (the data's fingerprint). The
+// sampler is a function of the step and needs nothing.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
@@ -42,10 +42,12 @@ std::uint64_t digest_of(const safetensors::Reader& reader) {
   constexpr std::size_t beginning = 4096;
   std::uint64_t sum = 0;
   for (const auto& entry : reader.header().entries) {
-    const auto bytes = reader.bytes(entry);
+    const auto size = entry.end - entry.begin;
+    std::vector<std::byte> bytes(std::min<std::uint64_t>(beginning, size));
+    reader.read(entry, bytes);
     sum = sum * 31 + checksum(std::as_bytes(std::span(entry.name)));
-    sum = sum * 31 + bytes.size();
-    sum = sum * 31 + checksum(bytes.first(std::min(beginning, bytes.size())));
+    sum = sum * 31 + size;
+    sum = sum * 31 + checksum(bytes);
   }
   return sum;
 }
@@ -176,8 +178,7 @@ void Trainer::restore(const std::filesystem::path& path) {
   const auto wanted = state_items();
   for (const auto& item : wanted) {
     const auto* entry = reader.find(item.name);
-    if (entry == nullptr || entry->shape != item.shape ||
-        tensor_of(reader, *entry).scalar_type() != item.type) {
+    if (entry == nullptr || entry->shape != item.shape || type_of(reader, *entry) != item.type) {
       throw InvalidArgument(fmt::format(
           "{} does not fit this job: it has {}, and the job wants {} [{}]; set the model, "
           "train.precision, optim.name and optim.momentum that it was saved with",

@@ -24,10 +24,6 @@ namespace {
 
 using Names = std::vector<std::string>;
 
-std::string text_of(const MappedFile& file) {
-  return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
-}
-
 // Letters that differ from one place to the next, so that a lost or repeated piece shows.
 std::string letters(std::size_t size) {
   std::string text(size, ' ');
@@ -275,49 +271,56 @@ TEST(ReadFile, SaysWhyItCannot) {
             "cannot read " + folder.path().string() + ": Is a directory");
 }
 
-TEST(MappedFile, ShowsTheBytes) {
-  const ScratchFolder folder;
-  write_file(folder / "a", "mapped");
-  const MappedFile file(folder / "a");
-  EXPECT_EQ(text_of(file), "mapped");
-  EXPECT_EQ(file.path(), folder / "a");
+// What a child that was killed while it wrote `path` has left.
+void write_and_be_killed(const std::filesystem::path& path, std::size_t bytes) {
+  const pid_t child = ::fork();
+  if (child == 0)
+    write_file(path, [&](FileWriter& file) {
+      file.write(std::string(bytes, 'x'));
+      file.write(std::string(std::size_t{1} << 20, 'x'));  // so that the first is on disk
+      ::raise(SIGKILL);
+    });
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFSIGNALED(status));
 }
 
-TEST(MappedFile, OfAnEmptyFileIsEmpty) {
+TEST(RemoveAbandoned, RemovesWhatAKilledWriterLeft) {
   const ScratchFolder folder;
-  write_file(folder / "a", "");
-  EXPECT_TRUE(MappedFile(folder / "a").bytes().empty());
+  write_file(folder / "state", "whole");
+  write_and_be_killed(folder / "state", 3 << 20);
+  write_and_be_killed(folder / "state", 5 << 20);
+  ASSERT_EQ(folder.names().size(), 3U);
+  EXPECT_GE(remove_abandoned(folder / "state"), 8U << 20);
+  EXPECT_EQ(folder.names(), Names{"state"});
+  EXPECT_EQ(read_file(folder / "state"), "whole");
+  EXPECT_EQ(remove_abandoned(folder / "state"), 0U);
 }
 
-TEST(MappedFile, StaysWholeWhenTheFileIsReplaced) {
+TEST(RemoveAbandoned, LeavesAFileWhoseWriterLives) {
   const ScratchFolder folder;
-  write_file(folder / "a", "old");
-  const MappedFile file(folder / "a");
-  write_file(folder / "a", "new");
-  EXPECT_EQ(text_of(file), "old");
+  write_file(folder / "state", [&](FileWriter& file) {
+    file.write("half");
+    EXPECT_EQ(remove_abandoned(folder / "state"), 0U);
+    EXPECT_EQ(folder.names().size(), 1U);
+    file.write(" and half");
+  });
+  EXPECT_EQ(read_file(folder / "state"), "half and half");
 }
 
-TEST(MappedFile, CanBeMoved) {
+TEST(RemoveAbandoned, LeavesWhatIsNotAsideOfThatFile) {
   const ScratchFolder folder;
-  write_file(folder / "a", "aaa");
-  write_file(folder / "b", "bb");
-  MappedFile a(folder / "a");
-  MappedFile moved(std::move(a));
-  EXPECT_EQ(text_of(moved), "aaa");
-  moved = MappedFile(folder / "b");
-  EXPECT_EQ(text_of(moved), "bb");
-  EXPECT_EQ(moved.path(), folder / "b");
-}
-
-TEST(MappedFile, SaysWhyItCannot) {
-  const ScratchFolder folder;
-  EXPECT_EQ(thrown<Error>([&] { MappedFile(folder / "none"); }),
-            "cannot open " + (folder / "none").string() + ": No such file or directory");
-  EXPECT_EQ(thrown<Error>([&] { MappedFile(folder.path()); }),
-            "cannot map " + folder.path().string() + ": this is no regular file");
-  ASSERT_EQ(::mkfifo((folder / "pipe").c_str(), 0600), 0);
-  EXPECT_EQ(thrown<Error>([&] { MappedFile(folder / "pipe"); }),
-            "cannot map " + (folder / "pipe").string() + ": this is no regular file");
+  Names names = {".config.backup", ".state",        ".state.12345",
+                 ".state.1234567", ".state.abc.ef", ".state.txt.abcdef",
+                 "state.abcdef"};
+  for (const auto& name : names) write_file(folder / name, "mine");
+  std::filesystem::create_directory(folder / ".state.folder");
+  std::filesystem::create_symlink(folder / "state.abcdef", folder / ".state.linked");
+  names.insert(names.end(), {".state.folder", ".state.linked"});
+  EXPECT_EQ(remove_abandoned(folder / "state"), 0U);
+  std::sort(names.begin(), names.end());
+  EXPECT_EQ(folder.names(), names);
+  EXPECT_EQ(remove_abandoned(folder / "no/such/state"), 0U);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "echelon/base/error.h"
+#include "echelon/base/file.h"
 #include "echelon/base/random.h"
 #include "tests/base/scratch_folder.h"
 #include "tests/base/thrown.h"
@@ -28,7 +29,7 @@ std::string file_of(const std::string& header, const std::string& data = "") {
 }
 
 Header parse(const std::string& file) {
-  return parse_header(std::as_bytes(std::span(file.data(), file.size())), "f");
+  return parse_header(std::as_bytes(std::span(file.data(), file.size())), file.size(), "f");
 }
 
 std::string refusal(const std::string& header, const std::string& data = "") {
@@ -368,8 +369,10 @@ std::span<const std::byte> bytes_of(std::string_view text) {
   return std::as_bytes(std::span(text.data(), text.size()));
 }
 
-std::string text_of(std::span<const std::byte> bytes) {
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+std::string text_of(const Reader& reader, const Entry& entry) {
+  std::string text(entry.end - entry.begin, '\0');
+  reader.read(entry, std::as_writable_bytes(std::span(text)));
+  return text;
 }
 
 Entry entry(std::string name, std::string dtype, std::vector<std::int64_t> shape) {
@@ -400,7 +403,7 @@ TEST(Safetensors, ReadsBackWhatItWrote) {
     ASSERT_NE(found, nullptr) << entries[i].name;
     EXPECT_EQ(found->dtype, entries[i].dtype);
     EXPECT_EQ(found->shape, entries[i].shape);
-    EXPECT_EQ(text_of(reader.bytes(*found)), contents[i]);
+    EXPECT_EQ(text_of(reader, *found), contents[i]);
   }
   EXPECT_EQ(reader.find("absent"), nullptr);
   EXPECT_EQ(reader.find(""), nullptr);
@@ -431,17 +434,40 @@ TEST(Safetensors, AlignsTheDataWhateverTheHeader) {
           [](std::size_t) { return bytes_of("x"); });
     const Reader reader(folder / "f");
     EXPECT_EQ(reader.header().data_offset % 64, 0U);
-    EXPECT_EQ(text_of(reader.bytes(reader.header().entries[0])), "x");
+    EXPECT_EQ(text_of(reader, reader.header().entries[0]), "x");
   }
 }
 
-TEST(Safetensors, KeepsItsViewsWhenAReaderIsMoved) {
+TEST(Safetensors, SaysThatItsFileWasCutAfterItWasOpened) {
+  const ScratchFolder folder;
+  write(folder / "f", {entry("t", "U8", {9000})}, {},
+        [text = std::string(9000, 'x')](std::size_t) { return bytes_of(text); });
+  const Reader reader(folder / "f");
+  std::filesystem::resize_file(folder / "f", 5000);
+  const auto sentence = thrown<Error>([&] { text_of(reader, *reader.find("t")); });
+  EXPECT_EQ(sentence.find((folder / "f").string() + " has become shorter"), 0U) << sentence;
+}
+
+TEST(Safetensors, ReadsTheBeginningOfATensor) {
+  const ScratchFolder folder;
+  write(folder / "f", {entry("a", "U8", {2}), entry("t", "U8", {3})}, {},
+        [](std::size_t i) { return bytes_of(i == 0 ? "__" : "abc"); });
+  const Reader reader(folder / "f");
+  std::string two(2, '\0'), four(4, '\0');
+  reader.read(*reader.find("t"), std::as_writable_bytes(std::span(two)));
+  EXPECT_EQ(two, "ab");
+  EXPECT_EQ(thrown<InvalidArgument>(
+                [&] { reader.read(*reader.find("t"), std::as_writable_bytes(std::span(four))); }),
+            "4 bytes of tensor \"t\" were asked for, which has 3");
+}
+
+TEST(Safetensors, CanBeReadWhenAReaderIsMoved) {
   const ScratchFolder folder;
   write(folder / "f", {entry("t", "U8", {3})}, {}, [](std::size_t) { return bytes_of("abc"); });
   Reader first(folder / "f");
   const Reader second(std::move(first));
   ASSERT_NE(second.find("t"), nullptr);
-  EXPECT_EQ(text_of(second.bytes(*second.find("t"))), "abc");
+  EXPECT_EQ(text_of(second, *second.find("t")), "abc");
 }
 
 TEST(Safetensors, RefusesToWriteWhatItCouldNotRead) {

@@ -100,6 +100,134 @@ TEST(Text, RefusesToReadPastItsEnd) {
             "bytes -1 to 1 were asked for of a text of 3");
 }
 
+// Overwrites a file in place, as an editor or cp does. The kernel's clock of files ticks every few
+// milliseconds; a change within one tick of the last look is not seen.
+void overwrite(const fs::path& path, const std::string& content, bool append = false) {
+  ::usleep(20'000);
+  std::ofstream(path, append ? std::ios::app : std::ios::trunc) << content;
+}
+
+bool read_whole(const Text& text) { return text.read_for_digest(Deadline::never()); }
+
+TEST(Text, ReadsMoreFilesThanItKeepsOpen) {
+  ScratchFolder folder;
+  std::vector<fs::path> files;
+  std::string whole;
+  for (int i = 0; i < 200; ++i) {
+    files.push_back(write(folder / std::to_string(i), "<" + std::to_string(i) + ">"));
+    whole += "<" + std::to_string(i) + ">";
+  }
+  const Text text(files);
+  EXPECT_EQ(text.files(), 200U);
+  for (int round = 0; round < 2; ++round) EXPECT_EQ(all(text), whole);
+}
+
+TEST(Text, SaysThatAFileWasCutWhileItIsRead) {
+  ScratchFolder folder;
+  const auto file = write(folder / "a", letters(100'000));
+  const Text text({file});
+  ASSERT_TRUE(read_whole(text));
+  ASSERT_EQ(::truncate(file.c_str(), 0), 0);
+  const auto sentence = thrown<Error>([&] { read(text, 50'000, 10); });
+  EXPECT_EQ(sentence.find(file.string() + " has become shorter"), 0U) << sentence;
+}
+
+TEST(Text, SaysThatAFileWasChangedWhileItIsRead) {
+  for (const bool known : {true, false}) {  // whether its digest is
+    ScratchFolder folder;
+    const auto file = write(folder / "a", letters(1000));
+    const Text text({file});
+    EXPECT_EQ(read(text, 0, 10), letters(10));
+    if (known) ASSERT_TRUE(read_whole(text));
+    overwrite(file, std::string(1000, '!'));
+    const auto sentence = thrown<Error>([&] { read(text, 50, 10); });
+    EXPECT_EQ(sentence.find(file.string() + " was changed while the job was reading it: it has "
+                                            "other text now"),
+              0U)
+        << sentence;
+    overwrite(file, letters(1200));
+    if (!known)
+      EXPECT_NE(thrown<Error>([&] { read(text, 50, 10); }).find("1200 bytes now, and had 1000"),
+                std::string::npos);
+  }
+}
+
+TEST(Text, IsReadOnWhereAChangedFileStillBeginsAsItDid) {
+  ScratchFolder folder;
+  const auto file = write(folder / "a", letters(3000));
+  const Text text({file});
+  ASSERT_TRUE(read_whole(text));
+  overwrite(file, "more", /*append=*/true);
+  EXPECT_EQ(all(text), letters(3000)) << "it grew";
+  overwrite(file, letters(3000));
+  EXPECT_EQ(all(text), letters(3000)) << "it was written again";
+}
+
+TEST(Text, NoticesAnotherFileThatTookTheNameOfOneThatIsNotOpen) {
+  ScratchFolder folder;
+  std::vector<fs::path> files;
+  for (int i = 0; i < 100; ++i) files.push_back(write(folder / std::to_string(i), letters(50)));
+  const Text text(files);
+  ASSERT_TRUE(read_whole(text));
+  write(folder / "same", letters(50));
+  fs::rename(folder / "same", files[0]);
+  EXPECT_EQ(read(text, 0, 50), letters(50));
+  write(folder / "other", std::string(50, '!'));
+  fs::rename(folder / "other", files[1]);
+  const auto sentence = thrown<Error>([&] { read(text, 50, 50); });
+  EXPECT_EQ(sentence.find(files[1].string() + " was changed"), 0U) << sentence;
+}
+
+TEST(Text, HasADigestOfAllItsBytes) {
+  ScratchFolder folder;
+  const std::string content = letters(3 << 20);
+  const auto digest = [&](const std::string& name, const std::string& bytes) {
+    const Text text({write(folder / name, bytes)});
+    EXPECT_TRUE(read_whole(text));
+    return text.digest();
+  };
+  const auto first = digest("a", content);
+  EXPECT_EQ(digest("b", content), first) << "wherever it is";
+  for (const std::size_t place : {std::size_t{0}, content.size() / 2 + 5000, content.size() - 1}) {
+    std::string other = content;
+    other[place] ^= 1;
+    EXPECT_NE(digest("c", other), first) << "byte " << place;
+  }
+  EXPECT_NE(digest("d", content.substr(1)), first);
+  EXPECT_NE(digest("e", ""), first);
+}
+
+TEST(Text, ReadsForItsDigestABitAtATime) {
+  ScratchFolder folder;
+  std::vector<fs::path> files;
+  for (int i = 0; i < 5; ++i) files.push_back(write(folder / std::to_string(i), letters(2 << 20)));
+  const Text once(files), bit_by_bit(files);
+  ASSERT_TRUE(read_whole(once));
+  int times = 0;
+  while (!bit_by_bit.read_for_digest(Deadline::in(std::chrono::microseconds(200)))) {
+    ASSERT_LT(++times, 1'000'000);
+  }
+  EXPECT_GT(times, 1);
+  EXPECT_EQ(bit_by_bit.digest(), once.digest());
+  EXPECT_TRUE(bit_by_bit.read_for_digest(Deadline::in({}))) << "there is nothing left to read";
+}
+
+TEST(Text, HasASampleThatTellsMostApart) {
+  ScratchFolder folder;
+  const std::string content = letters(1 << 20);
+  const auto sample = [&](const std::string& bytes) {
+    return Text({write(folder / "a", bytes)}).sample();
+  };
+  const auto first = sample(content);
+  std::string upper = content;
+  for (auto& c : upper) c = static_cast<char>(c - 32);
+  EXPECT_EQ(sample(content), first);
+  EXPECT_NE(sample(upper), first);
+  EXPECT_NE(sample(content.substr(0, content.size() - 1) + "!"), first) << "the last byte";
+  EXPECT_NE(sample("!" + content.substr(1)), first) << "the first byte";
+  EXPECT_EQ(sample(""), sample(""));
+}
+
 TEST(TextWindows, CutTheTextAndPredictTheNextByte) {
   ScratchFolder folder;
   const std::string whole = letters(20) + "\xff\x80";
@@ -170,6 +298,31 @@ TEST(OpenText, SplitsTheSameFilesAlikeWhereverTheyAre) {
   const TextSplit b = open_text((other.path() / "deeper" / "down").string(), 0.3, 16);
   EXPECT_EQ(all(*a.training), all(*b.training));
   EXPECT_EQ(all(*a.validation), all(*b.validation));
+}
+
+TEST(OpenText, HasAFingerprintOfBothParts) {
+  ScratchFolder one, other;
+  write(one.path() / "text", letters(5000));
+  write(other.path() / "elsewhere", letters(5000));
+  const auto fingerprint = [](const fs::path& source, double validation) {
+    const TextSplit split = open_text(source.string(), validation, 16);
+    EXPECT_TRUE(split.read_for_digest(Deadline::never()));
+    DataFingerprint found = split.fingerprint();
+    found.digest = split.digest();
+    return found;
+  };
+  const auto first = fingerprint(one / "text", 0.1);
+  EXPECT_EQ(first.tokeniser, "bytes");
+  EXPECT_EQ(first.files, 1);
+  EXPECT_EQ(first.training, 4500);
+  EXPECT_EQ(first.validation, 500);
+  EXPECT_EQ(difference(first, "a", fingerprint(other / "elsewhere", 0.1), "b"), "");
+  EXPECT_EQ(difference(first, "a", fingerprint(one / "text", 0.2), "b"),
+            "a has 4500 bytes to train on and b has 4000");
+  write(one.path() / "text", letters(4999) + "!");
+  EXPECT_EQ(difference(fingerprint(one / "text", 0.1), "a", first, "b"),
+            "a and b have 5000 bytes each, and not the same ones")
+      << "a byte of the validation part";
 }
 
 TEST(OpenText, KeepsWhatIsHeldOutWhenTheShareGrows) {

@@ -76,6 +76,7 @@ TEST(TensorFile, AsksForEachTensorOnceAndCastsItToTheTypeSaid) {
   EXPECT_EQ(asked, 1);
   const safetensors::Reader reader(folder / "file");
   EXPECT_EQ(reader.find("w")->dtype, "BF16");
+  EXPECT_EQ(type_of(reader, *reader.find("w")), at::kBFloat16);
   EXPECT_TRUE(at::equal(read(reader, "w"), at::full({2}, 1.5, at::kBFloat16)));
 }
 
@@ -86,16 +87,9 @@ TEST(TensorFile, ReadsDataThatIsNotAlignedForItsType) {
   write_tensors(folder / "file",
                 {named("odd", odd), named("doubles", doubles), named("halves", halves)}, {});
   const safetensors::Reader reader(folder / "file");
-  ASSERT_NE(reinterpret_cast<std::uintptr_t>(reader.bytes(*reader.find("doubles")).data()) % 8, 0U);
+  ASSERT_NE(reader.find("doubles")->begin % 8, 0U);
   EXPECT_TRUE(at::equal(read(reader, "doubles"), doubles));
   EXPECT_TRUE(at::equal(read(reader, "halves"), halves));
-}
-
-TEST(TensorFile, CopiesNothingThatIsAligned) {
-  ScratchFolder folder;
-  write_tensors(folder / "file", {named("w", at::ones({4}))}, {});
-  const safetensors::Reader reader(folder / "file");
-  EXPECT_EQ(read(reader, "w").const_data_ptr(), reader.bytes(*reader.find("w")).data());
 }
 
 TEST(TensorFile, RefusesATypeThatTorchHasNoUseFor) {
