@@ -24,6 +24,7 @@ struct Arguments {
 
 void run(const Arguments& arguments) {
   const ModelOptions model = read_gpt2_options(arguments.weights);
+  require_byte_tokens(arguments.weights);
   Stack stack = gpt(model);
   const ValueSource values = gpt2_values(arguments.weights, stack);
   stack.allocate(at::kCPU, at::kFloat, Gradients::no);

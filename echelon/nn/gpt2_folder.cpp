@@ -18,6 +18,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 constexpr std::string_view prefix = "transformer.";
+constexpr const char* tokeniser_key = "echelon_tokeniser";
 
 json read_config(const fs::path& folder) {
   const fs::path path = folder / "config.json";
@@ -85,6 +86,25 @@ ModelOptions read_gpt2_options(const fs::path& folder) {
   return options;
 }
 
+void require_byte_tokens(const fs::path& folder) {
+  const json config = read_config(folder);
+  const json said = config.value(tokeniser_key, json());
+  if (said == "bytes") return;
+  const auto refuse = [&](const std::string& what) {
+    throw InvalidArgument(fmt::format(
+        "the weights in {} were trained on tokens that are not bytes ({}), and text is read as "
+        "bytes: Echelon has no tokenisers yet; use weights that were trained on bytes, or write "
+        "\"{}\": \"bytes\" into config.json there if these were",
+        folder.string(), what, tokeniser_key));
+  };
+  if (!said.is_null()) refuse(fmt::format("{} = {}", tokeniser_key, said.dump()));
+  for (const char* name : {"tokenizer.json", "tokenizer.model", "tokenizer_config.json",
+                           "vocab.json", "merges.txt", "spiece.model"})
+    if (fs::exists(folder / name)) refuse(fmt::format("{} is beside them", name));
+  const auto vocab = integer(config, "vocab_size", -1, folder);
+  if (vocab != 256) refuse(fmt::format("vocab_size = {}, where bytes need 256", vocab));
+}
+
 ValueSource gpt2_values(const fs::path& folder, const Stack& stack) {
   const fs::path path = folder / "model.safetensors";
   if (!fs::exists(path)) {
@@ -116,7 +136,7 @@ ValueSource gpt2_values(const fs::path& folder, const Stack& stack) {
 }
 
 void write_gpt2_folder(const fs::path& folder, const ModelOptions& options, const Stack& stack,
-                       const std::function<at::Tensor(const Parameter&)>& value) {
+                       const std::function<at::Tensor(const Parameter&)>& value, Tokens tokens) {
   fs::create_directories(folder);
   std::vector<NamedTensor> tensors;
   const auto type = stack.type() == at::kDouble ? at::kDouble : at::kFloat;
@@ -124,7 +144,7 @@ void write_gpt2_folder(const fs::path& folder, const ModelOptions& options, cons
     tensors.push_back({parameter.name, parameter.whole_shape(), type,
                        [&value, &parameter] { return value(parameter); }});
   write_tensors(folder / "model.safetensors", tensors, {{"format", "pt"}});
-  const json config = {
+  json config = {
       {"architectures", {"GPT2LMHeadModel"}},
       {"model_type", "gpt2"},
       {"n_layer", options.layers},
@@ -141,6 +161,7 @@ void write_gpt2_folder(const fs::path& folder, const ModelOptions& options, cons
       {"bos_token_id", nullptr},
       {"eos_token_id", nullptr},
   };
+  if (tokens == Tokens::bytes) config[tokeniser_key] = "bytes";
   write_file(folder / "config.json", config.dump(2) + "\n");
 }
 

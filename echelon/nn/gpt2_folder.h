@@ -21,10 +21,18 @@ ModelOptions read_gpt2_options(const std::filesystem::path& folder);
 // not fit.
 ValueSource gpt2_values(const std::filesystem::path& folder, const Stack& stack);
 
+// Throws InvalidArgument where the folder's weights were trained on tokens that are not the bytes
+// of text. Weights of ours say that they are ("echelon_tokeniser": "bytes" in config.json); others
+// must have a vocabulary of 256, and no tokeniser beside them.
+void require_byte_tokens(const std::filesystem::path& folder);
+
+// What a model's tokens are.
+enum class Tokens { bytes, others };
+
 // Writes such a folder, in fp32 (fp64 for an fp64 model). `value` gives a whole parameter's values
 // in any type and on any device; it is asked once for each, in the stack's order.
 void write_gpt2_folder(const std::filesystem::path& folder, const ModelOptions& options,
-                       const Stack& stack,
-                       const std::function<at::Tensor(const Parameter&)>& value);
+                       const Stack& stack, const std::function<at::Tensor(const Parameter&)>& value,
+                       Tokens tokens = Tokens::others);
 
 }  // namespace echelon

@@ -325,8 +325,9 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   // stay.
   if (options.train.save_every == 0 && options.train.save_last) trainer.save(run.state());
   if (options.train.save_last)
-    write_gpt2_folder(run.weights(), options.model, stack,
-                      [&](const Parameter& p) { return trainer.master(p); });
+    write_gpt2_folder(
+        run.weights(), options.model, stack, [&](const Parameter& p) { return trainer.master(p); },
+        data.bytes ? Tokens::bytes : Tokens::others);
   leave();
   const std::uint64_t peak_process = peak.bytes();
   const auto all_memory = memory_of_ranks(request.ranks.get(), trainer.memory().at_peak(), start,

@@ -328,6 +328,8 @@ void check_job(const JobRequest& request, int ranks) {
   options.chaos.slowness(0, ranks);
   ModelOptions model = options.model;
   if (request.resume.empty()) resolve_model(model, request.given);
+  if (request.resume.empty() && !model.init.empty() && options.data.source != "random")
+    require_byte_tokens(model.init);
   const MeshShape mesh = options.server.count > 0 ? MeshShape{} : mesh_of(options.parallel, ranks);
   check_heads(request, model, mesh);
   check_layout(options, model, mesh);
