@@ -8,8 +8,10 @@
 #include <nlohmann/json.hpp>
 #include <numbers>
 
+#include "echelon/base/bytes.h"
 #include "echelon/base/error.h"
 #include "echelon/base/file.h"
+#include "echelon/base/log.h"
 
 namespace echelon {
 
@@ -42,7 +44,9 @@ RunDirectory RunDirectory::create(const fs::path& runs, std::string name) {
       name = fmt::format("{}-{}", stamp, i);
     if (failed)
       throw Error(fmt::format("cannot make a folder in {}: {}", runs.string(), failed.message()));
-    return RunDirectory(runs / name);
+    RunDirectory run(runs / name);
+    run.lock();
+    return run;
   }
   const fs::path path = runs / name;
   std::error_code error;
@@ -52,7 +56,9 @@ RunDirectory RunDirectory::create(const fs::path& runs, std::string name) {
   if (!fs::create_directory(path, error))
     throw Error(fmt::format("cannot make the folder {}: {}", path.string(),
                             error ? error.message() : "somebody else just did"));
-  return RunDirectory(path);
+  RunDirectory run(path);
+  run.lock();
+  return run;
 }
 
 RunDirectory RunDirectory::open(const fs::path& path) {
@@ -67,6 +73,31 @@ RunDirectory RunDirectory::open(const fs::path& path) {
   return run;
 }
 
+void RunDirectory::lock() {
+  lock_.emplace(path_ / ".lock");
+  if (!lock_->holder().empty())
+    throw InvalidArgument(fmt::format("{} is in use by {}; wait until it has ended, or stop it",
+                                      path_.string(), lock_->holder()));
+  if (!lock_->enforced())
+    log::warn(
+        fmt::format("{} cannot be locked on its file system: see to it that no other job uses it",
+                    path_.string()));
+  std::uint64_t bytes = 0;
+  for (const auto& file :
+       {state(), config(), path_ / "plan.json", path_ / "metrics.jsonl", path_ / "times.jsonl",
+        path_ / "ledger.json", path_ / "memory.json", path_ / "trace.json", path_ / "pipeline.svg",
+        weights() / "model.safetensors", weights() / "config.json"})
+    bytes += remove_abandoned(file);
+  if (bytes > 0)
+    log::warn(fmt::format("{}: removed {} that a job had begun to write when it was killed",
+                          path_.string(), human_bytes(bytes)));
+}
+
+double RunDirectory::elapsed() const {
+  return elapsed_before_ +
+         std::chrono::duration<double>(std::chrono::steady_clock::now() - began_).count();
+}
+
 void RunDirectory::rewind_metrics(std::int64_t step) {
   for (const char* name : {"metrics.jsonl", "times.jsonl"}) {
     const fs::path path = path_ / name;
@@ -77,8 +108,10 @@ void RunDirectory::rewind_metrics(std::int64_t step) {
       const std::string line = old.substr(at, end - at);
       const auto parsed = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
       const auto number = parsed.is_object() ? parsed.find("step") : parsed.end();
-      if (number != parsed.end() && number->is_number_integer() && *number <= step)
-        kept += line + "\n";
+      if (number == parsed.end() || !number->is_number_integer() || *number > step) continue;
+      kept += line + "\n";
+      if (const auto it = parsed.find("elapsed_s"); it != parsed.end() && it->is_number())
+        elapsed_before_ = *it;
     }
     write_file(path, kept);
   }
@@ -106,7 +139,10 @@ void RunDirectory::add_step(const StepReport& report, bool bytes) {
   add_line(metrics_, "metrics.jsonl", line.dump());
   // Apart, so that two runs of one seed have the same metrics to the byte.
   const auto ms = [](double seconds) { return std::round(seconds * 1e6) / 1e3; };
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
   const ordered_json time = {{"step", report.step},
+                             {"time", ms(std::chrono::duration<double>(now).count()) / 1e3},
+                             {"elapsed_s", ms(elapsed()) / 1e3},
                              {"step_ms", ms(report.seconds)},
                              {"compute_ms", ms(report.times.compute)},
                              {"exposed_ms", ms(report.times.exposed)},

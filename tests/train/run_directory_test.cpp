@@ -1,6 +1,10 @@
 #include "echelon/train/run_directory.h"
 
+#include <fmt/format.h>
+#include <unistd.h>
+
 #include <cmath>
+#include <ctime>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -91,12 +95,17 @@ TEST(RunDirectory, WritesALineAStep) {
   ASSERT_EQ(all.size(), 3U);
   EXPECT_EQ(all[0],
             (json{{"step", 1}, {"loss", 1.0}, {"grad_norm", 0.5}, {"rate", 0.01}, {"tokens", 40}}));
-  EXPECT_EQ(lines(run.path() / "times.jsonl")[1], (json{{"step", 2},
-                                                        {"step_ms", 2.0},
-                                                        {"compute_ms", 0.5},
-                                                        {"exposed_ms", 0.25},
-                                                        {"hidden_ms", 0.125},
-                                                        {"update_ms", 1.25}}));
+  auto time = lines(run.path() / "times.jsonl")[1];
+  EXPECT_NEAR(time["time"].get<double>(), static_cast<double>(std::time(nullptr)), 300);
+  EXPECT_GE(time["elapsed_s"].get<double>(), 0);
+  time.erase("time");
+  time.erase("elapsed_s");
+  EXPECT_EQ(time, (json{{"step", 2},
+                        {"step_ms", 2.0},
+                        {"compute_ms", 0.5},
+                        {"exposed_ms", 0.25},
+                        {"hidden_ms", 0.125},
+                        {"update_ms", 1.25}}));
   EXPECT_DOUBLE_EQ(all[1]["bits_per_byte"].get<double>(), 0.5 / std::log(2));
   EXPECT_EQ(all[2]["step"], 2);
   EXPECT_EQ(all[2]["val_loss"], 0.25);
@@ -123,6 +132,39 @@ TEST(RunDirectory, RewindsItsMetricsToAStepAndGoesOnFromThere) {
     EXPECT_EQ(all[i]["step"], i + 1);
     EXPECT_EQ(all[i]["loss"], 1.0 / static_cast<double>(i + 1)) << "numbers come through unchanged";
   }
+}
+
+TEST(RunDirectory, CountsItsTimeOnWhereTheStepsThatAreLeftEnd) {
+  ScratchFolder folder;
+  RunDirectory run = RunDirectory::create(folder.path(), "run");
+  write_file(run.path() / "times.jsonl",
+             "{\"step\":1,\"elapsed_s\":100.5}\n{\"step\":2,\"elapsed_s\":200.5}\n");
+  run.rewind_metrics(1);
+  run.add_step(report(2), false);
+  const auto all = lines(run.path() / "times.jsonl");
+  ASSERT_EQ(all.size(), 2U);
+  EXPECT_GE(all[1]["elapsed_s"].get<double>(), 100.5);
+  EXPECT_LT(all[1]["elapsed_s"].get<double>(), 200);
+}
+
+TEST(RunDirectory, IsOneJobsAtATime) {
+  ScratchFolder folder;
+  {
+    RunDirectory run = RunDirectory::create(folder.path(), "run");
+    write_file(run.config(), "");
+    write_file(run.state(), "");
+    RunDirectory second = RunDirectory::open(run.path());  // to read what is there
+    const auto sentence = thrown<InvalidArgument>([&] { second.lock(); });
+    EXPECT_EQ(sentence.find(
+                  fmt::format("{} is in use by process {} on ", run.path().string(), ::getpid())),
+              0U)
+        << sentence;
+  }
+  RunDirectory again = RunDirectory::open(folder / "run");
+  again.lock();
+  const RunDirectory moved = std::move(again);
+  RunDirectory second = RunDirectory::open(folder / "run");
+  EXPECT_THROW(second.lock(), InvalidArgument);
 }
 
 TEST(RunDirectory, DropsWhatIsNoMetricWhenItRewinds) {
