@@ -31,6 +31,7 @@
 #include "echelon/train/memory_forecast.h"
 #include "echelon/train/pipeline_trace.h"
 #include "echelon/train/progress.h"
+#include "echelon/train/resume_command.h"
 #include "echelon/train/run_directory.h"
 #include "echelon/train/server_job.h"
 #include "echelon/train/stale_spells.h"
@@ -118,17 +119,12 @@ JobEnd join_job(const JobRequest& request, const Dataset& data, Stack& stack,
   return JobEnd::finished;
 }
 
-std::string resume_command(const RunDirectory& run, const JobRequest& request) {
-  return fmt::format("echelon train --resume {}{}", run.path().string(),
-                     request.ranks ? fmt::format(" --nproc {}", request.ranks->size()) : "");
-}
-
 // Where a rank was lost. That is the error to report, whatever the state is like.
-void say_how_to_go_on(const RunDirectory& run, const JobRequest& request) noexcept {
+void say_how_to_go_on(const RunDirectory& run) noexcept {
   try {
     if (std::filesystem::exists(run.state()))
       fmt::print(stderr, "the state after step {} is kept; go on with: {}\n",
-                 saved_step(run.state()), resume_command(run, request));
+                 saved_step(run.state()), resume_command(run.path(), read_environment()));
     else
       fmt::print(stderr, "no state was saved: with train.save_every=N one is kept every N steps\n");
   } catch (const std::exception&) {
@@ -293,13 +289,14 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
           trainer.save(run.state());
       }
     } catch (const PeerLost&) {
-      say_how_to_go_on(run, request);
+      say_how_to_go_on(run);
       throw;
     } catch (const NotFinite& error) {
       log::info(error.what());
       trainer.save(run.state());
-      throw Error(fmt::format("{}. Go on from there with: {} --set optim.rate=...", error.what(),
-                              resume_command(run, request)));
+      throw Error(
+          fmt::format("{}. Go on from there with: {}", error.what(),
+                      resume_command(run.path(), read_environment(), "--set optim.rate=...")));
     }
   }
   std::string timelines;
@@ -317,7 +314,7 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
     leave();
     log::info(fmt::format("interrupted after step {}", trainer.step()));
     fmt::print("interrupted after step {}; go on with: {}\n", trainer.step(),
-               resume_command(run, request));
+               resume_command(run.path(), read_environment()));
     return JobEnd::interrupted;
   }
 

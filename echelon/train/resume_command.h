@@ -1,0 +1,16 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+
+#include "echelon/net/environment.h"
+
+namespace echelon {
+
+// The command line that goes on with a run as it was started: by --nproc, srun, mpirun, or on several
+// machines by whatever started its ranks there. `more` are further arguments of it.
+std::string resume_command(const std::filesystem::path& run, const JobEnvironment& environment,
+                           std::string_view more = "");
+
+}  // namespace echelon
