@@ -34,7 +34,7 @@ struct Arguments {
   std::vector<std::string> set;
   int nproc = 1;
   std::string trace, join, progress = "auto";
-  bool print_config = false, dry_run = false;
+  bool print_config = false, dry_run = false, allow_other_data = false;
 };
 
 JobRequest request_of(const Arguments& arguments) {
@@ -61,6 +61,7 @@ JobRequest request_of(const Arguments& arguments) {
     request.given.push_back(set_option(fields, assignment));
   if (!arguments.data.empty()) request.options.data.source = arguments.data;
   if (!arguments.plan.empty()) request.options.comm.plan = arguments.plan;
+  request.options.train.allow_other_data = arguments.allow_other_data;
   return request;
 }
 
@@ -108,6 +109,8 @@ void add_train(CLI::App& app, int& exit_code) {
       ->check(CLI::IsMember({"auto", "plain", "none"}))
       ->type_name("HOW")
       ->capture_default_str();
+  command->add_flag("--allow-other-data", arguments->allow_other_data,
+                    "Train though ranks, or this run before, have other data; only warn of it");
   command->add_flag("--print-config", arguments->print_config,
                     "Print every option with its value and meaning, and stop");
   command->add_flag("--dry-run", arguments->dry_run,

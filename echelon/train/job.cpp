@@ -26,6 +26,7 @@
 #include "echelon/nn/gpt.h"
 #include "echelon/nn/gpt2_folder.h"
 #include "echelon/parallel/tensor/split_plan.h"
+#include "echelon/train/data_check.h"
 #include "echelon/train/job_data.h"
 #include "echelon/train/job_report.h"
 #include "echelon/train/memory_forecast.h"
@@ -103,20 +104,59 @@ JobEnd follow(const JobRequest& request, Trainer& trainer, const Stack& stack, c
 }
 
 // A worker that comes to the servers of a job that runs already.
-JobEnd join_job(const JobRequest& request, const Dataset& data, Stack& stack,
+JobEnd join_job(const JobRequest& request, const JobData& data, Stack& stack,
                 const std::atomic<bool>& stop) {
   const auto& options = request.options;
   Ledger ledger;
-  Trainer trainer(stack, data, options.train, options.optim);
+  Trainer trainer(stack, *data.training, options.train, options.optim);
   fmt::print("connecting  to {}\n", request.join);
   std::fflush(stdout);
-  join_servers(request.join, options, trainer, stack, ledger);
+  join_servers(request.join, options, data.fingerprint, trainer, stack, ledger);
   fmt::print("joined      {}\n", request.join);
   std::fflush(stdout);
   trainer.run_until(std::numeric_limits<std::int64_t>::max(), &stop);  // as long as the job goes on
   fmt::print("left        after step {}, {}\n", trainer.step(),
              stop.load() ? "since it was told to" : "the job's last");
   return JobEnd::finished;
+}
+
+// The run to go on with, which the first rank locks: every rank says so where it cannot. Nothing
+// for the others, and for a new run.
+std::optional<RunDirectory> lock_former_run(const JobRequest& request) {
+  std::optional<RunDirectory> run;
+  if (request.resume.empty()) return run;
+  std::string objection;
+  if (!request.ranks || request.ranks->rank() == 0) {
+    run.emplace(RunDirectory::open(request.resume));
+    try {
+      run->lock();
+    } catch (const InvalidArgument& in_use) {
+      objection = in_use.what();
+    }
+  }
+  require_no_objection(objection, request.ranks.get());
+  return run;
+}
+
+// As a state keeps it: two runs on the same data have the same state, wherever the data lie.
+std::string data_note(DataFingerprint data) {
+  data.source.clear();
+  return to_json(data);
+}
+
+FormerData former_data(const std::optional<RunDirectory>& run) {
+  if (!run) return {};
+  return {run->path().string(), fingerprint_of(saved_note(run->state(), "data"))};
+}
+
+// As a run keeps them: it can go on from any folder.
+JobOptions with_whole_paths(JobOptions options) {
+  const auto& source = options.data.source;
+  for (auto* path : {source == "stdlib" || source == "random" ? nullptr : &options.data.source,
+                     &options.model.init, &options.zero.offload_path, &options.comm.plan})
+    if (path && !path->empty())
+      *path = std::filesystem::absolute(*path).lexically_normal().string();
+  return options;
 }
 
 // Where a rank was lost. That is the error to report, whatever the state is like.
@@ -139,18 +179,21 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   const bool resuming = !request.resume.empty();
   if (!resuming) resolve_model(options.model, request.given);
   if (request.ranks) require_same_options(options, *request.ranks);
-  const JobData data = open_data(options);
+  std::optional<RunDirectory> former = lock_former_run(request);
+  JobData data = open_data(options);
+  require_same_data(data, former_data(former), request.ranks.get(), options.train.allow_other_data);
   const std::uint64_t start = own_bytes();
   PeakMemory peak;
   Stack stack = gpt(options.model);
   const int all_ranks = request.ranks ? request.ranks->size() : 1;
   const int local_ranks = read_environment().local_world;
   require_memory(options, all_ranks, local_ranks);
-  if (!request.join.empty()) return join_job(request, *data.training, stack, stop);
+  if (!request.join.empty()) return join_job(request, data, stack, stop);
   std::optional<ServerJob> servers;
   if (options.server.count > 0) {
     servers.emplace(options, *request.ranks,
-                    Endpoint::listening_address(read_environment(), options.net), Token::find());
+                    Endpoint::listening_address(read_environment(), options.net), Token::find(),
+                    data.fingerprint);
     if (!servers->works()) {
       servers->wait();
       ledger_of(request, &*servers);
@@ -161,6 +204,7 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
                   servers ? nullptr : request.ranks, options.parallel, options.zero,
                   options.pipeline, gpt_plan(options.model));
   if (servers) servers->attach(trainer, stack);
+  trainer.note("data", data_note(data.fingerprint));
   trainer.slow_down(options.chaos.slowness(request.ranks ? request.ranks->rank() : 0,
                                            request.ranks ? request.ranks->size() : 1));
   if (!resuming && !options.model.init.empty())
@@ -198,14 +242,14 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   if (request.ranks && request.ranks->rank() != 0)
     return follow(request, trainer, stack, data, served, run_until, trace, drawing, start, peak);
 
-  RunDirectory run = resuming ? RunDirectory::open(request.resume)
-                              : RunDirectory::create(request.runs, request.name);
+  RunDirectory run = former ? std::move(*former) : RunDirectory::create(request.runs, request.name);
   if (resuming) {
     trainer.restore(run.state());
     run.rewind_metrics(trainer.step());
   }
-  write_file(run.config(), to_toml(fields_of(options), Comments::no));
-  run.write_plan(plan_of(options, trainer, request.ranks.get()));
+  JobOptions kept = with_whole_paths(options);
+  write_file(run.config(), to_toml(fields_of(kept), Comments::no));
+  run.write_plan(plan_of(options, data, trainer, request.ranks.get()));
   log::open(run.log());
   log::info(fmt::format("echelon {} ({}), torch {}, {} parameters, step {} of {}", ECHELON_VERSION,
                         ECHELON_COMMIT, ECHELON_TORCH_VERSION, stack.parameter_count(),

@@ -13,9 +13,14 @@ namespace echelon {
 // The job's text or random tokens as datasets.
 struct JobData {
   std::unique_ptr<const Dataset> training, validation;  // validation may be null
-  std::shared_ptr<const Text> validation_text;
+  TextSplit text;                                       // what they are cut from; empty: nothing
   std::string description;
   bool bytes = false;  // tokens are bytes, so that bits per byte means something
+  DataFingerprint fingerprint;
+
+  // Reads all of it for the fingerprint's digest, as far as it comes until the deadline; true: to
+  // the end.
+  bool read_for_digest(const Deadline& until);
 };
 
 JobData open_data(const JobOptions& options);

@@ -70,13 +70,15 @@ ordered_json summary_of(const JobOptions& options, const JobOutcome& outcome,
   return summary;
 }
 
-std::string plan_of(const JobOptions& options, const Trainer& trainer, const Communicator* ranks) {
+std::string plan_of(const JobOptions& options, const JobData& data, const Trainer& trainer,
+                    const Communicator* ranks) {
   auto buckets = ordered_json::array();
   for (const auto& bucket : trainer.buckets())
     buckets.push_back({{"begin", bucket.begin}, {"end", bucket.end}, {"layer", bucket.layer}});
   const auto& layout = trainer.layout();
   return ordered_json(
              {{"world", ranks ? ranks->size() : 1},
+              {"data", ordered_json::parse(to_json(data.fingerprint))},
               {"mesh",
                {{"pipeline", layout.mesh.shape.pipeline},
                 {"data", layout.mesh.shape.data},
@@ -246,7 +248,7 @@ void show_validation(const JobOutcome& outcome, const JobData& data, std::int64_
   const double bits = outcome.validation_loss / std::numbers::ln2;
   // The bytes that were predicted, and the one before them.
   std::vector<std::uint8_t> bytes(static_cast<std::size_t>(data.validation->size() * context) + 1);
-  data.validation_text->read(0, bytes);
+  data.text.validation->read(0, bytes);
   const auto packed = xz_size(bytes);
   const std::string yardstick =
       packed ? fmt::format("xz -9 needs {:.3f}",

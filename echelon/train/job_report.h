@@ -38,7 +38,8 @@ nlohmann::ordered_json summary_of(const JobOptions& options, const JobOutcome& o
                                   std::int64_t parameters, bool bytes, std::uint64_t start,
                                   std::uint64_t peak, const RunDirectory& run);
 // How the job is laid out, as JSON.
-std::string plan_of(const JobOptions& options, const Trainer& trainer, const Communicator* ranks);
+std::string plan_of(const JobOptions& options, const JobData& data, const Trainer& trainer,
+                    const Communicator* ranks);
 
 // One entry of the report, "label       text": lines that would pass 100 columns go on below, under
 // the text. No line ends in blanks.

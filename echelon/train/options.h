@@ -37,6 +37,10 @@ struct TrainOptions {
   std::int64_t check_every = 100;
   double memory_mib = 0;
 
+  // Ranks may have different data (--allow-other-data). Said anew at every start, so no option that
+  // a run keeps.
+  bool allow_other_data = false;
+
   void fields(Fields& f) {
     f.add("steps", steps, "optimiser steps", {.minimum = 1});
     f.add("batch", batch, "the global batch of a step",

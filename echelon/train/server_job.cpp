@@ -6,6 +6,7 @@
 #include "echelon/base/error.h"
 #include "echelon/comm/texts.h"
 #include "echelon/optim/schedule.h"
+#include "echelon/train/data_check.h"
 #include "echelon/train/option_difference.h"
 
 namespace echelon {
@@ -38,11 +39,11 @@ std::string ServerJob::Roles::name_of(int server) const {
 }
 
 ServerJob::ServerJob(const JobOptions& options, Communicator& ranks, const std::string& bind,
-                     const Token& token)
-    : ServerJob(options, ranks, bind, token, options.train.steps, false) {}
+                     const Token& token, const DataFingerprint& data)
+    : ServerJob(options, ranks, bind, token, data, options.train.steps, false) {}
 
 ServerJob::ServerJob(const JobOptions& options, Communicator& ranks, const std::string& bind,
-                     const Token& token, std::int64_t end, bool spell)
+                     const Token& token, const DataFingerprint& data, std::int64_t end, bool spell)
     : options_(options), ranks_(ranks), token_(token), roles_(options.server, ranks.size()) {
   check_share(options.train, roles_.workers());
   const int mine = roles_.server_of(ranks.rank());
@@ -61,12 +62,14 @@ ServerJob::ServerJob(const JobOptions& options, Communicator& ranks, const std::
             .timeout = options.comm.timeout,
             .name = roles_.name_of(mine),
             .check_guest =
-                [ours = to_toml(fields_of(options_), Comments::no)](const std::string& theirs) {
+                [ours = to_toml(fields_of(options_), Comments::no),
+                 data](const std::string& theirs) {
                   for (const auto& one : differences(theirs, ours, Among::guests))
                     throw InvalidArgument(
                         fmt::format("the worker has {} = {} where the job has {}; give it the "
                                     "job's config.toml",
                                     one.key, one.mine, one.theirs));
+                  check_guest_data(theirs, data);
                 },
             .spell = spell},
         bind, options.net, token);
@@ -76,8 +79,9 @@ ServerJob::ServerJob(const JobOptions& options, Communicator& ranks, const std::
   if (server_) server_->start(addresses_);
 }
 
-void join_servers(const std::string& addresses, const JobOptions& options, Trainer& trainer,
-                  const Stack& stack, Ledger& ledger) {
+void join_servers(const std::string& addresses, const JobOptions& options,
+                  const DataFingerprint& data, Trainer& trainer, const Stack& stack,
+                  Ledger& ledger) {
   ServerWorker::Setup setup;
   for (std::size_t begin = 0; begin <= addresses.size();) {
     const auto end = std::min(addresses.find(',', begin), addresses.size());
@@ -89,7 +93,8 @@ void join_servers(const std::string& addresses, const JobOptions& options, Train
   setup.timeout = options.comm.timeout;
   setup.connect_timeout = 5;  // the job runs already
   JobOptions told = options;
-  setup.options = to_toml(fields_of(told), Comments::no);
+  setup.options = with_fingerprint(to_toml(fields_of(told), Comments::no), data,
+                                   options.train.allow_other_data);
   trainer.use_servers(std::move(setup), options.net, Token::find(), ServerPart::guest, ledger);
 }
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "echelon/comm/communicator.h"
+#include "echelon/data/fingerprint.h"
 #include "echelon/parallel/server/server.h"
 #include "echelon/train/options.h"
 #include "echelon/train/trainer.h"
@@ -28,14 +29,15 @@ class ServerJob {
 
   // Starts this rank's server, if it has one, and tells all ranks where the servers are. `bind` is
   // the numeric address to listen on.
+  // A worker that joins must have the same `data`; empty: nobody looks.
   ServerJob(const JobOptions& options, Communicator& ranks, const std::string& bind,
-            const Token& token);
+            const Token& token, const DataFingerprint& data = {});
 
   // A spell up to step `end`, of ranks that otherwise reduce among themselves
   // (ParameterServer::Setup).
   static ServerJob spell(const JobOptions& options, Communicator& ranks, const std::string& bind,
                          const Token& token, std::int64_t end) {
-    return {options, ranks, bind, token, end, true};
+    return {options, ranks, bind, token, {}, end, true};
   }
 
   const Roles& roles() const { return roles_; }
@@ -50,7 +52,7 @@ class ServerJob {
 
  private:
   ServerJob(const JobOptions& options, Communicator& ranks, const std::string& bind,
-            const Token& token, std::int64_t end, bool spell);
+            const Token& token, const DataFingerprint& data, std::int64_t end, bool spell);
 
   JobOptions options_;
   Communicator& ranks_;
@@ -60,9 +62,10 @@ class ServerJob {
   std::vector<Address> addresses_;
 };
 
-// Makes a trainer outside of the job one of its workers. The two have the same model and options;
-// the job's token is this process's (ECHELON_TOKEN).
-void join_servers(const std::string& addresses, const JobOptions& options, Trainer& trainer,
-                  const Stack& stack, Ledger& ledger);
+// Makes a trainer outside of the job one of its workers. The two have the same model, options and
+// data; the job's token is this process's (ECHELON_TOKEN).
+void join_servers(const std::string& addresses, const JobOptions& options,
+                  const DataFingerprint& data, Trainer& trainer, const Stack& stack,
+                  Ledger& ledger);
 
 }  // namespace echelon

@@ -137,6 +137,12 @@ std::int64_t saved_step(const std::filesystem::path& state) {
   return number<std::int64_t>(safetensors::Reader(state), "step");
 }
 
+std::string saved_note(const std::filesystem::path& state, const std::string& key) {
+  const safetensors::Reader reader(state);
+  const auto it = reader.header().metadata.find(key);
+  return it == reader.header().metadata.end() ? "" : it->second;
+}
+
 void Trainer::save(const std::filesystem::path& path) {
   if (servers_ && ranks_)
     throw InvalidArgument("a state is saved between spells of staleness, not within one");
@@ -157,6 +163,7 @@ void Trainer::save(const std::filesystem::path& path) {
     metadata["loss_scale"] = fmt::format("{}", scale);
     metadata["good_steps"] = std::to_string(good_steps);
   }
+  metadata.insert(notes_.begin(), notes_.end());
   write_tensors(path, tensors, metadata);
   if (servers_) {
     servers_->saved(step_);

@@ -23,6 +23,7 @@
 #include <deque>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 
@@ -77,12 +78,12 @@ class Trainer {
   // Gives the stack its memory. InvalidArgument where the options do not fit the machine, the stack
   // or the data. All that is referred to must outlive the trainer.
   // Several ranks make a mesh (parallel.pipeline, data, tensor), and every rank makes the same
-  // trainer and the same calls. Along data, each trains on its part of the global batch and all
-  // keep the same parameters, to the bit. They begin with the first one's, and have its buffers
-  // (running statistics) whenever run() returns. Should they differ all the same (a bad memory, a
-  // layer that draws its own random numbers), run() throws Error that names the ranks, at the next
-  // step that train.check_every divides. Along pipeline, each has some of the layers;
-  // along tensor, its part of the matrices that `plan` names.
+  // trainer, with the whole dataset, and the same calls. Along data, each trains on its part of the
+  // global batch and all keep the same parameters, to the bit. They begin with the first one's, and
+  // have its buffers (running statistics) whenever run() returns. Should they differ all the same
+  // (a bad memory, a layer that draws its own random numbers), run() throws Error that names the
+  // ranks, at the next step that train.check_every divides. Along pipeline, each has some of the
+  // layers; along tensor, its part of the matrices that `plan` names.
   Trainer(Stack& stack, const Dataset& data, const TrainOptions& train, const OptimOptions& optim,
           std::shared_ptr<Communicator> ranks = nullptr, const ParallelOptions& parallel = {},
           const ZeroOptions& zero = {}, const PipelineOptions& pipeline = {},
@@ -158,6 +159,8 @@ class Trainer {
   // ever holds the whole of it. A state fits any number of ranks, any mesh and any stage.
   void save(const std::filesystem::path& path);
   void restore(const std::filesystem::path& path);
+  // Goes into the metadata of states that are saved from now on.
+  void note(const std::string& key, std::string value) { notes_[key] = std::move(value); }
 
   std::int64_t step() const { return step_; }  // done so far
   at::Tensor master(
@@ -226,8 +229,9 @@ class Trainer {
   double slowness_ = 1;
   std::function<void(const std::string&)> say_ = [](const std::string&) {};
   std::int64_t step_ = 0;
-  at::Tensor input_, target_;  // of the step being computed, on the device
-  at::Tensor report_;          // the numbers of a step (see Reported in trainer.cpp)
+  std::map<std::string, std::string> notes_;  // in the metadata of a state
+  at::Tensor input_, target_;                 // of the step being computed, on the device
+  at::Tensor report_;                         // the numbers of a step (see Reported in trainer.cpp)
   std::deque<std::pair<std::int64_t, double>>
       scales_;                          // fp16: steps and loss scales, as it changed
   std::int64_t stop_at_ = 0, lag_ = 0;  // the step to stop after; how much later than the vote
@@ -254,6 +258,8 @@ class Trainer {
 
 // The step after which a state was saved.
 std::int64_t saved_step(const std::filesystem::path& state);
+// What was noted in it (Trainer::note); empty: nothing.
+std::string saved_note(const std::filesystem::path& state, const std::string& key);
 
 // Throws InvalidArgument where a batch does not divide over so many ranks and their micro-batches.
 void check_share(const TrainOptions& options, int ranks);

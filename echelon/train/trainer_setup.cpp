@@ -20,6 +20,7 @@
 #include "echelon/train/in_flight.h"
 #include "echelon/train/layer_costs.h"
 #include "echelon/train/memory_forecast.h"
+#include "echelon/train/same_dataset.h"
 #include "echelon/train/trainer.h"
 
 namespace echelon {
@@ -83,6 +84,7 @@ Trainer::Trainer(Stack& stack, const Dataset& data, const TrainOptions& train,
   if (data.size() < 1)
     throw InvalidArgument("there is no sample to train on: the dataset is empty");
   if (train.threads > 0) at::set_num_threads(static_cast<int>(train.threads));
+  if (all_ && !train.allow_other_data) require_same_dataset(data, *all_);
   const at::Tensor sample = data.get(std::vector<std::int64_t>{0}).input;
   layout_ = lay_over(stack, all_, parallel, pipeline, plan, static_cast<int>(train.micro_batches),
                      sample.dim() > 1 ? sample.size(1) : 1,

@@ -249,9 +249,11 @@ def test_a_save_that_fails_leaves_the_former_state_whole(echelon, ignore):
         assert [p.name for p in run.iterdir() if "state" in p.name] == ["state.safetensors"], "a part was left"
     else:
         assert failed.returncode == -signal.SIGXFSZ
+        assert len([p for p in run.iterdir() if p.name.startswith(".state.safetensors.")]) == 1
     assert (run / "state.safetensors").read_bytes() == before
     resumed = echelon(*more)
     assert resumed.returncode == 0, resumed.stderr
+    assert [p.name for p in run.iterdir() if "state" in p.name] == ["state.safetensors"], "what a killed job left stays"
     assert metrics(run) == metrics(whole) and weights(run) == weights(whole)
 
 

@@ -21,7 +21,7 @@ FROM_FOLDER = dict(model_layers=None, model_width=None, model_heads=None, model_
 def save_model(folder, model_class=transformers.GPT2LMHeadModel, tied=True, **sizes):
     torch.manual_seed(5)
     config = transformers.GPT2Config(**(SIZES | sizes), tie_word_embeddings=tied, bos_token_id=0, eos_token_id=0,
-                                     resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+                                     resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, echelon_tokeniser="bytes")
     model = model_class(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -68,7 +68,7 @@ def test_a_run_starts_from_a_folder_of_transformers(echelon, oracle, tmp_path, t
                              model_recompute="full")
     config = tomllib.loads((run / "config.toml").read_text())["model"]
     assert config == {"layers": 2, "width": 48, "heads": 3, "vocab": 300, "context": 24, "tied": tied, "dropout": 0.2,
-                      "recompute": "full", "init": "hf"}, "sizes are the folder's, how to train is the user's"
+                      "recompute": "full", "init": str(tmp_path / "hf")}, "sizes are the folder's, how to train is the user's"
     written = transformers.GPT2LMHeadModel.from_pretrained(run / "weights").config
     assert (written.embd_pdrop, written.resid_pdrop, written.attn_pdrop) == (0.2, 0.2, 0.0)
     before, after = load_file(tmp_path / "hf" / "model.safetensors"), load_file(run / "weights" / "model.safetensors")

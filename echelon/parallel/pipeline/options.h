@@ -17,7 +17,8 @@ struct PipelineOptions {
   void fields(Fields& f) {
     f.add(
         "schedule", schedule,
-        "the order in which a rank of parallel.pipeline runs forwards and backwards of micro-batches",
+        "the order in which a rank of parallel.pipeline runs forwards and backwards of micro-batches; "
+        "interleaved: train.micro_batches must be a multiple of parallel.pipeline",
         {.choices = {"gpipe", "1f1b", "interleaved", "zero-bubble"}});
     f.add("chunks", chunks, "stages of each rank; more than one with pipeline.schedule=interleaved",
           {.minimum = 1, .maximum = 64});

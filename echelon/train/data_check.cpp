@@ -1,0 +1,111 @@
+#include "echelon/train/data_check.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <nlohmann/json.hpp>
+
+#include "echelon/base/error.h"
+#include "echelon/base/log.h"
+#include "echelon/comm/communicator.h"
+#include "echelon/comm/texts.h"
+
+namespace echelon {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* guest_mark = "\n# data ";
+constexpr const char* guest_allows = "\n# other data are allowed";
+
+bool is_first(const Communicator* ranks) { return !ranks || ranks->rank() == 0; }
+
+std::vector<std::string> everyones(Communicator* ranks, const std::string& mine) {
+  return ranks ? gather_texts(*ranks, mine, "setup") : std::vector{mine};
+}
+
+// What is wrong with the data, in a sentence that says what to do; empty: nothing. The same on all
+// ranks.
+std::string objection_to(const DataFingerprint& mine, const FormerData& former,
+                         Communicator* ranks) {
+  std::string to_run;
+  if (is_first(ranks) && !former.run.empty()) {
+    to_run = difference(mine, mine.source, former.data, former.run);
+    if (!to_run.empty())
+      to_run = fmt::format(
+          "{} was trained on other data: {}; give its own with --data, with the run's "
+          "data.validation and train.validate_every",
+          former.run, to_run);
+  }
+  const json words = {{"data", to_json(mine)}, {"objection", to_run}};
+  std::vector<DataFingerprint> all;
+  for (const auto& text : everyones(ranks, words.dump(-1, ' ', false, json::error_handler_t::replace))) {
+    const json one = json::parse(text);
+    if (all.empty()) to_run = one["objection"];
+    all.push_back(fingerprint_of(one["data"]));
+  }
+  if (!to_run.empty()) return to_run;
+  for (std::size_t r = 1; r < all.size(); ++r)
+    if (const auto how = difference(all[r], fmt::format("rank {}", r), all[0], "rank 0");
+        !how.empty())
+      return fmt::format("ranks have different data: {} ({} and {}); give every rank the same", how,
+                         all[r].source, all[0].source);
+  return {};
+}
+
+// In slices, after each of which the ranks meet: one with a slow disk lets the others wait, and no
+// wait may be longer than comm.timeout.
+void read_whole(JobData& data, Communicator* ranks) {
+  constexpr auto slice = std::chrono::milliseconds(500);
+  bool all = false;
+  while (!all) {
+    const bool done = data.read_for_digest(Deadline::in(slice));
+    const auto texts = everyones(ranks, done ? "read" : "");
+    all = std::none_of(texts.begin(), texts.end(), [](const auto& text) { return text.empty(); });
+  }
+}
+
+}  // namespace
+
+void require_no_objection(const std::string& objection, Communicator* ranks) {
+  if (const auto first = everyones(ranks, objection).front(); !first.empty())
+    throw InvalidArgument(first);
+}
+
+void require_same_data(JobData& data, const FormerData& former, Communicator* ranks, bool allowed) {
+  const auto consider = [&] {
+    const std::string objection = objection_to(data.fingerprint, former, ranks);
+    if (!objection.empty() && !allowed)
+      throw InvalidArgument(objection + ", or --allow-other-data if that is meant");
+    if (!objection.empty() && is_first(ranks))
+      log::warn(objection + "; --allow-other-data: the job goes on");
+    return objection.empty();
+  };
+  const bool alike = consider();
+  read_whole(data, ranks);
+  if (alike) consider();
+}
+
+std::string with_fingerprint(const std::string& toml, const DataFingerprint& data, bool allowed) {
+  return toml + guest_mark + to_json(data) + (allowed ? guest_allows : "");
+}
+
+void check_guest_data(const std::string& text, const DataFingerprint& job) {
+  if (job.tokeniser.empty()) return;
+  const auto mark = text.rfind(guest_mark);
+  if (mark == std::string::npos)
+    throw InvalidArgument("the worker does not say what data it has; use the job's own version");
+  const auto begin = mark + std::string_view(guest_mark).size();
+  const auto data = fingerprint_of(text.substr(begin, text.find('\n', begin) - begin));
+  const auto how = difference(data, "the worker", job, "the job");
+  if (how.empty()) return;
+  if (!text.ends_with(guest_allows))
+    throw InvalidArgument(
+        fmt::format("the worker has other data than the job: {}; give it the job's with --data, or "
+                    "--allow-other-data if that is meant",
+                    how));
+  log::warn(fmt::format("a worker that joins has other data: {}; --allow-other-data lets it", how));
+}
+
+}  // namespace echelon

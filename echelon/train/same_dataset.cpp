@@ -1,0 +1,61 @@
+#include "echelon/train/same_dataset.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "echelon/base/checksum.h"
+#include "echelon/base/error.h"
+#include "echelon/comm/communicator.h"
+#include "echelon/comm/texts.h"
+#include "echelon/data/dataset.h"
+
+namespace echelon {
+namespace {
+
+using nlohmann::json;
+
+std::uint64_t sum_of(const at::Tensor& tensor) {
+  if (!tensor.defined()) return 0;
+  const at::Tensor plain = tensor.cpu().contiguous();
+  return checksum({static_cast<const std::byte*>(plain.const_data_ptr()), plain.nbytes()});
+}
+
+std::uint64_t sum_of(const Dataset& data, std::int64_t index) {
+  const Batch sample = data.get(std::vector{index});
+  const std::array<std::uint64_t, 2> both = {sum_of(sample.input), sum_of(sample.target)};
+  return checksum(std::as_bytes(std::span(both)));
+}
+
+}  // namespace
+
+void require_same_dataset(const Dataset& data, Communicator& ranks) {
+  const std::vector<std::int64_t> places = {0, data.size() / 2, data.size() - 1};
+  std::vector<std::uint64_t> sums;
+  for (const auto place : places) sums.push_back(sum_of(data, place));
+  const bool fixed = sum_of(data, places[0]) == sums[0];
+  const json words = {{"size", data.size()}, {"sums", sums}, {"fixed", fixed}};
+  const auto texts = gather_texts(ranks, words.dump(), "setup");
+  const json first = json::parse(texts[0]);
+  for (std::size_t r = 1; r < texts.size(); ++r) {
+    const json one = json::parse(texts[r]);
+    const auto refuse = [&](const std::string& how) {
+      throw InvalidArgument(
+          fmt::format("ranks have different datasets: {}; give every rank the whole dataset, of "
+                      "which the trainer gives it its part of each batch, or set "
+                      "TrainOptions::allow_other_data if that is meant",
+                      how));
+    };
+    if (one["size"] != first["size"])
+      refuse(fmt::format("rank {} has {} samples and rank 0 has {}", r,
+                         one["size"].get<std::int64_t>(), first["size"].get<std::int64_t>()));
+    if (!one["fixed"] || !first["fixed"]) continue;
+    for (std::size_t i = 0; i < places.size(); ++i)
+      if (one["sums"][i] != first["sums"][i])
+        refuse(fmt::format("sample {} of rank {} is not that of rank 0", places[i], r));
+  }
+}
+
+}  // namespace echelon

@@ -1,0 +1,14 @@
+#pragma once
+
+namespace echelon {
+
+class Communicator;
+class Dataset;
+
+// Throws InvalidArgument, naming a rank, where ranks were given datasets of different sizes, or with
+// other samples at the beginning, in the middle or at the end: every rank gives the whole dataset,
+// and the trainer splits batches. A dataset whose samples are drawn anew each time is compared by its
+// size alone. Collective.
+void require_same_dataset(const Dataset& data, Communicator& ranks);
+
+}  // namespace echelon

@@ -1,0 +1,135 @@
+#include "echelon/train/data_check.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <mutex>
+
+#include "echelon/base/error.h"
+#include "echelon/comm/communicator.h"
+#include "tests/base/scratch_folder.h"
+#include "tests/base/thrown.h"
+#include "tests/collective/ranks.h"
+
+namespace echelon {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string write(const fs::path& path, const std::string& content) {
+  std::ofstream(path) << content;
+  return path.string();
+}
+
+JobData data_of(const std::string& source) {
+  JobOptions options;
+  options.data.source = source;
+  options.model.context = 16;
+  options.train.validate_every = 0;
+  return open_data(options);
+}
+
+// What every rank says to its data; empty: nothing.
+std::vector<std::string> said(const std::vector<std::string>& sources, const FormerData& former,
+                              bool allowed) {
+  std::vector<std::string> all(sources.size());
+  run_ranks_well({.world = int(sources.size())}, [&](Group& group) {
+    const auto rank = std::size_t(group.rank());
+    const auto ranks = native_communicator(group.shared_from_this());
+    JobData data = data_of(sources[rank]);
+    try {
+      require_same_data(data, rank == 0 ? former : FormerData{}, ranks.get(), allowed);
+      EXPECT_NE(data.fingerprint.digest, "");
+    } catch (const InvalidArgument& refusal) {
+      all[rank] = refusal.what();
+    }
+  });
+  return all;
+}
+
+TEST(DataCheck, LetsRanksWithTheSameDataPass) {
+  ScratchFolder folder;
+  const auto a = write(folder / "a", std::string(1000, 'x')),
+             b = write(folder / "b", std::string(1000, 'x'));
+  EXPECT_EQ(said({a, b, a}, {}, false), (std::vector<std::string>(3)));
+}
+
+TEST(DataCheck, TellsEveryRankWhichOneHasOtherData) {
+  ScratchFolder folder;
+  const auto a = write(folder / "a", std::string(1000, 'x')),
+             cut = write(folder / "cut", std::string(999, 'x')),
+             other = write(folder / "other", std::string(999, 'x') + "y");
+  const std::string end =
+      "; give every rank the same, or --allow-other-data if that is meant";
+  for (const auto& sentence : said({a, a, cut}, {}, false))
+    EXPECT_EQ(sentence,
+              "ranks have different data: rank 2 has 999 bytes to train on and rank 0 has 1000 (" +
+                  cut + " and " + a + ")" + end);
+  for (const auto& sentence : said({a, other}, {}, false))
+    EXPECT_EQ(sentence,
+              "ranks have different data: rank 1 and rank 0 have 1000 bytes each, and not the same "
+              "ones (" +
+                  other + " and " + a + ")" + end);
+  EXPECT_EQ(said({a, other}, {}, true), (std::vector<std::string>(2)));
+}
+
+// What no sample sees.
+TEST(DataCheck, ComparesEveryByte) {
+  ScratchFolder folder;
+  std::string text(4 << 20, 'x');
+  const auto a = write(folder / "a", text);
+  text[text.size() / 2 + 12345] = 'y';
+  const auto b = write(folder / "b", text);
+  ASSERT_EQ(data_of(a).fingerprint.sample, data_of(b).fingerprint.sample);
+  for (const auto& sentence : said({a, b}, {}, false))
+    EXPECT_NE(sentence.find("not the same ones"), std::string::npos) << sentence;
+}
+
+TEST(DataCheck, ComparesARunWithWhatItWasTrainedOn) {
+  ScratchFolder folder;
+  const auto a = write(folder / "a", std::string(1000, 'x')),
+             b = write(folder / "b", std::string(900, 'x'));
+  JobData before = data_of(a);
+  require_same_data(before, {}, nullptr, false);
+  EXPECT_NE(before.fingerprint.digest, "");
+  const FormerData former = {"runs/a", before.fingerprint};
+  EXPECT_EQ(said({a, a}, former, false), (std::vector<std::string>(2)));
+  for (const auto& sentence : said({b, b}, former, false))
+    EXPECT_EQ(sentence, "runs/a was trained on other data: " + b +
+                            " has 900 bytes to train on and runs/a has 1000; give its own with "
+                            "--data, with the run's data.validation and train.validate_every, or "
+                            "--allow-other-data if that is meant");
+  EXPECT_EQ(said({b, b}, former, true), (std::vector<std::string>(2)));
+  EXPECT_EQ(said({b, b}, {"runs/a", {}}, false), (std::vector<std::string>(2)))
+      << "a state of an earlier version says nothing of its data";
+}
+
+TEST(DataCheck, RefusesAGuestWithOtherData) {
+  ScratchFolder folder;
+  const auto job = data_of(write(folder / "a", std::string(1000, 'x'))).fingerprint,
+             same = data_of(write(folder / "b", std::string(1000, 'x'))).fingerprint,
+             other = data_of(write(folder / "c", std::string(1000, 'y'))).fingerprint;
+  check_guest_data(with_fingerprint("[model]\nlayers = 1\n", same, false), job);
+  EXPECT_EQ(
+      thrown<InvalidArgument>([&] { check_guest_data(with_fingerprint("", other, false), job); }),
+      "the worker has other data than the job: the worker and the job have 1000 bytes each, and not "
+      "the same ones; give it the job's with --data, or --allow-other-data if that is meant");
+  check_guest_data(with_fingerprint("", other, true), job);
+  check_guest_data(with_fingerprint("", other, false), {});
+  EXPECT_NE(thrown<InvalidArgument>([&] { check_guest_data("[model]\n", job); }).find("version"),
+            std::string::npos);
+}
+
+TEST(DataCheck, TellsAllRanksWhatTheFirstObjectsTo) {
+  std::vector<std::string> heard(3);
+  run_ranks_well({.world = 3}, [&](Group& group) {
+    const auto ranks = native_communicator(group.shared_from_this());
+    require_no_objection("", ranks.get());
+    heard[std::size_t(group.rank())] = thrown<InvalidArgument>(
+        [&] { require_no_objection(group.rank() == 0 ? "no" : "", ranks.get()); });
+  });
+  EXPECT_EQ(heard, (std::vector<std::string>{"no", "no", "no"}));
+}
+
+}  // namespace
+}  // namespace echelon
