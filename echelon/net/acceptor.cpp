@@ -1,27 +1,40 @@
 #include "echelon/net/acceptor.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
 #include <sys/eventfd.h>
-#include <sys/socket.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "echelon/base/error.h"
 #include "echelon/base/log.h"
-#include "echelon/net/handshake.h"
 
 namespace echelon {
 namespace {
-constexpr auto proof_time = std::chrono::seconds(5);  // and for the first frame
+
+using namespace std::chrono_literals;
+
+constexpr auto proof_time = 5s;  // and for the first frame
+constexpr auto least_time = 1s;  // before a newer connection may take the place
+constexpr int accepted_in_a_row = 64;
+
+// Strangers must not take the files that the job needs.
+std::size_t affordable(std::size_t places) {
+  rlimit files{};
+  if (::getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur == RLIM_INFINITY) return places;
+  return std::clamp<std::size_t>(files.rlim_cur / 4, 1, places);
 }
+
+}  // namespace
 
 Acceptor::Acceptor(std::vector<Listener> listeners, const Token& token, Welcome welcome)
     : listeners_(std::move(listeners)),
       token_(token),
       welcome_(std::move(welcome)),
+      places_(affordable(most_unproven)),
       stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!stop_) throw Error(with_errno("cannot make an eventfd"));
   thread_ = std::thread([this] { run(); });
@@ -32,96 +45,96 @@ Acceptor::~Acceptor() {
   if (write(stop_.get(), &one, sizeof one) != sizeof one)
     log::error("an eventfd cannot be written");
   thread_.join();
-  std::map<std::uint64_t, std::thread> threads;
-  {
-    const std::lock_guard lock(mutex_);
-    stopping_ = true;
-    for (const auto& [key, socket] : unproven_) shutdown(socket.get(), SHUT_RDWR);
-    threads.swap(threads_);
-  }
-  for (auto& [key, thread] : threads) thread.join();
 }
 
 void Acceptor::run() {
   std::vector<pollfd> ready;
-  for (const auto& listener : listeners_) ready.push_back({listener.socket.get(), POLLIN, 0});
-  ready.push_back({stop_.get(), POLLIN, 0});
-  for (std::uint64_t key = 0;;) {
-    // While too many are unproven, further ones wait in the kernel's queue.
-    const bool full = unproven() >= most_unproven;
+  while (true) {
+    ready.assign(1, {stop_.get(), POLLIN, 0});
+    const bool room = has_room();
+    for (const auto& listener : listeners_)
+      ready.push_back({room ? listener.socket.get() : -1, POLLIN, 0});
+    for (const auto& newcomer : newcomers_) ready.push_back(newcomer.poll_entry());
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(
+        std::min<Deadline::Clock::duration>({patience(), turned_away_.due().remaining(), 1h}));
+    if (poll(ready.data(), ready.size(), static_cast<int>(left.count())) < 0) continue;
+    if (ready[0].revents) return;
+    // Who has come before goes before who comes.
+    auto entry = ready.begin() + 1 + static_cast<std::ptrdiff_t>(listeners_.size());
+    for (auto one = newcomers_.begin(); one != newcomers_.end(); ++entry) {
+      const auto next = std::next(one);
+      if (entry->revents) advance(one);
+      one = next;
+    }
+    drop_expired();
     for (std::size_t i = 0; i < listeners_.size(); ++i)
-      ready[i].fd = full ? -1 : listeners_[i].socket.get();
-    if (poll(ready.data(), ready.size(), full ? 20 : -1) < 0) continue;
-    if (ready.back().revents) return;
-    reap();
-    for (std::size_t i = 0; i < listeners_.size(); ++i) {
-      if (!ready[i].revents) continue;
-      try {
-        auto socket = accept(listeners_[i].socket, Deadline::in(Deadline::Clock::duration::zero()));
-        if (!socket) continue;
-        Descriptor second(fcntl(socket->get(), F_DUPFD_CLOEXEC, 0));
-        if (!second) throw Error(with_errno("cannot keep a connection"));
-        const std::lock_guard lock(mutex_);
-        ++key;
-        unproven_[key] = std::move(second);
-        threads_[key] =
-            std::thread([this, moved = std::make_shared<Descriptor>(std::move(*socket)),
-                         tls = listeners_[i].tls, key] { prove(std::move(*moved), tls, key); });
-      } catch (const std::exception& error) {  // out of descriptors or threads: others may go on
-        {
-          const std::lock_guard lock(mutex_);
-          if (!threads_.contains(key)) unproven_.erase(key);
-        }
-        log::warn(fmt::format("a connection could not be taken: {}", error.what()));
-        std::this_thread::sleep_for(std::chrono::milliseconds(10));
-      }
-    }
+      if (ready[i + 1].revents) accept_from(listeners_[i]);
+    turned_away_.say_if_due();
   }
 }
 
-std::size_t Acceptor::unproven() {
-  const std::lock_guard lock(mutex_);
-  return unproven_.size();
-}
-
-void Acceptor::reap() {
-  std::vector<std::thread> ended;
-  {
-    const std::lock_guard lock(mutex_);
-    for (const auto key : std::exchange(finished_, {})) {
-      const auto thread = threads_.find(key);
-      ended.push_back(std::move(thread->second));
-      threads_.erase(thread);
-    }
+// Until something has to be done though nothing comes.
+Deadline::Clock::duration Acceptor::patience() const {
+  if (newcomers_.empty()) return Deadline::Clock::duration::max();
+  auto left = newcomers_.front().deadline().remaining();  // the oldest has the first deadline
+  if (newcomers_.size() >= places_) {
+    const auto age = Deadline::Clock::now() - newcomers_.front().since();
+    if (age < least_time) left = std::min<Deadline::Clock::duration>(left, least_time - age);
   }
-  for (auto& thread : ended) thread.join();
+  return left;
 }
 
-void Acceptor::prove(Descriptor socket, bool tls, std::uint64_t key) {
-  const std::string from = peer_address(socket).text();
-  std::unique_ptr<Stream> stream;
+bool Acceptor::has_room() const {
+  return newcomers_.size() < places_ ||
+         Deadline::Clock::now() - newcomers_.front().since() >= least_time;
+}
+
+Acceptor::Newcomers::iterator Acceptor::least_promising() {
+  const auto silent = std::find_if(newcomers_.begin(), newcomers_.end(), [](const Newcomer& one) {
+    return one.silent() && Deadline::Clock::now() - one.since() >= least_time;
+  });
+  return silent != newcomers_.end() ? silent : newcomers_.begin();
+}
+
+void Acceptor::advance(Newcomers::iterator newcomer) {
+  const std::string from = newcomer->from();
   try {
-    const Deadline deadline = Deadline::in(proof_time);
-    const std::string name = fmt::format("a connection from {}", from);
-    stream = tls ? Stream::tls(std::move(socket), name, token_, Side::accepting, deadline)
-                 : Stream::plain(std::move(socket), name);
-    authenticate(*stream, token_, Side::accepting, deadline);
-    const Frame first = read_frame(*stream, deadline);
-    {
-      // From here on it is not ours to shut down.
-      const std::lock_guard lock(mutex_);
-      unproven_.erase(key);
-    }
-    welcome_(std::move(stream), first);
+    if (!newcomer->advance()) return;
+    welcome_(newcomer->take_stream(), newcomer->first());
   } catch (const std::exception& error) {
-    stream.reset();
-    const std::lock_guard lock(mutex_);
-    if (!stopping_)
-      log::warn(fmt::format("turned away a connection from {}: {}", from, error.what()));
+    turned_away_.note(from, error.what());
   }
-  const std::lock_guard lock(mutex_);
-  unproven_.erase(key);
-  if (!stopping_) finished_.push_back(key);
+  newcomers_.erase(newcomer);
+}
+
+void Acceptor::drop_expired() {
+  while (!newcomers_.empty() && newcomers_.front().deadline().expired()) {
+    const auto& one = newcomers_.front();
+    turned_away_.note(one.from(), fmt::format("{} {} s",
+                                              one.silent() ? "it said nothing within"
+                                                           : "it did not prove the token within",
+                                              proof_time.count()));
+    newcomers_.pop_front();
+  }
+}
+
+void Acceptor::accept_from(const Listener& listener) {
+  for (int i = 0; i < accepted_in_a_row && has_room(); ++i) {
+    try {
+      auto socket = accept(listener.socket, Deadline::in(Deadline::Clock::duration::zero()));
+      if (!socket) return;
+      if (newcomers_.size() >= places_) {
+        const auto one = least_promising();
+        turned_away_.note(one->from(), "others took its place before it had proven the token");
+        newcomers_.erase(one);
+      }
+      newcomers_.emplace_back(std::move(*socket), listener.tls, token_, Deadline::in(proof_time));
+    } catch (const std::exception& error) {  // out of descriptors: those in use may be closed soon
+      turned_away_.note(local_address(listener.socket).text(), error.what());
+      std::this_thread::sleep_for(10ms);
+      return;
+    }
+  }
 }
 
 std::unique_ptr<Stream> connect_proven(Descriptor socket, std::string name, bool tls,

@@ -1,22 +1,24 @@
 // Takes connections, and lets through those that prove the job's token and say what they are for.
 //
-// Each new connection is proven in a thread of its own, so that a stranger who connects and says
-// nothing delays nobody; it is dropped at its deadline, with a warning. At most `most_unproven` are
-// looked at at a time: further ones are left in the kernel's queue until there is room.
+// One thread proves up to `most_unproven` connections at a time, so that a stranger who connects
+// and says nothing delays nobody; such a connection is dropped at its deadline. When all places are
+// taken, a new connection gets the place of the oldest one, of those that have said nothing if
+// there are any. A connection keeps its place for at least a second: until then, further ones wait
+// in the kernel's queue. Refused connections are warned of, at most once in ten seconds.
 #pragma once
 
-#include <condition_variable>
 #include <functional>
-#include <map>
+#include <list>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <vector>
 
 #include "echelon/net/frame.h"
+#include "echelon/net/newcomer.h"
 #include "echelon/net/socket.h"
 #include "echelon/net/stream.h"
 #include "echelon/net/token.h"
+#include "echelon/net/turned_away.h"
 
 namespace echelon {
 
@@ -27,10 +29,10 @@ struct Listener {
 
 class Acceptor {
  public:
-  static constexpr std::size_t most_unproven = 128;
+  static constexpr std::size_t most_unproven = 1024;  // less where few files may be open
 
   // `welcome` is called with each proven connection and the first frame that came over it, from
-  // several threads. It must not wait.
+  // the acceptor's thread. It must not wait.
   using Welcome = std::function<void(std::unique_ptr<Stream>, const Frame& first)>;
   Acceptor(std::vector<Listener> listeners, const Token& token, Welcome welcome);
   ~Acceptor();
@@ -38,22 +40,24 @@ class Acceptor {
   Acceptor& operator=(const Acceptor&) = delete;
 
  private:
+  using Newcomers = std::list<Newcomer>;
+
   void run();
-  void prove(Descriptor socket, bool tls, std::uint64_t key);
-  void reap();
-  std::size_t unproven();
+  Deadline::Clock::duration patience() const;
+  bool has_room() const;
+  Newcomers::iterator least_promising();
+  void advance(Newcomers::iterator newcomer);
+  void drop_expired();
+  void accept_from(const Listener& listener);
 
   std::vector<Listener> listeners_;
   Token token_;
   Welcome welcome_;
-  Descriptor stop_;   // an eventfd: readable when the thread shall end
-  std::mutex mutex_;  // the rest
-  // Connections that threads are at work on, by descriptors of their own: the threads may close
-  // theirs at any time.
-  std::map<std::uint64_t, Descriptor> unproven_;
-  std::map<std::uint64_t, std::thread> threads_;
-  std::vector<std::uint64_t> finished_;
-  bool stopping_ = false;
+  std::size_t places_;
+  Descriptor stop_;  // an eventfd: readable when the thread shall end
+  // The thread's own:
+  Newcomers newcomers_;  // in the order they came
+  TurnedAway turned_away_;
   std::thread thread_;
 };
 

@@ -154,6 +154,12 @@ std::optional<Frame> FrameParser::next() {
   return Frame{.kind = header.kind, .payload = {payload.begin(), payload.end()}};
 }
 
+std::size_t FrameParser::missing() const {
+  const auto bytes = std::span(pending_).subspan(given_);
+  if (bytes.size() < Frame::header_size) return Frame::header_size - bytes.size();
+  return Frame::header_size + checked_header(bytes, peer_).length - bytes.size();
+}
+
 void write_frame(Stream& stream, const Frame& frame, Deadline deadline) {
   stream.write(encode(frame), deadline);
 }

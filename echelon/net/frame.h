@@ -71,6 +71,9 @@ class FrameParser {
   explicit FrameParser(std::string peer) : peer_(std::move(peer)) {}
   void feed(std::span<const std::byte> bytes);
   std::optional<Frame> next();
+  // How many bytes are missing from the next frame, as far as its header is known; never more than
+  // the frame has, so that nothing behind it is read.
+  std::size_t missing() const;
 
  private:
   std::string peer_;

@@ -61,21 +61,21 @@ Nonce random_nonce() {
   return nonce;
 }
 
-[[noreturn]] void refuse_stranger(const Stream& stream) {
-  throw Refused(fmt::format(
+Refused stranger(const Stream& stream) {
+  return Refused(fmt::format(
       "{} does not speak Echelon's protocol, or one side uses TLS and the other does not: its "
       "connection is refused",
       stream.name()));
 }
 
-[[noreturn]] void refuse_version(const Stream& stream, std::uint32_t found) {
-  throw Refused(fmt::format(
+Refused other_version(const Stream& stream, std::uint32_t found) {
+  return Refused(fmt::format(
       "{} speaks version {} of the protocol and this side version {}: run the same Echelon on both",
       stream.name(), found, version));
 }
 
-[[noreturn]] void refuse_token(const Stream& stream) {
-  throw Refused(
+Refused other_token(const Stream& stream) {
+  return Refused(
       fmt::format("{} did not prove that it knows this job's token: give all ranks the same "
                   "ECHELON_TOKEN or ECHELON_TOKEN_FILE",
                   stream.name()));
@@ -111,47 +111,75 @@ void authenticate_connecting(Stream& stream, const Token& token, Deadline deadli
 
   Answer answer;
   stream.read(answer, deadline);
-  if (!has_magic(answer)) refuse_stranger(stream);
-  if (version_of(answer) != version) refuse_version(stream, version_of(answer));
+  if (!has_magic(answer)) throw stranger(stream);
+  if (version_of(answer) != version) throw other_version(stream, version_of(answer));
   const auto b = part_of<Nonce>(answer, nonce_offset);
   const auto binding = stream.channel_binding();
   if (!equal(part_of<Proof>(answer, proof_offset), proof_of(token, "accepting", a, b, binding))) {
     tell(stream, no_proof, deadline);
-    refuse_token(stream);
+    throw other_token(stream);
   }
   stream.write(proof_of(token, "connecting", a, b, binding), deadline);
 
   std::array<std::byte, 1> verdict;
   stream.read(verdict, deadline);
-  if (verdict[0] != welcome) refuse_token(stream);
+  if (verdict[0] != welcome) throw other_token(stream);
 }
 
 void authenticate_accepting(Stream& stream, const Token& token, Deadline deadline) {
-  Hello hello;
-  stream.read(hello, deadline);
-  if (!has_magic(hello)) refuse_stranger(stream);
-  const auto a = part_of<Nonce>(hello, nonce_offset);
-  const auto b = random_nonce();
-  Answer answer = {};
-  put_hello(answer, b);
-  if (version_of(hello) != version) {
-    tell(stream, answer, deadline);  // with the version, and no proof
-    refuse_version(stream, version_of(hello));
+  AcceptingProof proof(token);
+  std::vector<std::byte> message;
+  while (proof.wants() > 0) {
+    message.resize(proof.wants());
+    stream.read(message, deadline);
+    const auto reply = proof.take(message, stream);
+    if (reply.refusal) {
+      tell(stream, reply.bytes, deadline);
+      throw *reply.refusal;
+    }
+    stream.write(reply.bytes, deadline);
   }
-  const auto binding = stream.channel_binding();
-  std::ranges::copy(proof_of(token, "accepting", a, b, binding), answer.begin() + proof_offset);
-  stream.write(answer, deadline);
-
-  Proof proof;
-  stream.read(proof, deadline);
-  if (!equal(proof, proof_of(token, "connecting", a, b, binding))) {
-    tell(stream, std::array{not_welcome}, deadline);
-    refuse_token(stream);
-  }
-  stream.write(std::array{welcome}, deadline);
 }
 
 }  // namespace
+
+std::size_t AcceptingProof::wants() const {
+  switch (stage_) {
+    case Stage::hello:
+      return sizeof(Hello);
+    case Stage::proof:
+      return sizeof(Proof);
+    default:
+      return 0;
+  }
+}
+
+AcceptingProof::Reply AcceptingProof::take(std::span<const std::byte> message,
+                                           const Stream& stream) {
+  if (stage_ == Stage::hello) return take_hello(message, stream);
+  if (!equal(part_of<Proof>(message, 0), expected_)) return {{not_welcome}, other_token(stream)};
+  stage_ = Stage::proven;
+  return {{welcome}, {}};
+}
+
+AcceptingProof::Reply AcceptingProof::take_hello(std::span<const std::byte> message,
+                                                 const Stream& stream) {
+  if (!has_magic(message)) return {{}, stranger(stream)};
+  const auto a = part_of<Nonce>(message, nonce_offset);
+  const auto b = random_nonce();
+  Reply reply{std::vector<std::byte>(sizeof(Answer)), {}};
+  put_hello(reply.bytes, b);
+  if (version_of(message) != version) {  // it is told the version, and given no proof
+    reply.refusal = other_version(stream, version_of(message));
+    return reply;
+  }
+  const auto binding = stream.channel_binding();
+  std::ranges::copy(proof_of(token_, "accepting", a, b, binding),
+                    reply.bytes.begin() + proof_offset);
+  expected_ = proof_of(token_, "connecting", a, b, binding);
+  stage_ = Stage::proof;
+  return reply;
+}
 
 void authenticate(Stream& stream, const Token& token, Side side, Deadline deadline) {
   try {

@@ -16,9 +16,12 @@
 
 #include <array>
 #include <cstddef>
+#include <optional>
 #include <span>
+#include <vector>
 
 #include "echelon/base/deadline.h"
+#include "echelon/base/error.h"
 #include "echelon/net/stream.h"
 #include "echelon/net/token.h"
 
@@ -26,5 +29,31 @@ namespace echelon {
 
 // Throws Refused (another token, or none, or another version; names the peer), Timeout, PeerLost.
 void authenticate(Stream& stream, const Token& token, Side side, Deadline deadline);
+
+// The accepting side, fed with the peer's messages. It does no input or output, so one thread can
+// prove many connections at a time.
+class AcceptingProof {
+ public:
+  explicit AcceptingProof(const Token& token) : token_(token) {}
+
+  // The size of the peer's next message; 0 once the peer is proven.
+  std::size_t wants() const;
+
+  // What to send back. After a refusal nothing more is read from the peer.
+  struct Reply {
+    std::vector<std::byte> bytes;
+    std::optional<Refused> refusal;
+  };
+  // `message` has wants() bytes. `stream` gives the TLS session's binding and the peer's name.
+  Reply take(std::span<const std::byte> message, const Stream& stream);
+
+ private:
+  Reply take_hello(std::span<const std::byte> message, const Stream& stream);
+
+  enum class Stage { hello, proof, proven };
+  Token token_;
+  Stage stage_ = Stage::hello;
+  Token::Mac expected_ = {};  // the proof that the peer must give
+};
 
 }  // namespace echelon

@@ -34,6 +34,13 @@ class Stream {
   // Does the TLS handshake. Throws Refused when the other side does not know the token.
   static std::unique_ptr<Stream> tls(Descriptor socket, std::string name, const Token& token,
                                      Side side, Deadline deadline);
+  // The same, but the handshake is still to be done: call try_establish() until it is true.
+  static std::unique_ptr<Stream> tls(Descriptor socket, std::string name, const Token& token,
+                                     Side side);
+
+  // Goes on with the TLS handshake without waiting; true once bytes can be exchanged (a plain
+  // stream: at once). Until then, poll for read_events(). Throws Refused.
+  virtual bool try_establish() { return true; }
 
   // Bytes taken, in order over the parts; 0 when none can be taken now.
   virtual std::size_t try_write(std::span<const iovec> parts) = 0;

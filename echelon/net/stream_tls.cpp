@@ -148,7 +148,9 @@ class Cursor {
 
 class TlsStream final : public Stream {
  public:
-  TlsStream(Descriptor socket, std::string name) : Stream(std::move(socket), std::move(name)) {
+  TlsStream(Descriptor socket, std::string name, const Token& token, Side side)
+      : Stream(std::move(socket), std::move(name)),
+        key_(token.mac(std::as_bytes(std::span(key_label)))) {
     state_.fd = socket_.get();
     // Kept for the life of the process.
     static SSL_CTX* const context = make_context().release();
@@ -156,35 +158,31 @@ class TlsStream final : public Stream {
     if (!session_) unusable("start a TLS session");
     auto* const bio = make_bio(state_);
     SSL_set_bio(session_.get(), bio, bio);
-  }
-
-  void shake_hands(const Token& token, Side side, Deadline deadline) {
-    auto key = token.mac(std::as_bytes(std::span(key_label)));
-    SSL_set_app_data(session_.get(), &key);
-    const Forget forget = {session_.get(), key};
+    SSL_set_app_data(session_.get(), &key_);
     if (side == Side::connecting) {
       SSL_set_verify(session_.get(), SSL_VERIFY_PEER, nullptr);
       SSL_set_connect_state(session_.get());
     } else {
       SSL_set_accept_state(session_.get());
     }
-    while (true) {
-      ERR_clear_error();
-      const int result = SSL_do_handshake(session_.get());
-      if (result == 1) break;
-      const short events = wanted_events(result);
-      if (events == 0) refuse();
-      if (deadline.expired() || !wait_ready(socket_.get(), events, deadline)) {
-        throw Timeout(fmt::format(
-            "the TLS handshake with {} took longer than the time given: that process is stuck, the "
-            "network to it is, or it does not use TLS",
-            name_));
-      }
+  }
+  ~TlsStream() override { forget_key(); }
+
+  bool try_establish() override {
+    ERR_clear_error();
+    const int result = SSL_do_handshake(session_.get());
+    if (result != 1) {
+      read_events_ = wanted_events(result);
+      if (read_events_ != 0) return false;
+      refuse();
     }
+    read_events_ = POLLIN;
+    forget_key();
     // Cannot be otherwise, and all depends on it.
     if (SSL_session_reused(session_.get()) != 1 || SSL_version(session_.get()) != TLS1_3_VERSION) {
       throw Refused(fmt::format("{} opened a TLS session without the job's token", name_));
     }
+    return true;
   }
 
   using Stream::try_read;
@@ -256,14 +254,10 @@ class TlsStream final : public Stream {
   }
 
  private:
-  struct Forget {
-    SSL* ssl;
-    Token::Mac& key;
-    ~Forget() {
-      SSL_set_app_data(ssl, nullptr);
-      OPENSSL_cleanse(key.data(), key.size());
-    }
-  };
+  void forget_key() {
+    SSL_set_app_data(session_.get(), nullptr);
+    OPENSSL_cleanse(key_.data(), key_.size());
+  }
 
   static std::size_t copy(Cursor& cursor, std::span<std::byte> out) {
     std::size_t size = 0;
@@ -336,6 +330,7 @@ class TlsStream final : public Stream {
         name_, library_reason()));
   }
 
+  Token::Mac key_;  // zero once the session is established
   SocketState state_;
   Session session_;
   std::array<std::byte, record_bytes> record_;
@@ -349,9 +344,22 @@ class TlsStream final : public Stream {
 }  // namespace
 
 std::unique_ptr<Stream> Stream::tls(Descriptor socket, std::string name, const Token& token,
+                                    Side side) {
+  return std::make_unique<TlsStream>(std::move(socket), std::move(name), token, side);
+}
+
+std::unique_ptr<Stream> Stream::tls(Descriptor socket, std::string name, const Token& token,
                                     Side side, Deadline deadline) {
-  auto stream = std::make_unique<TlsStream>(std::move(socket), std::move(name));
-  stream->shake_hands(token, side, deadline);
+  auto stream = tls(std::move(socket), std::move(name), token, side);
+  while (!stream->try_establish()) {
+    if (deadline.expired() ||
+        !wait_ready(stream->socket().get(), stream->read_events(), deadline)) {
+      throw Timeout(fmt::format(
+          "the TLS handshake with {} took longer than the time given: that process is stuck, the "
+          "network to it is, or it does not use TLS",
+          stream->name()));
+    }
+  }
   return stream;
 }
 

@@ -1,12 +1,15 @@
 #include "echelon/net/acceptor.h"
 
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <sstream>
 
+#include "echelon/net/file_limit.h"
 #include "tests/net/connection.h"
 
 namespace echelon {
@@ -82,19 +85,50 @@ TEST(Acceptor, LetsASilentStrangerDelayNobody) {
   EXPECT_LT(took.count(), 5) << "seconds";
 }
 
-TEST(Acceptor, KeepsGuestsBehindTooManyStrangersWaiting) {
-  testing::internal::CaptureStderr();  // a warning for each
-  Door door;
-  std::vector<Descriptor> silent;
-  for (std::size_t i = 0; i < Acceptor::most_unproven; ++i)
-    silent.push_back(connect_tcp(door.address, in_time()));
-  auto guest = std::async(std::launch::async, [&] { return door.knock(); });
-  EXPECT_EQ(guest.wait_for(std::chrono::milliseconds(50)), std::future_status::timeout);
-  silent.clear();  // there is room again
-  EXPECT_TRUE(door.has(1));
-  EXPECT_TRUE(guest.get());
-  door.acceptor.reset();
-  testing::internal::GetCapturedStderr();
+// Lines of a text that a stranger caused.
+std::size_t lines_with(const std::string& text, const std::string& part) {
+  std::size_t count = 0;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) count += line.find(part) != std::string::npos;
+  return count;
+}
+
+TEST(Acceptor, LetsAGuestInPastTwoThousandStrangersAndSaysSoInAFewLines) {
+  raise_file_limit();
+  rlimit files{};
+  getrlimit(RLIMIT_NOFILE, &files);
+  if (files.rlim_cur < 6000) GTEST_SKIP() << "only " << files.rlim_cur << " files may be open";
+  for (const bool tls : {false, true})
+    for (const std::string said : {"", "E"}) {  // some say a little and then stay silent
+      testing::internal::CaptureStderr();
+      {
+        Door door(tls);
+        std::vector<Descriptor> strangers;
+        for (int i = 0; i < 2000; ++i) {
+          strangers.push_back(connect_tcp(door.address, in_time()));
+          if (!said.empty()) send(strangers.back().get(), said.data(), said.size(), MSG_NOSIGNAL);
+        }
+        const auto guest = outcome([&] { door.knock(a_token(), tls); });
+        EXPECT_EQ(guest, "done") << guest << (tls ? ", TLS" : "") << ", strangers say '" << said
+                                 << "'";
+        EXPECT_TRUE(door.has(1));
+      }
+      const std::string log = testing::internal::GetCapturedStderr();
+      EXPECT_GE(lines_with(log, "turned away"), 1u) << log;
+      EXPECT_LE(lines_with(log, "turned away"), 4u) << log;
+    }
+}
+
+TEST(Acceptor, DropsAStrangerThatSaysNothing) {
+  testing::internal::CaptureStderr();
+  {
+    Door door;
+    const auto silent = Stream::plain(connect_tcp(door.address, in_time()), "the door");
+    std::vector<std::byte> byte(1);
+    EXPECT_EQ(outcome([&] { silent->read(byte, in_time()); }), "PeerLost");
+  }
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_NE(log.find("it said nothing within 5 s"), std::string::npos) << log;
 }
 
 TEST(Acceptor, EndsThoughAProvenConnectionSaysNothing) {
