@@ -130,12 +130,22 @@ void meet_here_if_all_are(Found& found, const std::string& job_id) {
   found.port = port_of(job_id);
 }
 
+// An id of a job with the word for who gave it; empty for an empty one.
+std::string named(const char* source, const std::string& id) {
+  return id.empty() ? "" : fmt::format("{} {}", source, id);
+}
+
 constexpr Names plain_names{"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
 
 std::optional<Found> from_plain_variables(const Variables& variables) {
   auto found = numbers(variables, plain_names);
-  if (found)
-    found->job.source = variables.has("TORCHELASTIC_RUN_ID") ? "torchrun" : "RANK and WORLD_SIZE";
+  if (!found) return found;
+  const auto run = variables.text("TORCHELASTIC_RUN_ID");
+  found->job.source = run ? "torchrun" : "RANK and WORLD_SIZE";
+  if (run)  // ranks of an earlier start may still be there
+    found->job.identity.job =
+        fmt::format("torchrun {}, restart {}", *run,
+                    variables.text("TORCHELASTIC_RESTART_COUNT").value_or("0"));
   return found;
 }
 
@@ -144,8 +154,9 @@ std::optional<Found> from_open_mpi(const Variables& variables) {
                                    "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"});
   if (!found) return found;
   found->job.source = "Open MPI";
-  meet_here_if_all_are(*found,
-                       variables.text_of_first({"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}));
+  const auto job_id = variables.text_of_first({"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"});
+  found->job.identity.job = named("Open MPI", job_id);
+  meet_here_if_all_are(*found, job_id);
   return found;
 }
 
@@ -164,6 +175,7 @@ std::optional<Found> from_pmix(const Variables& variables) {
   auto found = numbers(variables, {"PMIX_RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"});
   if (!found) return found;
   found->job.source = "PMIx";
+  found->job.identity.job = named("PMIx", job_id);
   meet_here_if_all_are(*found, job_id);
   return found;
 }
@@ -208,13 +220,27 @@ std::optional<int> tasks_of_node(const std::string& list, int node) {
   return std::nullopt;
 }
 
+std::string slurm_step(const Variables& variables) {
+  return variables.text_of_first({"SLURM_STEP_ID", "SLURM_STEPID"});
+}
+
 // What a batch script or an interactive shell of Slurm sees looks like rank 0 of all tasks; nobody
-// else has been started.
+// else has been started. Only srun makes a step.
 bool is_slurm_shell(const Variables& variables) {
-  const std::string step = variables.text_of_first({"SLURM_STEP_ID", "SLURM_STEPID"});
-  if (step.empty()) return variables.text("ENVIRONMENT") == "BATCH";
-  return step == "4294967290" ||
+  const std::string step = slurm_step(variables);
+  return step.empty() || step == "4294967290" ||
          step == "4294967291";  // SLURM_INTERACTIVE_STEP, SLURM_BATCH_SCRIPT
+}
+
+// Of a process of a Slurm job that is none of its tasks, though there are several.
+std::string slurm_without_srun(const Variables& variables) {
+  if (!variables.has("SLURM_PROCID") || !is_slurm_shell(variables)) return {};
+  const int tasks = variables.world("SLURM_NTASKS");
+  if (tasks <= 1) return {};
+  return fmt::format(
+      "Slurm has set {} tasks aside for job {}, but this process is none of them: put srun before "
+      "the command, or start ranks of your own with --nproc",
+      tasks, variables.text_of_first({"SLURM_JOB_ID", "SLURM_JOBID"}));
 }
 
 int slurm_local_world(const Variables& variables, int world) {
@@ -261,21 +287,31 @@ std::optional<Found> from_slurm(const Variables& variables) {
   }
   if (found.host.empty() && job.local_world == job.world) found.host = "127.0.0.1";
   const std::string id = variables.text_of_first({"SLURM_JOB_ID", "SLURM_JOBID"});
-  const std::string step = variables.text_of_first({"SLURM_STEP_ID", "SLURM_STEPID"});
-  if (!id.empty()) found.port = port_of(fmt::format("slurm {}.{}", id, step.empty() ? "0" : step));
+  const std::string step = slurm_step(variables);
+  if (!id.empty()) {
+    found.port = port_of(fmt::format("slurm {}.{}", id, step));
+    job.identity.job = fmt::format("Slurm {}.{}", id, step);
+  }
   return found;
+}
+
+// "train" from "train-2": what the names of a job's pods begin with; empty where they do not.
+std::string name_of_pods(const std::string& own, int index) {
+  const std::string name = own.substr(0, own.find('.'));
+  const std::string tail = fmt::format("-{}", index);
+  if (name.size() <= tail.size() || !name.ends_with(tail)) return {};
+  return name.substr(0, name.size() - tail.size());
 }
 
 // "train-0.workers.default.svc.cluster.local" from "train-2" and its full name.
 std::string pod_zero(const std::string& own, int index,
                      const std::function<std::string()>& full_host_name) {
-  const std::string name = own.substr(0, own.find('.'));
-  const std::string tail = fmt::format("-{}", index);
-  if (name.size() <= tail.size() || !name.ends_with(tail)) return {};
-  const std::string full = own.size() > name.size() ? own : full_host_name();
+  const std::string pods = name_of_pods(own, index);
+  if (pods.empty()) return {};
+  const std::string full = own.find('.') != own.npos ? own : full_host_name();
   const auto dot = full.find('.');
   const std::string domain = dot == std::string::npos ? "" : full.substr(dot);
-  return name.substr(0, name.size() - tail.size()) + "-0" + domain;
+  return pods + "-0" + domain;
 }
 
 std::optional<Found> from_kubernetes(const Variables& variables,
@@ -294,7 +330,9 @@ std::optional<Found> from_kubernetes(const Variables& variables,
   job.rank = *variables.index("JOB_COMPLETION_INDEX", job.world, size);
   found.local_known = true;
   const auto name = variables.text("HOSTNAME");
-  found.host = pod_zero(name ? *name : full_host_name(), job.rank, full_host_name);
+  const std::string own = name ? *name : full_host_name();
+  job.identity.job = named("Kubernetes", name_of_pods(own, job.rank));
+  found.host = pod_zero(own, job.rank, full_host_name);
   found.port = pod_port;
   return found;
 }
@@ -344,7 +382,9 @@ JobEnvironment read_environment(const Lookup& lookup,
   if (!found) found = from_kubernetes(variables, full_host_name);
   if (!found) {
     if (variables.world("WORLD_SIZE") > 1) missing("WORLD_SIZE", variables, "RANK");
-    return {};
+    JobEnvironment alone;
+    alone.not_a_rank = slurm_without_srun(variables);
+    return alone;
   }
   JobEnvironment& job = found->job;
   if (job.world == 1) return job;
@@ -354,6 +394,11 @@ JobEnvironment read_environment(const Lookup& lookup,
     job.local_rank = job.rank;
     job.local_world = job.world;
   }
+  if (const auto given = variables.text("ECHELON_JOB_ID")) job.identity.job = *given;
+  job.identity.job.resize(std::min(job.identity.job.size(), JobIdentity::longest));
+  job.identity.launch = variables.text("ECHELON_LAUNCH_ID").value_or("");
+  job.identity.launch.resize(std::min(job.identity.launch.size(), JobIdentity::longest));
+  job.identity.first_rank = std::max(0, job.rank - job.local_rank);
   return job;
 }
 

@@ -6,7 +6,7 @@
 //   PMIX_RANK                    other PMIx launchers; PMIx does not put the size in the
 //   environment,
 //                                so it comes from WORLD_SIZE
-//   SLURM_PROCID, …              srun (not the batch script itself, which is no rank)
+//   SLURM_PROCID, …              srun (not the batch script or an interactive shell: no ranks)
 //   JOB_COMPLETION_INDEX         a Kubernetes indexed job, one rank a pod; the size comes from
 //                                WORLD_SIZE or ECHELON_NODES (1: the pods are jobs of their own)
 //
@@ -14,12 +14,17 @@
 // (the port after it when torchrun's agent listens there); else what can be derived: Slurm's first
 // host, pod 0, or 127.0.0.1 when all ranks run here, with a port made from the job's id.
 //
+// Which job it is (job_identity.h): ECHELON_JOB_ID if it is set; else what torchrun, PMIx, Slurm or
+// Kubernetes call the job.
+//
 // A variable that is set but empty counts as not set.
 #pragma once
 
 #include <functional>
 #include <optional>
 #include <string>
+
+#include "echelon/net/job_identity.h"
 
 namespace echelon {
 
@@ -32,6 +37,9 @@ struct JobEnvironment {
   int local_world = 1;
   std::string rendezvous;              // "host:port"; empty when world is 1
   std::string source = "one process";  // who said so: "torchrun", "Open MPI", "Slurm", …
+  JobIdentity identity;
+  // Where a scheduler has set several tasks aside and this process is none of them: what to do.
+  std::string not_a_rank;
 };
 
 using Lookup = std::function<std::optional<std::string>(const char* name)>;

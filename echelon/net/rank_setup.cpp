@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <span>
 #include <string_view>
 
 #include "echelon/base/error.h"
@@ -99,6 +100,9 @@ JobSetup job_setup(const LaunchOptions& options) {
               : std::getenv("ECHELON_TOKEN") ? Token::find().text()
                                              : Token::random().text();
   job.made_token = options.nodes == 1 && !std::getenv("ECHELON_TOKEN");
+  std::uint64_t number = 0;
+  fill_random(std::as_writable_bytes(std::span(&number, 1)));
+  job.launch_id = fmt::format("{:016x}", number);
   job.cores = cores();
   job.numa = numa_nodes();
   return job;
@@ -119,6 +123,7 @@ RankSetup rank_setup(const LaunchOptions& options, const JobSetup& job, int loca
   if (job.listener && setup.rank == 0)
     variables["ECHELON_RENDEZVOUS_FD"] = std::to_string(job.listener.get());
   variables["ECHELON_TOKEN"] = job.token;
+  variables["ECHELON_LAUNCH_ID"] = job.launch_id;
   // Nobody else can know it, so nobody else can come.
   variables["ECHELON_TOKEN_MADE"] = std::nullopt;
   if (job.made_token) variables["ECHELON_TOKEN_MADE"] = "1";

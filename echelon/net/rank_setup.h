@@ -5,6 +5,8 @@
 //   ECHELON_RENDEZVOUS_FD   rank 0 of a local job: a socket that listens there already
 //   ECHELON_TOKEN           the job's secret
 //   ECHELON_TERMINAL        rank 0, where its output is passed on as it is: the launcher's terminal
+//   ECHELON_LAUNCH_ID       random: which launch this rank is of (job_identity.h)
+//   ECHELON_LAUNCHER_FD     a pipe to the launcher (launcher_report.h)
 //   MASTER_ADDR, MASTER_PORT   for torch's own store
 //   OMP_NUM_THREADS         this rank's share of the cores, unless it was set
 //   OMP_WAIT_POLICY, GOMP_SPINCOUNT   threads sleep rather than spin when there are more than
@@ -31,6 +33,7 @@ struct JobSetup {
   std::uint16_t master_port = 0;
   std::string token;
   bool made_token = false;  // for this job alone: the user gave none
+  std::string launch_id;
   int cores = 1;
   std::vector<CpuList> numa;
 };

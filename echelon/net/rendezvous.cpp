@@ -6,25 +6,62 @@
 #include <netdb.h>
 #include <sys/socket.h>
 
-#include <condition_variable>
+#include <unistd.h>
+
+#include <array>
 #include <cstdlib>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <utility>
 
 #include "echelon/base/error.h"
 #include "echelon/base/log.h"
-#include "echelon/net/acceptor.h"
 #include "echelon/net/frame.h"
 #include "echelon/net/health.h"
+#include "echelon/net/meeting.h"
 
 namespace echelon {
 namespace {
 
-enum Kind : std::uint8_t { hello = 1, cards, misfit };
+using namespace std::chrono_literals;
 
-constexpr std::size_t longest_card = 4096;
+constexpr auto probe_time = 2s;
+
+std::string this_process() {
+  std::array<char, 256> name = {};
+  return fmt::format("pid {} on {}", getpid(),
+                     gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "?");
+}
+
+Hello hello_of(const Rendezvous& setup, const std::string& card) {
+  Hello hello{.rank = std::uint64_t(setup.rank),
+              .world = std::uint64_t(setup.world),
+              .who = this_process(),
+              .identity = setup.identity,
+              .number = 0,
+              .card = card};
+  fill_random(std::as_writable_bytes(std::span(&hello.number, 1)));
+  return hello;
+}
+
+MeetingFrame kind_of_frame(const Frame& frame) { return static_cast<MeetingFrame>(frame.kind); }
+
+// Throws what rank 0 says does not fit.
+[[noreturn]] void throw_misfit(const Frame& frame, const std::string& name) {
+  FrameReader reader(frame, name);
+  const auto kind = reader.number();
+  throw_kind(kind, reader.text());
+}
+
+// Rank 0 knows who is missing when a guest's time is over.
+Frame wait_for_answer(Stream& stream, Deadline deadline) {
+  if (!wait_ready(stream.socket().get(), stream.read_events(), deadline))
+    write_frame(stream, FrameWriter().frame(static_cast<std::uint8_t>(MeetingFrame::late)),
+                Deadline::in(probe_time));
+  return read_frame(stream, Deadline::in(probe_time));
+}
+
+// A service of Kubernetes may stand for the pod that rank 0 is in.
+bool in_kubernetes() { return std::getenv("KUBERNETES_SERVICE_HOST") != nullptr; }
 
 }  // namespace
 
@@ -33,97 +70,92 @@ std::vector<std::string> Rendezvous::exchange(const std::string& card, Deadline 
   return rank == 0 ? gather(card, deadline) : visit(card, deadline);
 }
 
-std::vector<std::string> Rendezvous::gather(const std::string& card, Deadline deadline) {
-  if (!listener)
-    listener = listen_tcp(bind.empty() ? interface_address(address.host) : bind, address.port);
-  std::mutex mutex;  // the next four
-  std::condition_variable arrived;
-  std::map<int, std::pair<std::string, std::unique_ptr<Stream>>> guests;
-  std::vector<std::unique_ptr<Stream>> misfits;
-  std::string problem;
-  bool late = false;
+std::string Rendezvous::loopback_hint() const {
+  if (!other_machines || !(is_loopback(address.host) || address.host == "localhost")) return {};
+  return fmt::format(
+      "; {} is each machine's own address: for ranks on several machines give an address of rank 0's "
+      "that the others reach",
+      address.host);
+}
 
+// A port that is taken may be taken by another rank 0: then both are told of each other.
+Descriptor Rendezvous::listen(const Hello& mine) const {
+  try {
+    return listen_tcp(bind.empty() ? interface_address(address.host) : bind, address.port);
+  } catch (const Error& error) {
+    ask_who_is_there(mine, Deadline::in(probe_time));
+    throw;
+  }
+}
+
+// Comes to the address as rank 0. Nothing: it led back to this process; else why nobody answered.
+// Throws what another rank 0 says.
+std::optional<std::string> Rendezvous::ask_who_is_there(const Hello& mine,
+                                                        Deadline deadline) const {
+  const std::string name = fmt::format("the rendezvous at {}", address.text());
+  Frame frame;
+  try {
+    const auto stream = connect_proven(connect_tcp(address, deadline), name, tls, token, deadline);
+    write_frame(*stream, mine.frame(), deadline);
+    frame = read_frame(*stream, deadline);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  if (kind_of_frame(frame) == MeetingFrame::misfit) throw_misfit(frame, name);
+  if (kind_of_frame(frame) == MeetingFrame::yourself) return {};
+  return name + " did not say who it is";
+}
+
+// The other ranks go to the address; so rank 0 must be reached there.
+void Rendezvous::require_here(const Hello& mine) const {
+  std::string here;
+  try {
+    interface_address(address.host);
+    return;
+  } catch (const InvalidArgument& error) {
+    here = error.what();
+  }
+  const auto nobody = ask_who_is_there(mine, Deadline::in(probe_time));
+  if (!nobody) return;
+  const std::string problem = fmt::format(
+      "rank 0 ({}) runs on a machine that the rendezvous {} does not lead to ({}): start rank 0 "
+      "(launch --node-rank 0) on that machine, or give all ranks an address of this one",
+      mine.who, address.text(), here);
+  if (!in_kubernetes()) throw InvalidArgument(problem);
+  log::warn(problem);
+}
+
+std::vector<std::string> Rendezvous::gather(const std::string& card, Deadline deadline) {
+  const Hello mine = hello_of(*this, card);
+  const bool given = bool(listener);
   std::vector<Listener> listeners;
-  listeners.push_back({std::move(listener), tls});
+  listeners.push_back({given ? std::move(listener) : listen(mine), tls});
   if (!also.empty()) listeners.push_back({listen_tcp(also, address.port), tls});
-  {
-    const auto welcome = [&](std::unique_ptr<Stream> stream, const Frame& frame) {
-      FrameReader reader(frame, stream->name());
-      const auto guest = reader.number(), guests_world = reader.number();
-      std::string guests_card = reader.text(longest_card);
-      reader.end();
-      const std::lock_guard lock(mutex);
-      if (frame.kind != hello) throw Corrupt(stream->name() + " did not begin with a hello");
-      if (guests_world != std::uint64_t(world)) {
-        problem = fmt::format(
-            "rank {} says that the world is {}, rank 0 that it is {}: start all with the same number",
-            guest, guests_world, world);
-      } else if (guest == 0 || guest >= std::uint64_t(world)) {
-        problem =
-            fmt::format("a process came as rank {} to the rendezvous of rank 0, in a world of {}",
-                        guest, world);
-      } else if (!guests.try_emplace(int(guest), std::move(guests_card), std::move(stream))
-                      .second) {
-        problem = fmt::format("two processes came as rank {}: each needs its own", guest);
-      }
-      if (stream) misfits.push_back(std::move(stream));
-      arrived.notify_all();
-    };
-    const Acceptor acceptor(std::move(listeners), token, welcome);
-    std::unique_lock lock(mutex);
-    const auto complete = [&] { return !problem.empty() || int(guests.size()) == world - 1; };
-    if (!arrived.wait_for(lock, deadline.remaining(), complete)) {
-      std::vector<int> missing;
-      for (int r = 1; r < world; ++r)
-        if (!guests.contains(r)) missing.push_back(r);
-      problem =
-          fmt::format("rendezvous at {}: rank{} {} of {} did not come in time", address.text(),
-                      missing.size() > 1 ? "s" : "", fmt::join(missing, ", "), world);
-      late = true;
-    }
+  Meeting meeting(*this, mine, std::move(listeners));
+  try {
+    if (!given) require_here(mine);
+  } catch (const Error& error) {
+    meeting.call_off(error);
   }
-  if (!problem.empty()) {
-    const auto kind = late ? kind_of(Timeout("")) : kind_of(InvalidArgument(""));
-    for (auto& [r, guest] : guests) misfits.push_back(std::move(guest.second));
-    for (const auto& guest : misfits) {
-      try {
-        write_frame(*guest, FrameWriter().number(kind).text(problem).frame(misfit),
-                    Deadline::in(std::chrono::seconds(1)));
-      } catch (const Error&) {  // gone itself: the problem stays the same
-      }
-    }
-    throw_kind(kind, problem);
-  }
-  FrameWriter writer;
-  std::vector<std::string> all;
-  for (int r = 0; r < world; ++r) {
-    all.push_back(r == 0 ? card : guests[r].first);
-    writer.text(all.back());
-  }
-  const Frame answer = writer.frame(cards);
-  for (auto& [r, guest] : guests) write_frame(*guest.second, answer, deadline);
-  return all;
+  return meeting.gather(deadline);
 }
 
 std::vector<std::string> Rendezvous::visit(const std::string& card, Deadline deadline) {
   const std::string name = fmt::format("the rendezvous at {}", address.text());
-  auto stream = connect_proven(connect_tcp(address, deadline), name, tls, token, deadline);
-  write_frame(*stream,
-              FrameWriter()
-                  .number(std::uint64_t(rank))
-                  .number(std::uint64_t(world))
-                  .text(card)
-                  .frame(hello),
-              deadline);
-  const Frame answer = read_frame(*stream, deadline);
-  FrameReader reader(answer, name);
-  if (answer.kind == misfit) {
-    const auto kind = reader.number();
-    throw_kind(kind, reader.text(longest_card));
+  std::unique_ptr<Stream> stream;
+  try {
+    stream = connect_proven(connect_tcp(address, deadline), name, tls, token, deadline);
+  } catch (const Timeout& error) {
+    throw Timeout(error.what() + loopback_hint());
   }
-  if (answer.kind != cards) throw Corrupt(name + " sent something other than the ranks' cards");
+  write_frame(*stream, hello_of(*this, card).frame(), deadline);
+  const Frame answer = wait_for_answer(*stream, deadline);
+  if (kind_of_frame(answer) == MeetingFrame::misfit) throw_misfit(answer, name);
+  if (kind_of_frame(answer) != MeetingFrame::cards)
+    throw Corrupt(name + " sent something other than the ranks' cards");
+  FrameReader reader(answer, name);
   std::vector<std::string> all;
-  for (int r = 0; r < world; ++r) all.push_back(reader.text(longest_card));
+  for (int r = 0; r < world; ++r) all.push_back(reader.text(Hello::longest_card));
   reader.end();
   return all;
 }

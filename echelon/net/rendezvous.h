@@ -1,19 +1,26 @@
 // How the ranks of a job find each other: rank 0 listens at an address that all know; every rank
 // brings a card (who it is and where it listens), and takes home the cards of all.
 //
-//   rank r -> rank 0   hello: rank, world, card
+//   rank r -> rank 0   hello: rank, world, process, job, launch, card
 //   rank 0 -> rank r   cards of ranks 0 … world-1, once all are there; or what does not fit
+//
+// A rank of another job (job_identity.h) is refused and the job goes on without it. Ranks of one
+// job that do not fit together end the rendezvous for all, with the same sentence.
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "echelon/base/deadline.h"
+#include "echelon/net/job_identity.h"
 #include "echelon/net/socket.h"
 #include "echelon/net/token.h"
 
 namespace echelon {
+
+struct Hello;
 
 // Gives every rank's card for one's own: the seam through which another store (torch's) can serve.
 using Exchange =
@@ -28,14 +35,24 @@ struct Rendezvous {
   std::string also = {};  // rank 0: a second one, for those of this machine; empty: none
   bool tls = false;
   Token token;
+  JobIdentity identity = {};
+  bool other_machines = false;  // ranks run on several
 
-  // Throws Timeout naming the ranks that did not come; InvalidArgument when two ranks are the same
-  // or the worlds differ; Refused for another token.
+  // Throws Timeout naming the ranks that did not come; InvalidArgument when two ranks are the same,
+  // the worlds differ, this rank is of another job than rank 0, or rank 0 runs on a machine that
+  // does not have the address; PeerLost when a rank that came ended before all had come; Refused
+  // for another token.
   std::vector<std::string> exchange(const std::string& card, Deadline deadline);
+
+  // What to add where ranks are missing at an address that each machine takes for its own.
+  std::string loopback_hint() const;
 
  private:
   std::vector<std::string> gather(const std::string& card, Deadline deadline);
   std::vector<std::string> visit(const std::string& card, Deadline deadline);
+  Descriptor listen(const Hello& mine) const;
+  std::optional<std::string> ask_who_is_there(const Hello& mine, Deadline deadline) const;
+  void require_here(const Hello& mine) const;
 };
 
 // The listener that the launcher bound for rank 0 and left open (ECHELON_RENDEZVOUS_FD), so that no

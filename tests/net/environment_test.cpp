@@ -198,6 +198,33 @@ TEST(Environment, ABatchScriptOfSlurmIsNoRank) {
   script.erase("SLURM_STEP_ID");
   EXPECT_EQ(told(read(script)), "0/1 0/1  one process");
   EXPECT_EQ(read(slurm + Variables{{"SLURM_STEP_ID", "4294967290"}}).world, 1);
+  script.erase("ENVIRONMENT");  // a login shell may have changed it
+  EXPECT_EQ(told(read(script)), "0/1 0/1  one process");
+  EXPECT_EQ(read(script).not_a_rank,
+            "Slurm has set 11 tasks aside for job 77, but this process is none of them: put srun "
+            "before the command, or start ranks of your own with --nproc");
+  EXPECT_EQ(read(script + Variables{{"SLURM_NTASKS", "1"}}).not_a_rank, "");
+  EXPECT_EQ(read(slurm).not_a_rank, "");
+}
+
+TEST(Environment, KnowsTheJobByWhatItsLauncherCallsIt) {
+  const auto job = [](const Variables& variables) { return read(variables).identity.job; };
+  EXPECT_EQ(job(plain), "");
+  EXPECT_EQ(job(slurm), "Slurm 77.0");
+  EXPECT_EQ(job(open_mpi), "Open MPI 1779105793");
+  EXPECT_EQ(job(pod), "Kubernetes train");
+  EXPECT_EQ(job(plain + Variables{{"TORCHELASTIC_RUN_ID", "x"}}), "torchrun x, restart 0");
+  EXPECT_NE(
+      job(plain + Variables{{"TORCHELASTIC_RUN_ID", "x"}, {"TORCHELASTIC_RESTART_COUNT", "1"}}),
+      job(plain + Variables{{"TORCHELASTIC_RUN_ID", "x"}}));
+  for (const auto& source : {plain, open_mpi, slurm, pod})
+    EXPECT_EQ(job(source + Variables{{"ECHELON_JOB_ID", "mine"}}), "mine");
+}
+
+TEST(Environment, KnowsWhichLaunchItIsOf) {
+  const auto identity = read(plain + Variables{{"ECHELON_LAUNCH_ID", "5f"}}).identity;
+  EXPECT_EQ(identity.launch, "5f");
+  EXPECT_EQ(identity.first_rank, 4) << "rank 5 is the second of its machine";
 }
 
 TEST(Environment, PodsOfAnIndexedJobMeetAtPodZero) {

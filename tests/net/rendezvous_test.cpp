@@ -1,10 +1,13 @@
 #include "echelon/net/rendezvous.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <future>
 
+#include "echelon/net/acceptor.h"
+#include "echelon/net/meeting.h"
 #include "tests/net/connection.h"
 
 namespace echelon {
@@ -14,6 +17,7 @@ struct Guest {
   int rank = 0, world = 3;
   Token token = a_token();
   int after = -1;  // comes when this guest has gone
+  JobIdentity identity = {};
 };
 
 // All guests at one rendezvous; what each took home.
@@ -38,7 +42,8 @@ struct Meeting {
                                  .address = address,
                                  .listener = std::move(*own),
                                  .tls = tls,
-                                 .token = guests[i].token};
+                                 .token = guests[i].token,
+                                 .identity = guests[i].identity};
               cards[i] = meeting.exchange("card " + std::to_string(i), deadline);
             });
             gone[i].set_value();
@@ -66,6 +71,27 @@ TEST(Rendezvous, NamesTheRanksThatDidNotCome) {
   EXPECT_EQ(meeting.outcomes[1], "Timeout") << meeting.outcomes[1];
 }
 
+TEST(Rendezvous, TellsAGuestWhoseTimeIsOverWhoIsMissing) {
+  Descriptor listener = listen_tcp("127.0.0.1", 0);
+  const Address address = local_address(listener);
+  const auto come = [&](int rank, Descriptor own, Deadline deadline) {
+    return outcome([&] {
+      Rendezvous meeting{.rank = rank,
+                         .world = 3,
+                         .address = address,
+                         .listener = std::move(own),
+                         .token = a_token()};
+      meeting.exchange("card", deadline);
+    });
+  };
+  auto zero = std::async(std::launch::async, come, 0, std::move(listener), in_time());
+  const auto guest = come(1, {}, Deadline::in(std::chrono::milliseconds(300)));
+  for (const auto& one : {zero.get(), guest}) {
+    EXPECT_EQ(one, "Timeout") << one;
+    EXPECT_NE(one.message.find("rank 2 of 3 did not come in time"), std::string::npos) << one;
+  }
+}
+
 TEST(Rendezvous, TellsAllThatTwoAreTheSameRank) {
   const Meeting meeting(std::vector<Guest>{{.rank = 0}, {.rank = 1}, {.rank = 1}});
   for (const auto& one : meeting.outcomes) {
@@ -87,6 +113,131 @@ TEST(Rendezvous, TurnsAwayAnotherTokenAndGoesOn) {
   EXPECT_EQ(meeting.outcomes[1], "Refused") << meeting.outcomes[1];
   EXPECT_EQ(meeting.outcomes[0], "done") << meeting.outcomes[0];
   EXPECT_EQ(meeting.outcomes[2], "done") << meeting.outcomes[2];
+}
+
+Guest of_job(int rank, const std::string& job, int after = -1) {
+  return {.rank = rank, .world = 2, .after = after, .identity = {.job = job}};
+}
+
+TEST(Rendezvous, RefusesARankOfAnotherJobAndGoesOnWithItsOwn) {
+  for (const std::string other : {"Slurm 8.0", ""}) {
+    const Meeting meeting({of_job(0, "Slurm 7.0"), of_job(1, other), of_job(1, "Slurm 7.0", 1)});
+    EXPECT_EQ(meeting.outcomes[0], "done") << meeting.outcomes[0];
+    EXPECT_EQ(meeting.outcomes[2], "done") << meeting.outcomes[2];
+    EXPECT_EQ(meeting.cards[0], (std::vector<std::string>{"card 0", "card 2"}));
+    const auto& refused = meeting.outcomes[1];
+    EXPECT_EQ(refused, "InvalidArgument") << refused;
+    const std::vector<std::string> parts = {"\"Slurm 7.0\"",
+                                            other.empty() ? "without an id" : "\"Slurm 8.0\"",
+                                            "pid " + std::to_string(getpid()), "a port of its own"};
+    for (const auto& part : parts)
+      EXPECT_NE(refused.message.find(part), std::string::npos) << refused;
+  }
+}
+
+TEST(Rendezvous, RefusesARankThatAnotherLaunchStarted) {
+  const auto launched = [](int rank, const std::string& launch, int after = -1) {
+    return Guest{.rank = rank, .world = 2, .after = after, .identity = {.launch = launch}};
+  };
+  const Meeting meeting({launched(0, "a"), launched(1, "b"), launched(1, "a", 1)});
+  EXPECT_EQ(meeting.outcomes[1], "InvalidArgument") << meeting.outcomes[1];
+  EXPECT_NE(meeting.outcomes[1].message.find("started by different launches"), std::string::npos);
+  EXPECT_EQ(meeting.outcomes[0], "done") << meeting.outcomes[0];
+  EXPECT_EQ(meeting.outcomes[2], "done") << meeting.outcomes[2];
+}
+
+TEST(Rendezvous, TellsAllThatTwoLaunchesHaveOneNodeRank) {
+  const auto launched = [](int rank, const std::string& launch, int first) {
+    return Guest{.rank = rank, .world = 3, .identity = {.launch = launch, .first_rank = first}};
+  };
+  const Meeting meeting({launched(0, "a", 0), launched(1, "b", 1), launched(2, "c", 1)});
+  for (const auto& one : meeting.outcomes) {
+    EXPECT_EQ(one, "InvalidArgument") << one;
+    EXPECT_NE(one.message.find("should be of one launch and are of two"), std::string::npos) << one;
+  }
+}
+
+TEST(Rendezvous, TellsBothThatTwoProcessesAreRankZero) {
+  Descriptor listener = listen_tcp("127.0.0.1", 0);
+  const Address address = local_address(listener);
+  const auto come = [&](Descriptor own) {
+    return outcome([&] {
+      Rendezvous meeting{.rank = 0,
+                         .world = 2,
+                         .address = address,
+                         .listener = std::move(own),
+                         .token = a_token()};
+      meeting.exchange("card", in_time());
+    });
+  };
+  auto first = std::async(std::launch::async, come, std::move(listener));
+  const auto second = come({});  // its port is taken
+  for (const auto& one : {first.get(), second}) {
+    EXPECT_EQ(one, "InvalidArgument") << one;
+    EXPECT_NE(one.message.find("two processes came as rank 0"), std::string::npos) << one;
+    EXPECT_NE(one.message.find("node rank"), std::string::npos) << one;
+  }
+}
+
+TEST(Rendezvous, SaysAtOnceThatRankZeroIsNotAtTheAddress) {
+  const auto probe = listen_tcp("127.0.0.1", 0);
+  // No machine has this address (RFC 5737), and nothing may answer there.
+  Rendezvous meeting{.rank = 0,
+                     .world = 2,
+                     .address = {"192.0.2.1", local_address(probe).port},
+                     .listener = {},
+                     .bind = "127.0.0.2",
+                     .token = a_token()};
+  const auto refused =
+      outcome([&] { meeting.exchange("card", Deadline::in(std::chrono::seconds(50))); });
+  EXPECT_EQ(refused, "InvalidArgument") << refused;
+  EXPECT_NE(refused.message.find("192.0.2.1"), std::string::npos) << refused;
+  EXPECT_NE(refused.message.find("start rank 0"), std::string::npos) << refused;
+}
+
+TEST(Rendezvous, NamesARankThatEndedBeforeAllHadCome) {
+  Descriptor listener = listen_tcp("127.0.0.1", 0);
+  const Address address = local_address(listener);
+  auto zero = std::async(std::launch::async, [&, own = std::move(listener)]() mutable {
+    return outcome([&] {
+      Rendezvous meeting{.rank = 0,
+                         .world = 3,
+                         .address = address,
+                         .listener = std::move(own),
+                         .token = a_token()};
+      meeting.exchange("card", in_time());
+    });
+  });
+  {
+    Hello hello;
+    hello.rank = 2;
+    hello.world = 3;
+    hello.who = "pid 7 on a";
+    hello.card = "card";
+    const auto stream =
+        connect_proven(connect_tcp(address, in_time()), "rank 0", false, a_token(), in_time());
+    write_frame(*stream, hello.frame(), in_time());
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+  const auto seen = zero.get();
+  EXPECT_EQ(seen, "PeerLost") << seen;
+  EXPECT_NE(seen.message.find("rank 2 (pid 7 on a) ended while the ranks were meeting"),
+            std::string::npos)
+      << seen;
+}
+
+TEST(Rendezvous, SaysThatALoopbackAddressIsOfNoUseToOtherMachines) {
+  Descriptor listener = listen_tcp("127.0.0.1", 0);
+  Rendezvous meeting{.rank = 0,
+                     .world = 2,
+                     .address = local_address(listener),
+                     .listener = std::move(listener),
+                     .token = a_token(),
+                     .other_machines = true};
+  const auto late = outcome([&] { meeting.exchange("card", too_soon()); });
+  EXPECT_EQ(late, "Timeout") << late;
+  EXPECT_NE(late.message.find("127.0.0.1 is each machine's own address"), std::string::npos)
+      << late;
 }
 
 TEST(Rendezvous, SaysThatItsPortIsTaken) {
