@@ -16,8 +16,10 @@ constexpr const char* examples = R"(Examples:
                                                       the first of two machines; on the other, --node-rank 1
 
 Ranks find RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and ECHELON_RENDEZVOUS in
-their environment. When one fails, the others are ended and its exit code is given (128 + N for signal N). A rank that
-exits with 69 says that it failed for another's sake: that other is then named, if it fails within a second.)";
+their environment. When one fails, the others are ended and its exit code is given (128 + N for signal N); the last line
+names the rank that failed first. A rank that exits with 69 says that it failed for another's sake. One that exits with
+130 was interrupted: the others are asked to end as well. Workers of parameter servers that the job can do without
+(server.mode=bounded or async) end nobody.)";
 
 struct Arguments {
   LaunchOptions options;

@@ -144,8 +144,7 @@ void add_train(CLI::App& app, int& exit_code) {
                           .nproc = arguments->nproc,
                           .rendezvous = {},
                           .log_dir = {},
-                          .prefix = false,
-                          .expendable = expendable_ranks(request.options, arguments->nproc)});
+                          .prefix = false});
       return;
     }
     keep_freed_memory();

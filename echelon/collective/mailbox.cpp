@@ -13,7 +13,8 @@
 namespace echelon {
 namespace {
 constexpr std::uint32_t magic = 0x32484345;  // "ECH2"
-}
+constexpr auto explanation_time = std::chrono::milliseconds(250);
+}  // namespace
 
 Mailbox::Mailbox(Endpoint& endpoint, std::uint64_t group, std::vector<int> members, int index,
                  LinkOf open, Ledger& ledger)
@@ -215,12 +216,28 @@ bool Mailbox::progress() {
       if (!linked(member)) continue;
       moved |= progress_sends(member);
       moved |= progress_receives(member);
+    } catch (const PeerLost&) {
+      end_of_link(member);
     } catch (const std::exception&) {
       fail(member, std::current_exception());
       moved = true;
     }
   }
   return moved;
+}
+
+// The connection tells that a rank is gone; its control connection tells in a moment why, and
+// whether another failed first.
+void Mailbox::end_of_link(int member) {
+  auto& peer = peers_[std::size_t(member)];
+  if (!peer.explained_by) peer.explained_by = Deadline::in(explanation_time);
+  try {
+    endpoint_.health().check_present({members_[std::size_t(member)]}, group_);
+    if (!peer.explained_by->expired()) return;
+  } catch (const std::exception&) {
+    return fail(member, std::current_exception());
+  }
+  fail(member, std::current_exception());
 }
 
 bool Mailbox::progress_sends(int member) {
@@ -314,6 +331,12 @@ bool Mailbox::progress_receives(int member) {
   return moved;
 }
 
+void Mailbox::fail_late(const Message& message) const {
+  const auto what = fmt::format("{} reached its deadline", describe(message));
+  if (message.peer != anyone) endpoint_.health().blame(members_[std::size_t(message.peer)], what);
+  throw Timeout(what);
+}
+
 bool Mailbox::done(const Ticket& ticket) {
   const std::lock_guard lock(mutex_);
   const bool changed = endpoint_.health().changes() != 0;  // before looking at what they sent
@@ -321,8 +344,7 @@ bool Mailbox::done(const Ticket& ticket) {
   if (!ticket->done) {
     try {
       if (changed) endpoint_.health().check_present(missing(*ticket, false), group_);
-      if (ticket->deadline.expired())
-        throw Timeout(fmt::format("{} reached its deadline", describe(*ticket)));
+      if (ticket->deadline.expired()) fail_late(*ticket);
     } catch (const std::exception&) {
       abandon(ticket, std::current_exception());
     }

@@ -15,6 +15,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -83,11 +84,13 @@ class Mailbox {
     std::size_t received = 0;
     Ticket target;  // of the message that is coming in
     bool aside = false;
-    std::list<Unexpected> unexpected;  // the last one may still be coming in
-    std::exception_ptr broken;         // why nothing more goes to it or comes from it
+    std::list<Unexpected> unexpected;      // the last one may still be coming in
+    std::exception_ptr broken;             // why nothing more goes to it or comes from it
+    std::optional<Deadline> explained_by;  // its connection has ended; who is to blame may be told
   };
 
-  bool progress();  // with mutex_ held; true when something moved
+  void end_of_link(int member);  // in a handler of PeerLost, with mutex_ held
+  bool progress();               // with mutex_ held; true when something moved
   // Connects, where that is this side's part and nobody is at it. Without mutex_: it takes its
   // time. Throws what goes wrong; a Timeout leaves the way open for the next try.
   void reach(int member, Deadline deadline);
@@ -103,6 +106,7 @@ class Mailbox {
   void abandon(const Ticket& ticket, std::exception_ptr error);
   // Ranks it waits for: all, or those whose leaving would end it.
   std::vector<int> missing(const Message& message, bool all) const;
+  [[noreturn]] void fail_late(const Message& message) const;
   void settle(const Ticket& ticket);
   void run();
   std::string describe(const Message& message) const;

@@ -389,7 +389,7 @@ Messenger::Sent Messenger::run(const Call& given, Algorithm algorithm, std::uint
   } catch (const PeerLost&) {
     // The connection tells that a rank is gone; its control connection tells why, in a moment.
     for (int i = 0; i < 50; ++i) {
-      endpoint_.health().check(members_, call.place.wait.group);
+      endpoint_.health().check_present(members_, call.place.wait.group);
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
     throw;

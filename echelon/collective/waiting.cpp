@@ -73,9 +73,8 @@ void Waiting::compare() {
   }
 }
 
-// ", which waits for rank 2 on …, which …": as far as they have told.
-std::string Waiting::chain(int rank, const std::map<int, Health::Wait>& waits) const {
-  std::string text;
+// The ranks that this one waits for, each because of the next, as far as they have told.
+std::vector<int> Waiting::chain(int rank, const std::map<int, Health::Wait>& waits) const {
   std::vector<int> named = {endpoint_.rank(), rank};
   for (auto wait = waits.find(rank);
        wait != waits.end() && wait->second.number == place_.wait.number;
@@ -83,17 +82,26 @@ std::string Waiting::chain(int rank, const std::map<int, Health::Wait>& waits) c
     const int next = wait->second.on;
     if (std::find(named.begin(), named.end(), next) != named.end()) break;
     named.push_back(next);
-    text += fmt::format(", which waits for {}", endpoint_.health().name(next));
   }
-  return text;
+  return {named.begin() + 1, named.end()};
 }
 
 void Waiting::fail(const std::vector<int>& missing) {
   const auto waits = endpoint_.health().waits_in(place_.wait.group);
   std::string names;
-  for (const int rank : missing)
-    names += (names.empty() ? "" : ", ") + endpoint_.health().name(rank) + chain(rank, waits);
-  throw Timeout(fmt::format("{} reached its deadline; still waiting for {}", what_(), names));
+  int last = -1;
+  for (const int rank : missing) {
+    const auto chained = chain(rank, waits);
+    for (const int one : chained)
+      names += (names.empty() ? ""
+                : one == rank ? ", "
+                              : ", which waits for ") +
+               endpoint_.health().name(one);
+    if (last < 0) last = chained.back();
+  }
+  const auto message = fmt::format("{} reached its deadline; still waiting for {}", what_(), names);
+  if (last >= 0) endpoint_.health().blame(last, message);
+  throw Timeout(message);
 }
 
 void sleep_for(std::chrono::microseconds time) { std::this_thread::sleep_for(time); }

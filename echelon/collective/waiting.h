@@ -119,7 +119,7 @@ class Waiting {
   void tell(const std::vector<int>& missing);
   void compare();  // throws if another rank waits in another call
   [[noreturn]] void fail(const std::vector<int>& missing);
-  std::string chain(int rank, const std::map<int, Health::Wait>& waits) const;
+  std::vector<int> chain(int rank, const std::map<int, Health::Wait>& waits) const;
 
   Endpoint& endpoint_;
   const std::vector<int>& members_;

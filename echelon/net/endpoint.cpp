@@ -14,6 +14,7 @@
 
 #include "echelon/base/error.h"
 #include "echelon/base/log.h"
+#include "echelon/net/file_limit.h"
 #include "echelon/net/host.h"
 
 namespace echelon {
@@ -25,6 +26,7 @@ constexpr std::uint64_t control_channel = 0;
 constexpr Deadline::Clock::duration first_try = std::chrono::milliseconds(50),
                                     longest_try = std::chrono::seconds(2);
 constexpr auto farewell_time = std::chrono::milliseconds(500);
+constexpr std::size_t longest_reason = 2000;
 
 std::uint64_t random_number() {
   std::uint64_t number = 0;
@@ -97,7 +99,9 @@ std::shared_ptr<Endpoint> Endpoint::join(const JobEnvironment& environment,
                      .address = {},
                      .listener = {},
                      .tls = options.tls,
-                     .token = token};
+                     .token = token,
+                     .identity = environment.identity,
+                     .other_machines = environment.local_world < environment.world};
   const std::string bind = listening_address(environment, options);
   if (environment.world > 1) {
     meeting.address = parse_address(environment.rendezvous);
@@ -125,8 +129,11 @@ Endpoint::Endpoint(int rank, int world, const std::string& bind, const NetOption
       controls_(std::size_t(world)),
       heaps_(std::size_t(world)),
       processes_(std::size_t(world), 0),
+      report_(rank, world),
       stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!stop_) throw Error(with_errno("cannot make an eventfd"));
+  raise_file_limit();
+  require_files_for(1);
   const Deadline deadline = Deadline::in_seconds(options.connect_timeout);
   Card mine;
   // A rank that shares no memory is on a host of its own.
@@ -153,8 +160,12 @@ Endpoint::Endpoint(int rank, int world, const std::string& bind, const NetOption
     cards_.push_back(decode_card(texts[std::size_t(r)], r));
     names.push_back(fmt::format("rank {} on {} (pid {})", r, card(r).machine, card(r).process));
   }
-  health_ = std::make_unique<Health>(std::move(names));
+  health_ = std::make_unique<Health>(
+      std::move(names), [this](int blamed) { report_.blames(blamed, health_->name(blamed)); });
   check_cards(bind);
+  require_files_for(int(std::count_if(cards_.begin(), cards_.end(), [&](const Card& one) {
+    return one.host == cards_[std::size_t(rank)].host;
+  })));
   {
     const std::lock_guard lock(filed_mutex_);
     job_ = cards_[0].job;
@@ -182,6 +193,18 @@ bool Endpoint::have_cores(const std::vector<int>& ranks) const {
          });
 }
 
+// Each rank has a control connection to every other and the heaps of those that share its host
+// (`near` of them, this one too). At the rendezvous rank 0 holds a connection of everyone besides.
+// Links for data are opened when they are needed, the fewest by a ring: to two neighbours.
+void Endpoint::require_files_for(int near) const {
+  if (world_ == 1) return;
+  constexpr std::size_t listeners_and_logs = 16;
+  const auto others = std::size_t(world_) - 1;
+  require_files(others * (rank_ == 0 ? 2 : 1) + std::size_t(near) +
+                    4 * std::size_t(options_.connections) + listeners_and_logs,
+                fmt::format("a job of {} ranks", world_));
+}
+
 // What would otherwise show as a connection that never comes, or bytes that never arrive.
 void Endpoint::check_cards(const std::string& bind) const {
   for (int r = 0; r < world_; ++r) {
@@ -203,11 +226,18 @@ Endpoint::~Endpoint() {
     log::error("an eventfd cannot be written");
   if (watcher_.joinable()) watcher_.join();
   acceptor_.reset();
+  const bool in_error = std::uncaught_exceptions() > 0;
+  const Health::Cause cause = in_error && health_ ? health_->blamed() : Health::Cause{};
+  const Frame farewell = FrameWriter()
+                             .number(in_error)
+                             .number(std::uint64_t(cause.rank + 1))
+                             .text(cause.message.substr(0, longest_reason))
+                             .frame(goodbye);
   const std::lock_guard lock(control_mutex_);
   for (const auto& control : controls_) {
     if (!control) continue;
     try {
-      write_frame(*control, FrameWriter().frame(goodbye), Deadline::in(farewell_time));
+      write_frame(*control, farewell, Deadline::in(farewell_time));
     } catch (const std::exception&) {  // it is gone itself: nobody to tell
     }
   }
@@ -364,10 +394,16 @@ void Endpoint::tell(const std::vector<int>& ranks, const Frame& frame,
 void Endpoint::give_up(const std::vector<int>& ranks, std::uint64_t group,
                        const std::exception& error) noexcept {
   try {
-    std::string message = error.what();
-    message.resize(std::min<std::size_t>(message.size(), 2000));
+    const bool for_another =
+        kind_of(error) == kind_of(PeerLost("")) || kind_of(error) == kind_of(Timeout(""));
+    const int cause = for_another ? health_->blamed().rank : -1;
     tell(ranks,
-         FrameWriter().number(group).number(kind_of(error)).text(message).frame(give_up_frame),
+         FrameWriter()
+             .number(group)
+             .number(kind_of(error))
+             .number(std::uint64_t(cause + 1))
+             .text(std::string(error.what()).substr(0, longest_reason))
+             .frame(give_up_frame),
          std::chrono::milliseconds(100));
   } catch (const std::exception&) {  // out of memory: they find out by their deadlines
   }
@@ -428,8 +464,11 @@ void Endpoint::hear(int rank, FrameParser& parser) {
     parser.feed(std::span(bytes).first(count));
     while (const auto frame = parser.next()) {
       FrameReader reader(*frame, control.name());
+      const auto read_cause = [&] { return int(reader.number_at_most(std::uint64_t(world_))) - 1; };
       if (frame->kind == goodbye) {
-        health_->left(rank);
+        const bool in_error = reader.number() != 0;
+        const int cause = read_cause();
+        health_->left(rank, in_error, {cause, reader.text()});
         return;
       }
       if (frame->kind == wait_frame) {
@@ -442,7 +481,9 @@ void Endpoint::hear(int rank, FrameParser& parser) {
         health_->waits(rank, wait);
       } else if (frame->kind == give_up_frame) {
         const auto group = reader.number(), kind = reader.number();
-        health_->failed(rank, group, kind, reader.text());
+        const int cause = read_cause();
+        const std::string message = reader.text();
+        health_->failed(rank, group, kind, message, {cause, message});
       } else {
         throw Corrupt(control.name() + " sent an unknown frame");
       }

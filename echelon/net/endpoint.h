@@ -25,6 +25,7 @@
 #include "echelon/net/frame.h"
 #include "echelon/net/health.h"
 #include "echelon/net/host.h"
+#include "echelon/net/launcher_report.h"
 #include "echelon/net/options.h"
 #include "echelon/net/rendezvous.h"
 #include "echelon/net/shared_heap.h"
@@ -104,6 +105,7 @@ class Endpoint {
 
   std::vector<Listener> listen(const std::string& bind, Card& card);
   void check_cards(const std::string& bind) const;
+  void require_files_for(int near) const;
   void welcome(std::unique_ptr<Stream> stream, const Frame& first);
   void connect_controls(Deadline deadline);
   std::unique_ptr<Stream> connect(int rank, const Purpose& purpose, int index, Deadline deadline);
@@ -124,6 +126,7 @@ class Endpoint {
   std::vector<std::unique_ptr<Stream>> controls_;
   std::vector<std::shared_ptr<HeapMapping>> heaps_;
   std::vector<int> processes_;
+  LauncherReport report_;
 
   std::mutex filed_mutex_;  // filed_ and job_
   std::condition_variable filed_changed_;

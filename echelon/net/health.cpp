@@ -9,8 +9,10 @@
 
 namespace echelon {
 
-Health::Health(std::vector<std::string> names)
-    : names_(std::move(names)), states_(names_.size(), State::alive) {}
+Health::Health(std::vector<std::string> names, std::function<void(int rank)> blamed)
+    : names_(std::move(names)),
+      tell_blame_(std::move(blamed)),
+      states_(names_.size(), State::alive) {}
 
 void Health::end(Event event, State state) {
   {
@@ -23,18 +25,27 @@ void Health::end(Event event, State state) {
   changes_.fetch_add(1, std::memory_order_release);
 }
 
-void Health::left(int rank) { end({rank, Event::Kind::left, 0, 0, {}}, State::left); }
+void Health::left(int rank, bool in_error, Cause cause) {
+  end({rank, Event::Kind::left, 0, 0, {}, in_error, std::move(cause)}, State::left);
+}
 
 void Health::lost(int rank, const std::string& how) {
   end({rank, Event::Kind::lost, 0, 0, fmt::format("{} was lost: {}", name(rank), how)},
       State::lost);
 }
 
-void Health::failed(int rank, std::uint64_t group, std::uint64_t kind, const std::string& message) {
+// Of ranks that give up one after another, each because of the one before, the first is named
+// first.
+void Health::failed(int rank, std::uint64_t group, std::uint64_t kind, const std::string& message,
+                    Cause cause) {
+  const bool for_another = cause.rank >= 0 && kind == kind_of(PeerLost(""));
   {
     const std::lock_guard lock(mutex_);
     events_.push_back({rank, Event::Kind::gave_up, group, kind,
-                       fmt::format("{} gave up: {}", name(rank), message)});
+                       for_another
+                           ? fmt::format("{}; {} gave up because of it", message, name(rank))
+                           : fmt::format("{} gave up: {}", name(rank), message),
+                       true, std::move(cause)});
   }
   changes_.fetch_add(1, std::memory_order_release);
 }
@@ -56,19 +67,55 @@ std::map<int, Health::Wait> Health::waits_in(std::uint64_t group) const {
   return found;
 }
 
+void Health::note_blame(int rank, const std::string& message) const {
+  blamed_ = {rank, message};
+  if (tell_blame_) tell_blame_(rank);
+}
+
+void Health::blame(int rank, const std::string& message) {
+  const std::lock_guard lock(mutex_);
+  note_blame(rank, message);
+}
+
+Health::Cause Health::blamed() const {
+  const std::lock_guard lock(mutex_);
+  return blamed_;
+}
+
 void Health::raise(const Event& event) const {
+  if (event.what == Event::Kind::left) raise_left(event);
+  const bool for_another = event.cause.rank >= 0;
+  note_blame(for_another ? event.cause.rank : event.rank,
+             for_another ? event.cause.message : event.message);
   if (event.what == Event::Kind::gave_up) throw_kind(event.kind, event.message);
-  if (event.what == Event::Kind::lost) throw PeerLost(event.message);
-  // The rank that is missed here need not be the one that failed: of ranks that pass things on in a
-  // row each misses its neighbour, which left because of its own.
-  const auto here = std::find_if(events_.rbegin(), events_.rend(),
-                                 [&](const Event& one) { return &one == &event; });
-  const auto lost = std::find_if(here, events_.rend(),
-                                 [](const Event& one) { return one.what == Event::Kind::lost; });
-  throw PeerLost(fmt::format("{} has ended, and cannot take part any more; {}", name(event.rank),
-                             lost != events_.rend()
-                                 ? fmt::format("before it {}", lost->message)
-                                 : "it may have left because of another, as its own output says"));
+  throw PeerLost(event.message);
+}
+
+// The rank that is missed here need not be the one that failed: of ranks that pass things on in a
+// row each misses its neighbour, which left because of its own. The one that failed first is named
+// first: as the leaver says, else the last that was lost before.
+void Health::raise_left(const Event& event) const {
+  Cause cause = event.cause;
+  if (cause.rank < 0) {
+    const auto here = std::find_if(events_.rbegin(), events_.rend(),
+                                   [&](const Event& one) { return &one == &event; });
+    const auto lost = std::find_if(here, events_.rend(),
+                                   [](const Event& one) { return one.what == Event::Kind::lost; });
+    if (lost != events_.rend()) cause = {lost->rank, lost->message};
+  }
+  if (cause.rank >= 0) {
+    note_blame(cause.rank, cause.message);
+    throw PeerLost(fmt::format("{}; {} ended after it", cause.message, name(event.rank)));
+  }
+  const std::string message =
+      event.in_error
+          ? fmt::format("{} failed; its own output says why", name(event.rank))
+          : fmt::format(
+                "{} has ended, and cannot take part any more; it may have left because of "
+                "another, as its own output says",
+                name(event.rank));
+  note_blame(event.rank, message);
+  throw PeerLost(message);
 }
 
 bool Health::concerns(const Event& event, const std::vector<int>& ranks,

@@ -16,8 +16,15 @@
 
 namespace echelon {
 
+// Why a rank failed, where it was not by itself: which rank failed first, and how.
+struct FailureCause {
+  int rank = -1;  // -1: none
+  std::string message = {};
+};
+
 class Health {
  public:
+  using Cause = FailureCause;
   enum class State : std::uint8_t {
     alive,
     left,  // said goodbye: what it had to do is done
@@ -31,8 +38,9 @@ class Health {
     int on = -1;
   };
 
-  // `names` say who a rank is: "rank 2 on node7 (pid 4711)".
-  explicit Health(std::vector<std::string> names);
+  // `names` say who a rank is: "rank 2 on node7 (pid 4711)". `blamed` is called with each rank that
+  // an error of ours names as the one that failed first.
+  explicit Health(std::vector<std::string> names, std::function<void(int rank)> blamed = {});
 
   std::uint64_t changes() const { return changes_.load(std::memory_order_acquire); }
   std::uint64_t words() const { return words_.load(std::memory_order_acquire); }  // about waits
@@ -48,11 +56,17 @@ class Health {
   std::map<int, Wait> waits_in(std::uint64_t group) const;
   const std::string& name(int rank) const { return names_[std::size_t(rank)]; }
 
-  void left(int rank);
+  // `in_error`: it is about to fail; `cause`: because of another rank, as it says.
+  void left(int rank, bool in_error = false, Cause cause = {});
   void lost(int rank, const std::string& how);
   // `kind` is the error's class as kind_of gives it.
-  void failed(int rank, std::uint64_t group, std::uint64_t kind, const std::string& message);
+  void failed(int rank, std::uint64_t group, std::uint64_t kind, const std::string& message,
+              Cause cause = {});
   void waits(int rank, const Wait& wait);
+
+  // An error of ours names this rank as the one that failed first. check() does it by itself.
+  void blame(int rank, const std::string& message);
+  Cause blamed() const;  // the last
 
  private:
   struct Event {
@@ -61,17 +75,23 @@ class Health {
     std::uint64_t group;  // in which it gave up
     std::uint64_t kind;
     std::string message;
+    bool in_error = false;
+    Cause cause = {};
   };
   void end(Event event, State state);
   bool concerns(const Event& event, const std::vector<int>& ranks, std::uint64_t group) const;
   [[noreturn]] void raise(const Event& event) const;
+  [[noreturn]] void raise_left(const Event& event) const;
+  void note_blame(int rank, const std::string& message) const;
 
   std::vector<std::string> names_;
+  std::function<void(int rank)> tell_blame_;
   std::atomic<std::uint64_t> changes_{0}, words_{0};
   mutable std::mutex mutex_;  // the rest
   std::vector<State> states_;
   std::map<std::pair<std::uint64_t, int>, Wait> waits_;  // by group and rank
   std::vector<Event> events_;                            // in the order they became known
+  mutable Cause blamed_;
 };
 
 // Errors across processes: the class as a number, and back.

@@ -31,9 +31,6 @@ struct LaunchOptions {
   bool quiet_others = false;      // show what rank 0 prints only
   bool bind = true;               // ranks to NUMA nodes, where they divide evenly
 
-  // Ranks whose failure is told but ends nobody else, and does not count for the exit code.
-  std::vector<int> expendable = {};
-
   std::chrono::milliseconds grace{3000};  // from SIGTERM to SIGKILL, when another rank has failed
   // From the first of ranks that fail alike to the last, which may just have begun: what they say
   // is shown once.
@@ -46,9 +43,15 @@ constexpr int most_local_ranks = 1024;
 // looks for that other, and blames and reports it instead.
 constexpr int exit_after_lost_peer = 69;  // EX_UNAVAILABLE of sysexits.h
 
+// What a rank exits with that was asked to end and did so in order: no failure. The launcher asks
+// the others to end as well, and gives them the time they need.
+constexpr int exit_interrupted = 130;  // as a shell calls SIGINT
+
 // Returns when all ranks are gone: 0, or the exit code of the rank that failed first, 128 + the
 // signal that killed it; 126 or 127 when the program cannot be run; 130 after a second Ctrl-C.
-// Failures of ranks are told on standard error, in a sentence, with the rank's last lines.
+// Failures of ranks are told on standard error, in a sentence, with the rank's last lines; the last
+// line names the rank that failed first. A rank may say that it is expendable (launcher_report.h):
+// its failure is told but ends nobody else, and does not count for the exit code unless all fail.
 //
 // SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed on to the ranks and what they
 // start; the ranks may then take the time they need to end. A second SIGINT kills them. Ctrl-Z

@@ -21,9 +21,14 @@ namespace echelon {
 
 namespace {
 
+struct Process {
+  pid_t pid;
+  char state;
+};
+
 // Living processes by their parents.
-std::multimap<pid_t, pid_t> processes() {
-  std::multimap<pid_t, pid_t> by_parent;
+std::multimap<pid_t, Process> processes() {
+  std::multimap<pid_t, Process> by_parent;
   const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir("/proc"), ::closedir);
   if (!folder) return by_parent;
   while (const dirent* entry = ::readdir(folder.get())) {
@@ -39,7 +44,7 @@ std::multimap<pid_t, pid_t> processes() {
     if (name_end == std::string::npos ||
         std::sscanf(stat.c_str() + name_end + 1, " %c %d", &state, &parent) != 2)
       continue;  // it has ended meanwhile
-    if (state != 'Z' && state != 'X') by_parent.emplace(parent, pid);
+    if (state != 'Z' && state != 'X') by_parent.emplace(parent, Process{pid, state});
   }
   return by_parent;
 }
@@ -65,7 +70,7 @@ std::vector<pid_t> children() {
   const auto by_parent = processes();
   const auto [begin, end] = by_parent.equal_range(::getpid());
   std::vector<pid_t> found;
-  for (auto child = begin; child != end; ++child) found.push_back(child->second);
+  for (auto child = begin; child != end; ++child) found.push_back(child->second.pid);
   return found;
 }
 
@@ -75,11 +80,25 @@ std::vector<pid_t> descendants(const std::vector<pid_t>& spared) {
   for (std::size_t i = 0; i < found.size(); ++i) {
     const auto [begin, end] = by_parent.equal_range(found[i]);
     for (auto child = begin; child != end; ++child)
-      if (std::find(spared.begin(), spared.end(), child->second) == spared.end())
-        found.push_back(child->second);
+      if (std::find(spared.begin(), spared.end(), child->second.pid) == spared.end())
+        found.push_back(child->second.pid);
   }
   found.erase(found.begin());
   return found;
+}
+
+bool is_stopped(pid_t pid) {
+  const auto by_parent = processes();
+  std::vector<pid_t> tree{pid};
+  for (std::size_t i = 0; i < tree.size(); ++i) {
+    const auto [begin, end] = by_parent.equal_range(tree[i]);
+    for (auto child = begin; child != end; ++child) tree.push_back(child->second.pid);
+  }
+  return std::any_of(by_parent.begin(), by_parent.end(), [&](const auto& one) {
+    const auto& [parent, process] = one;
+    return (process.state == 'T' || process.state == 't') &&
+           std::find(tree.begin(), tree.end(), process.pid) != tree.end();
+  });
 }
 
 bool end_descendants(Deadline deadline, const std::vector<pid_t>& spared) {

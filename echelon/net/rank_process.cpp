@@ -68,7 +68,8 @@ struct Child {
   if (child.input >= 0) ::dup2(child.input, STDIN_FILENO);
   if (child.out >= 0) ::dup2(child.out, STDOUT_FILENO);
   if (child.err >= 0) ::dup2(child.err, STDERR_FILENO);
-  if (start.listener >= 0) ::fcntl(start.listener, F_SETFD, 0);
+  for (const int left_open : {start.listener, start.reports})
+    if (left_open >= 0) ::fcntl(left_open, F_SETFD, 0);
   ::setrlimit(RLIMIT_NOFILE, &start.files);
   start.signals.give_back_in_child();
   ::execvpe(child.program[0], child.program, child.environment);

@@ -23,6 +23,7 @@ struct RankStart {
   bool pipes = true;   // else the rank shares our output
   bool input = false;  // it shares our input; else it reads nothing
   int listener = -1;   // left open
+  int reports = -1;    // likewise: for what it tells the launcher
 };
 
 struct RankStarted {

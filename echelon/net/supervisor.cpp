@@ -15,6 +15,7 @@
 
 #include "echelon/base/error.h"
 #include "echelon/base/terminal.h"
+#include "echelon/net/file_limit.h"
 #include "echelon/net/process_tree.h"
 
 namespace echelon {
@@ -25,20 +26,8 @@ using namespace std::chrono_literals;
 
 // After SIGKILL only the kernel can hold a process.
 constexpr auto kill_time = 1s;
-// From the end of ranks that failed for another's sake to the end of that other, which may still be
-// freeing its memory.
-constexpr auto culprit_time = 1s;
 // For a reader of our output that has stopped.
 constexpr auto flush_time = 500ms;
-
-// As many open files as the system allows: three for each rank. Returns the limit before.
-rlimit raise_file_limit() {
-  rlimit before{};
-  ::getrlimit(RLIMIT_NOFILE, &before);
-  const rlimit raised{before.rlim_max, before.rlim_max};
-  ::setrlimit(RLIMIT_NOFILE, &raised);
-  return before;
-}
 
 std::string why_not_run(const std::string& program, int error) {
   const bool there = program.find('/') != std::string::npos && ::access(program.c_str(), F_OK) == 0;
@@ -78,6 +67,10 @@ int Supervisor::run() {
     for (auto& stream : rank.streams) stream.finish();
   errors_.show_all();
   if (culprit_) report(*culprit_);
+  if (!verdict_.empty()) say(verdict_);
+  // Ranks that the others can do without do not count, unless they were all there were.
+  if (exit_code_ == 0 && !ranks_.empty() && forgiven_.size() == ranks_.size())
+    exit_code_ = exit_code_of(forgiven_.front()->status);
   out_.write_all(Deadline::in(flush_time));
   err_.write_all(Deadline::in(flush_time));
   return exit_code_;
@@ -92,6 +85,9 @@ void Supervisor::start() {
           fmt::format("cannot make the folder {}: {}", options_.log_dir.string(), error.message()));
   }
   const rlimit files = raise_file_limit();
+  const std::size_t each = options_.log_dir.empty() ? 2 : 3;  // two pipes, and a log
+  require_files(std::size_t(options_.nproc) * each + 16,
+                fmt::format("launching {} ranks", options_.nproc));
   for (int i = 0; i < options_.nproc; ++i) {
     if (start_rank_of(i, files)) continue;
     kill_all("");
@@ -102,7 +98,8 @@ void Supervisor::start() {
 }
 
 bool Supervisor::start_rank_of(int local_rank, const rlimit& files) {
-  const RankSetup setup = rank_setup(options_, job_, local_rank);
+  RankSetup setup = rank_setup(options_, job_, local_rank);
+  setup.variables["ECHELON_LAUNCHER_FD"] = reports_.variable();
   Rank& rank = ranks_.emplace_back();
   rank.rank = setup.rank;
   if (!options_.log_dir.empty()) {
@@ -117,7 +114,8 @@ bool Supervisor::start_rank_of(int local_rank, const rlimit& files) {
                              .files = files,
                              .pipes = several || rank.log,
                              .input = rank.rank == 0 && !::isatty(STDIN_FILENO),
-                             .listener = rank.rank == 0 ? job_.listener.get() : -1});
+                             .listener = rank.rank == 0 ? job_.listener.get() : -1,
+                             .reports = reports_.rank_fd()});
   if (started.error != 0) {
     say(why_not_run(options_.program.front(), started.error));
     exit_code_ = started.error == ENOENT || started.error == ENOTDIR ? 127 : 126;
@@ -138,7 +136,9 @@ bool Supervisor::start_rank_of(int local_rank, const rlimit& files) {
 }
 
 void Supervisor::wait_for_something() {
-  std::vector<pollfd> ready{{signals_.get(), POLLIN, 0}, {launcher_.get(), POLLIN, 0}};
+  std::vector<pollfd> ready{
+      {signals_.get(), POLLIN, 0}, {launcher_.get(), POLLIN, 0}, {reports_.fd(), POLLIN, 0}};
+  const std::size_t first_stream = ready.size();
   std::vector<RankOutput*> streams;
   for (auto& rank : ranks_) {
     for (auto& stream : rank.streams) {
@@ -163,12 +163,13 @@ void Supervisor::wait_for_something() {
   if (ready[1].revents) return kill_all("");  // nobody is left to tell
   // Output before signals: what a rank said comes before the news of its end.
   for (std::size_t i = 0; i < streams.size(); ++i)
-    if (ready[i + 2].revents) streams[i]->read_ready();
+    if (ready[i + first_stream].revents) streams[i]->read_ready();
   if (outlets < ready.size()) {
     out_.write_ready();
     err_.write_ready();
   }
   if (ready[0].revents) take_signals();
+  take_reports();  // after the news of an end: what a rank reported came before
   judge();
   if (errors_.due().expired()) errors_.show_all();
   if (out_.broken() == EPIPE && !terminating_) terminate(128 + SIGPIPE);
@@ -203,66 +204,39 @@ void Supervisor::take_ended() {
   }
 }
 
+void Supervisor::take_reports() {
+  for (const auto& report : reports_.read_ready()) {
+    if (report.kind == ReportPipe::Report::Kind::expendable)
+      expendable_.insert(report.rank);
+    else
+      blames_[report.rank] = report;
+  }
+}
+
+void Supervisor::pass_to_ranks(int signal) {
+  for (const auto& rank : ranks_)
+    if (rank.running) ::kill(-rank.pid, signal);
+}
+
 void Supervisor::pass_on(int signal) {
   if (signal == SIGINT && ++interrupts_ == 2) {
     exit_code_ = 128 + SIGINT;
     return kill_all("");
   }
   // Ranks are no job of the shell's: what asks them to stop may be ignored.
-  const int passed = signal == SIGTSTP ? SIGSTOP : signal;
-  for (const auto& rank : ranks_)
-    if (rank.running) ::kill(-rank.pid, passed);
+  pass_to_ranks(signal == SIGTSTP ? SIGSTOP : signal);
   if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGQUIT)
     stop_signal_ = signal;
   if (signal == SIGINT && ::isatty(STDERR_FILENO))
     err_.put("echelon: waiting for the ranks to end; Ctrl-C again kills them\n");
 }
 
-// Ranks that were asked to end may do so in their own way and time.
-bool Supervisor::is_expected(int status) const {
-  return stop_signal_ != 0 && exit_code_of(status) == 128 + stop_signal_;
-}
-
-// Blames a rank that was killed before one that failed, and that before one that says it failed for
-// another's sake; the news of the three may come in any order.
-void Supervisor::judge() {
-  if (terminating_ || failed_.empty()) return;  // the others follow the first
-  const auto innocence = [](const Rank* rank) {
-    return WIFSIGNALED(rank->status)                           ? 0
-           : WEXITSTATUS(rank->status) != exit_after_lost_peer ? 1
-                                                               : 2;
-  };
-  const Rank& first =
-      **std::min_element(failed_.begin(), failed_.end(),
-                         [&](const Rank* a, const Rank* b) { return innocence(a) < innocence(b); });
-  const auto& spare = options_.expendable;
-  if (std::find(spare.begin(), spare.end(), first.rank) != spare.end() && stop_signal_ == 0) {
-    errors_.show_all();
-    report(first);
-    std::erase(failed_, &first);
-    return judge();
-  }
-  if (innocence(&first) == 2 && running_ > 0 && !judge_at_.expired()) return;
-  failed_.clear();
-  if (exit_code_ == 0) exit_code_ = exit_code_of(first.status);
-  if (stop_signal_ == 0) {
-    culprit_ = &first;
-    terminate(exit_code_);
-  } else if (!is_expected(first.status)) {  // others may yet fail in their own way
-    errors_.show_all();
-    report(first);
-  }
-}
-
 void Supervisor::terminate(int exit_code) {
   if (exit_code_ == 0) exit_code_ = exit_code;
   terminating_ = true;
   kill_at_ = Deadline::in(options_.grace);
-  for (const auto& rank : ranks_) {
-    if (!rank.running) continue;
-    ::kill(-rank.pid, SIGTERM);
-    ::kill(-rank.pid, SIGCONT);  // one that is stopped would not see it
-  }
+  pass_to_ranks(SIGTERM);
+  pass_to_ranks(SIGCONT);  // one that is stopped would not see the other
 }
 
 void Supervisor::kill_all(const char* why) {
@@ -275,32 +249,6 @@ void Supervisor::kill_all(const char* why) {
 
 void Supervisor::say(const std::string& message) {
   err_.put(fmt::format("echelon: error: {}\n", message));
-}
-
-void Supervisor::report(const Rank& rank) {
-  const auto& lines = rank.last.lines();
-  const bool shown = rank.rank == 0 || !options_.quiet_others;
-  const bool explained = shown && !lines.empty() && FinalErrors::is_one(lines.back());
-  std::vector<int> alike;  // ranks that failed as this one did
-  for (const auto& one : ranks_)
-    if (&one == &rank || (explained && !one.running && one.status == rank.status &&
-                          !one.last.lines().empty() && one.last.lines().back() == lines.back()))
-      alike.push_back(one.rank);
-  const std::string who = alike.size() == 1 ? fmt::format("rank {} (pid {})", rank.rank, rank.pid)
-                          : std::ssize(alike) == options_.nproc * options_.nodes
-                              ? fmt::format("all {} ranks", alike.size())
-                              : fmt::format("ranks {}", rank_ranges(alike));
-  std::string text = fmt::format("{} {}", who, describe_end(rank.status));
-  if (!lines.empty() && options_.nproc > 1 && !explained) {
-    text += "; its last lines:";
-    for (const auto& line : lines) text += "\n  " + line;
-  }
-  if (rank.log && alike.size() == 1)
-    text += fmt::format("\nAll it printed is in {}",
-                        (options_.log_dir / fmt::format("rank-{}.log", rank.rank)).string());
-  else if (rank.log)
-    text += fmt::format("\nAll that they printed is in {}", options_.log_dir.string());
-  say(text);
 }
 
 }  // namespace echelon

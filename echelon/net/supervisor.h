@@ -6,11 +6,14 @@
 #include <sys/types.h>
 
 #include <deque>
+#include <map>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "echelon/base/deadline.h"
 #include "echelon/net/launch_signals.h"
+#include "echelon/net/launcher_report.h"
 #include "echelon/net/rank_output.h"
 #include "echelon/net/rank_process.h"
 #include "echelon/net/rank_setup.h"
@@ -42,13 +45,27 @@ class Supervisor {
   void wait_for_something();
   void take_signals();
   void take_ended();
+  void take_reports();
   void pass_on(int signal);
+  void pass_to_ranks(int signal);
+
+  // Who failed first, and whether that ends the others (supervisor_verdict.cpp).
   void judge();
-  bool is_expected(int status) const;
+  void judge_stopped();
+  void take_interruption();
+  void forgive_expendable();
+  int innocence(const Rank& rank) const;
+  void blame(const Rank& failed);
+  const Rank* local(int rank) const;
+
   void terminate(int exit_code);
   void kill_all(const char* why);
   void say(const std::string& message);
   void report(const Rank& rank);
+
+  // From the end of ranks that failed for another's sake to the end of that other, which may still
+  // be freeing its memory.
+  static constexpr std::chrono::seconds culprit_time{1};
 
   const LaunchOptions& options_;
   JobSetup job_;
@@ -58,12 +75,18 @@ class Supervisor {
   Outlet out_{1}, err_{2};
   std::deque<Rank> ranks_;  // a deque: what is in it stays where it is
   FinalErrors errors_;
-  std::vector<const Rank*> failed_;  // not yet judged
-  const Rank* culprit_ = nullptr;    // the one that failed first, to be told last
+  ReportPipe reports_;
+  std::set<int> expendable_;                  // as ranks say of themselves
+  std::map<int, ReportPipe::Report> blames_;  // whom a rank blames
+  std::vector<const Rank*> failed_;           // not yet judged
+  std::vector<const Rank*> forgiven_;         // expendable ones that failed
+  const Rank* culprit_ = nullptr;             // the one that failed first, to be told last
+  std::string verdict_;                       // what to say after that
   Deadline judge_at_ = Deadline::in(Deadline::Clock::duration::max());
   int running_ = 0;
-  int exit_code_ = 0;    // of the first failure
-  int stop_signal_ = 0;  // the last one that was passed on to end the ranks
+  int exit_code_ = 0;         // of the first failure
+  int stop_signal_ = 0;       // the last one that was passed on to end the ranks
+  bool stop_failed_ = false;  // a rank that was asked to end failed instead
   int interrupts_ = 0;
   bool terminating_ = false;
   Deadline kill_at_ = Deadline::in(Deadline::Clock::duration::max());

@@ -23,6 +23,7 @@
 #include "echelon/comm/texts.h"
 #include "echelon/net/endpoint.h"
 #include "echelon/net/environment.h"
+#include "echelon/net/launcher_report.h"
 #include "echelon/nn/gpt.h"
 #include "echelon/nn/gpt2_folder.h"
 #include "echelon/parallel/tensor/split_plan.h"
@@ -239,6 +240,8 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   std::vector<std::string> left_behind;  // by ranks that were killed
   if (trainer.tier() && request.ranks)
     left_behind = gather_texts(*request.ranks, trainer.tier()->left_behind(), "offload");
+  if (request.ranks && is_expendable(options, request.ranks->rank(), all_ranks))
+    LauncherReport(request.ranks->rank(), all_ranks).expendable();
   if (request.ranks && request.ranks->rank() != 0)
     return follow(request, trainer, stack, data, served, run_until, trace, drawing, start, peak);
 

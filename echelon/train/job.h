@@ -45,9 +45,9 @@ void check_job(const JobRequest& request, int ranks);
 // they would train different models side by side. Collective.
 void require_same_options(JobOptions& options, Communicator& ranks);
 
-// Ranks that the others can do without: workers of parameter servers that do not wait for them, but
-// for the first, which shows and writes.
-std::vector<int> expendable_ranks(const JobOptions& options, int ranks);
+// Whether the others can do without this rank: a worker of parameter servers that do not wait for
+// it. Not the first, which shows and writes.
+bool is_expendable(const JobOptions& options, int rank, int ranks);
 
 // Shows progress on standard output. Everything is checked before anything is written:
 // InvalidArgument and Corrupt leave no trace. Once `stop` is set the run ends after the present

@@ -348,13 +348,10 @@ void check_job(const JobRequest& request, int ranks) {
   check_surroundings(request);
 }
 
-std::vector<int> expendable_ranks(const JobOptions& options, int ranks) {
-  std::vector<int> expendable;
-  if (options.server.count == 0 || options.server.mode == "sync") return expendable;
+bool is_expendable(const JobOptions& options, int rank, int ranks) {
+  if (rank == 0 || options.server.count == 0 || options.server.mode == "sync") return false;
   const ServerJob::Roles roles(options.server, ranks);
-  for (int r = 1; r < ranks; ++r)
-    if (roles.works(r) && roles.server_of(r) < 0) expendable.push_back(r);
-  return expendable;
+  return roles.works(rank) && roles.server_of(rank) < 0;
 }
 
 void require_same_options(JobOptions& options, Communicator& ranks) {

@@ -57,6 +57,44 @@ TEST(Fault, AKilledRankIsPeerLostOnAllOthersAtOnce) {
     }
 }
 
+TEST(Fault, ARankThatMissesItsNeighbourNamesTheOneThatDiedFirst) {
+  // A row, as of a pipeline's stages: rank 0 talks to rank 1 alone, and that to rank 2.
+  for (const bool shared : {true, false}) {
+    Processes job({.world = 3, .shared_memory = shared}, [](auto group) {
+      const int rank = group->rank();
+      const auto left = group->split(rank < 2 ? 0 : -1, rank);
+      const auto right = group->split(rank > 0 ? 0 : -1, rank);
+      float value = 1;
+      for (int i = 0;; ++i) {
+        for (const auto& pair : {right, left})
+          if (pair) pair->all_reduce(DataType::f32, ReduceOp::sum, &value, &value, 1);
+        if (i == 10) Processes::say("running");
+      }
+    });
+    expect_running(job, 3);
+    kill(job.process(2), SIGKILL);
+    for (const int rank : {0, 1}) {
+      const std::string said = job.line(rank);
+      EXPECT_EQ(said.substr(0, 20), "PeerLost: rank 2 on ") << "rank " << rank << ": " << said;
+    }
+  }
+}
+
+TEST(Fault, ARankThatFailsByItselfIsNamedByThoseThatMissIt) {
+  Processes job({.world = 3}, [](auto group) {
+    float value = 1;
+    group->all_reduce(DataType::f32, ReduceOp::sum, &value, &value, 1);
+    if (group->rank() == 2) throw Error("the disk is full");
+    group->all_reduce(DataType::f32, ReduceOp::sum, &value, &value, 1);
+  });
+  EXPECT_EQ(job.line(2), "another error: the disk is full");
+  for (const int rank : {0, 1}) {
+    const std::string said = job.line(rank);
+    EXPECT_EQ(said.substr(0, 20), "PeerLost: rank 2 on ") << "rank " << rank << ": " << said;
+    EXPECT_NE(said.find("failed; its own output says why"), std::string::npos) << said;
+  }
+}
+
 TEST(Fault, AStoppedRankIsATimeoutThatNamesIt) {
   for (const bool shared : {true, false}) {
     constexpr int world = 2, victim = 1;
@@ -159,7 +197,7 @@ TEST(Fault, StrangersDoNotDisturbARunningJob) {
     });
     EXPECT_EQ(other, "Refused") << other;
     auto none = Stream::plain(connect_tcp(address, in_time()), "a rank");
-    none->write(bytes_of(std::string("ECHP\1\0\0\0", 8) + std::string(32, 'r')), in_time());
+    none->write(bytes_of(std::string("ECHP\2\0\0\0", 8) + std::string(32, 'r')), in_time());
     std::vector<std::byte> answer(72);
     none->read(answer, in_time());
     none->write(std::vector<std::byte>(32), in_time());

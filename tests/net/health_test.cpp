@@ -31,13 +31,44 @@ TEST(Health, NamesTheRankThatWasLostBeforeTheOneThatIsMissed) {
   health.lost(3, "its process ended");
   const auto missed = outcome([&] { health.check_present({0, 1}, 1); });
   EXPECT_EQ(missed, "PeerLost") << missed;
-  EXPECT_EQ(missed.message,
-            "rank 1 on b has ended, and cannot take part any more; before it rank 2 on b was lost: "
-            "its process ended");
+  EXPECT_EQ(missed.message, "rank 2 on b was lost: its process ended; rank 1 on b ended after it");
   EXPECT_EQ(outcome([&] {
               health.check({1, 2}, 1);
             }).message,
             "rank 2 on b was lost: its process ended");
+}
+
+TEST(Health, NamesFirstWhomARankThatLeftBlames) {
+  std::vector<int> blamed;
+  Health health({"rank 0 on a", "rank 1 on b", "rank 2 on b"},
+                [&](int rank) { blamed.push_back(rank); });
+  health.left(1, true, {2, "rank 2 on b was lost: its process ended"});
+  const auto missed = outcome([&] { health.check_present({0, 1}, 1); });
+  EXPECT_EQ(missed, "PeerLost") << missed;
+  EXPECT_EQ(missed.message, "rank 2 on b was lost: its process ended; rank 1 on b ended after it");
+  EXPECT_EQ(blamed, std::vector<int>{2});
+  EXPECT_EQ(health.blamed().rank, 2);
+}
+
+TEST(Health, BlamesARankThatLeftInAnErrorOfItsOwn) {
+  std::vector<int> blamed;
+  Health health({"rank 0 on a", "rank 1 on b"}, [&](int rank) { blamed.push_back(rank); });
+  health.left(1, true);
+  EXPECT_EQ(outcome([&] {
+              health.check_present({0, 1}, 1);
+            }).message,
+            "rank 1 on b failed; its own output says why");
+  EXPECT_EQ(blamed, std::vector<int>{1});
+}
+
+TEST(Health, NamesFirstWhomARankThatGaveUpBlames) {
+  Health health({"rank 0 on a", "rank 1 on b", "rank 2 on b"});
+  const std::string lost = "rank 2 on b was lost: its process ended";
+  health.failed(1, 7, kind_of(PeerLost("")), lost, {2, lost});
+  const auto seen = outcome([&] { health.check({0, 1}, 7); });
+  EXPECT_EQ(seen, "PeerLost") << seen;
+  EXPECT_EQ(seen.message, lost + "; rank 1 on b gave up because of it");
+  EXPECT_EQ(health.blamed().rank, 2);
 }
 
 TEST(Health, SaysThatARankThatLeftMayNotBeTheCause) {

@@ -84,6 +84,23 @@ TEST_F(Launcher, TellsEveryRankWhoItIs) {
   }
 }
 
+TEST_F(Launcher, NumbersItsJobsAtRandom) {
+  const auto first = environments(shell(2, "")), second = environments(shell(1, ""));
+  EXPECT_EQ(first[0].at("ECHELON_LAUNCH_ID"), first[1].at("ECHELON_LAUNCH_ID"));
+  EXPECT_NE(first[0].at("ECHELON_LAUNCH_ID"), second[0].at("ECHELON_LAUNCH_ID"));
+}
+
+TEST_F(Launcher, RefusesMoreRanksThanItCanHaveFilesFor) {
+  Launched job(shell(60, "true"), [] {
+    const rlimit limit{64, 64};
+    ::setrlimit(RLIMIT_NOFILE, &limit);
+  });
+  EXPECT_EQ(job.exit_code(), 1);
+  EXPECT_TRUE(job.err().find("launching 60 ranks needs 1") != std::string::npos &&
+              job.err().find("the limit is 64") != std::string::npos)
+      << job.err();
+}
+
 TEST_F(Launcher, MakesANewTokenForEveryJob) {
   const auto first = environments(shell(1, "")), second = environments(shell(1, ""));
   EXPECT_NE(first[0].at("ECHELON_TOKEN"), second[0].at("ECHELON_TOKEN"));
@@ -283,6 +300,86 @@ TEST_F(Launcher, BlamesTheRankThatFailedAndNotOneThatMissedIt) {
   EXPECT_EQ(alone.exit_code(), 69);
   EXPECT_TRUE(alone.err().starts_with("echelon: error: rank 0 (pid ")) << alone.err();
   EXPECT_EQ(processes_with(nap), std::vector<pid_t>{});
+}
+
+// For scripts: tells the launcher something of this rank.
+const std::string tell = "tell() { echo \"$@\" > /proc/self/fd/${ECHELON_LAUNCHER_FD%%:*}; }; ";
+
+TEST_F(Launcher, GoesOnWithoutARankThatSaidItIsExpendable) {
+  Launched job(shell(3, tell +
+                            "if [ $RANK = 2 ]; then tell expendable 2; kill -9 $$; fi; sleep 0.5; "
+                            "echo done"));
+  EXPECT_EQ(job.exit_code(), 0) << job.err();
+  EXPECT_TRUE(job.says("done", 2)) << job.out();
+  EXPECT_TRUE(job.err().find("rank 2 (pid ") != std::string::npos &&
+              job.err().find("was killed by signal 9") != std::string::npos)
+      << job.err();
+}
+
+TEST_F(Launcher, FailsWhenAllRanksWereExpendableAndFailed) {
+  Launched job(shell(2, tell + "tell expendable $RANK; exit 5"));
+  EXPECT_EQ(job.exit_code(), 5) << job.err();
+}
+
+TEST_F(Launcher, EndsTheOthersWhenARankDiesBeforeItSaidThatItIsExpendable) {
+  const std::string nap = own_nap();
+  Launched job(shell(2, tell + "if [ $RANK = 1 ]; then exit 3; fi; exec sleep " + nap));
+  EXPECT_EQ(job.exit_code(), 3);
+}
+
+TEST_F(Launcher, NamesTheStoppedRankThatAnotherWaitedFor) {
+  Launched job(shell(3, tell + "if [ $RANK = 1 ]; then echo stops; kill -STOP $$; fi; sleep 0.3; "
+                               "tell blames $RANK 1 rank 1 on here; exit 1"));
+  EXPECT_EQ(job.exit_code(), 1);
+  const auto last = lines_of(job.err()).back();
+  EXPECT_TRUE(last.starts_with("echelon: error: rank 1 (pid ") &&
+              last.find("is stopped") != std::string::npos)
+      << job.err();
+}
+
+TEST_F(Launcher, NamesTheRankOfAnotherMachineThatIsBlamed) {
+  Launched job(shell(2, tell +
+                            "if [ $RANK = 1 ]; then tell blames 1 0 rank 0 on here; exit 69; fi; "
+                            "tell blames 0 7 'rank 7 on node9 (pid 3)'; exit 69"));
+  EXPECT_EQ(job.exit_code(), 69);
+  const auto last = lines_of(job.err()).back();
+  EXPECT_TRUE(
+      last.starts_with("echelon: error: rank 7 on node9 (pid 3) failed first, as rank 0 (pid "))
+      << job.err();
+}
+
+TEST_F(Launcher, GivesTheOthersTheirTimeWhenOneWasInterrupted) {
+  LaunchOptions options = shell(
+      2,
+      "trap 'sleep 0.5; echo saved; exit 130' TERM; echo up; if [ $RANK = 1 ]; then sleep 1; exit "
+      "130; fi; while :; do sleep 0.02; done");
+  options.grace = 50ms;
+  Launched job(options);
+  EXPECT_EQ(job.exit_code(), 130);
+  EXPECT_TRUE(job.out().ends_with("saved\n")) << job.out();
+  EXPECT_EQ(job.err().find("echelon"), std::string::npos) << job.err();
+}
+
+TEST_F(Launcher, EndsQuietlyWhenRanksThatWereToldToEndWereInterrupted) {
+  for (const int signal : {SIGTERM, SIGHUP}) {
+    Launched job(shell(2, "trap 'exit 130' TERM HUP; echo up; while :; do sleep 0.02; done"));
+    ASSERT_TRUE(job.says("up", 2));
+    job.signal(signal);
+    EXPECT_EQ(job.exit_code(), 130);
+    EXPECT_EQ(job.err().find("echelon"), std::string::npos) << job.err();
+  }
+}
+
+TEST_F(Launcher, TellsOfARankThatFailsWhileItEnds) {
+  Launched job(shell(2,
+                     "trap 'exit $((130 - 129 * RANK))' TERM; echo up; while :; do sleep 0.02; "
+                     "done"));
+  ASSERT_TRUE(job.says("up", 2));
+  job.signal(SIGTERM);
+  EXPECT_EQ(job.exit_code(), 1);
+  EXPECT_TRUE(job.err().find("rank 1 (pid ") != std::string::npos &&
+              job.err().find("exited with 1") != std::string::npos)
+      << job.err();
 }
 
 // A script that goes on once all of so many ranks have come, and that a SIGTERM does not end.

@@ -133,3 +133,68 @@ def test_a_job_changes_its_exchange_when_the_link_gets_slow(hosts, tmp_path):
     plain, _ = train(hosts, tmp_path / "plain", "false")
     assert len(losses) == len(plain) == 60
     assert max(abs(a - b) for a, b in zip(losses, plain)) < 1e-10
+
+
+def launch(hosts, host, node, port, token, folder, *words, nproc=2):
+    """The ranks of one machine, started there by a launcher of its own."""
+    return subprocess.Popen(["ip", "netns", "exec", hosts[host], BUILD / "echelon", "launch", "--nproc", str(nproc), "--nodes", "2",
+                             "--node-rank", str(node), "--rendezvous", f"{ADDRESS}:{port}", "--", BUILD / "echelon", *words],
+                            cwd=folder, env={**os.environ, "ECHELON_TOKEN": token, "ECHELON_CACHE": str(folder), "OMP_NUM_THREADS": "1"},
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def rank_of(launcher, rank):
+    """The process of a rank: launcher, supervisor, rank."""
+    def children(pid):
+        return [int(child) for task in os.listdir(f"/proc/{pid}/task")
+                for child in open(f"/proc/{pid}/task/{task}/children").read().split()]
+
+    for supervisor in children(launcher.pid):
+        for process in children(supervisor):
+            if f"RANK={rank}" in open(f"/proc/{process}/environ").read().split("\0"):
+                return process
+    raise AssertionError(f"rank {rank} is not there")
+
+
+def test_a_worker_that_dies_on_another_machine_ends_nobody_else(hosts, tmp_path):
+    settings = ["model.layers=1", "model.width=32", "model.heads=2", "model.context=32", "train.batch=8", "train.validate_every=0",
+                "train.threads=1", "data.source=random", "train.steps=600", "server.count=1", "server.mode=bounded",
+                'chaos.slow=["3:3.0"]']
+    words = ["train", "--name", "job", *[word for one in settings for word in ("--set", one)]]
+    token = secrets.token_hex(16)
+    launchers = [launch(hosts, node, node, 29431, token, tmp_path, *words) for node in range(2)]
+    metrics, end = tmp_path / "runs/job/metrics.jsonl", time.monotonic() + 90
+    while not metrics.exists() or len(metrics.read_text().splitlines()) < 20:
+        assert time.monotonic() < end and all(one.poll() is None for one in launchers), [one.communicate() for one in launchers]
+        time.sleep(0.02)
+    victim = rank_of(launchers[1], 3)
+    os.kill(victim, 9)
+    said = [one.communicate(timeout=120) for one in launchers]
+    assert [one.returncode for one in launchers] == [0, 0], said
+    assert len(metrics.read_text().splitlines()) == 600
+    assert f"rank 3 (pid {victim}) was killed by signal 9" in said[1][1], said
+    assert "the others go on" in said[0][1], said
+
+
+def test_rank_zero_on_a_machine_without_the_address_is_told_so(hosts, tmp_path):
+    began = time.monotonic()
+    job = launch(hosts, 1, 0, 29432, secrets.token_hex(16), tmp_path, "topo", "--sizes", "64", nproc=1)
+    out, err = job.communicate(timeout=60)
+    assert job.returncode == 2, out + err
+    assert f"the rendezvous {ADDRESS}:29432 does not lead to" in err and "--node-rank 0" in err, err
+    assert "10.214.0.2" in err, "the addresses that this machine has"
+    assert time.monotonic() - began < 45, "it did not wait for the other ranks"
+
+
+def test_two_machines_that_are_both_the_first_are_told_so(hosts, tmp_path):
+    token = secrets.token_hex(16)
+    first = launch(hosts, 0, 0, 29433, token, tmp_path, "topo", "--sizes", "64", nproc=1)
+    end = time.monotonic() + 30
+    while subprocess.run(["ip", "netns", "exec", hosts[0], "python3", "-c",
+                          f"import socket; socket.create_connection(('{ADDRESS}', 29433), 1)"], capture_output=True).returncode:
+        assert time.monotonic() < end and first.poll() is None, first.communicate()
+    second = launch(hosts, 1, 0, 29433, token, tmp_path, "topo", "--sizes", "64", nproc=1)
+    for job in (second, first):
+        out, err = job.communicate(timeout=50)
+        assert job.returncode == 2, out + err
+        assert "two processes came as rank 0" in err and "node rank" in err, err

@@ -1,0 +1,149 @@
+// Who failed first. Ranks of a job fail together: one dies, those that talk to it find it lost, and
+// those that talk to them find them gone. The launcher sees ends in any order, and ranks tell it
+// whom they blame (launcher_report.h). In this order it blames
+//
+//   0  a rank that a signal killed
+//   1  a rank that failed and blames nobody
+//   2  a rank that failed for another's sake: the one that it blames, if that does not fail within a
+//      moment by itself, in which case it is 0 or 1
+//
+// A rank that exits as interrupted has not failed: the others are asked to end as well, and take the
+// time they need. A rank that is expendable ends nobody.
+#include <fmt/format.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <csignal>
+
+#include "echelon/net/process_tree.h"
+#include "echelon/net/supervisor.h"
+
+namespace echelon {
+namespace {
+
+std::string process(int rank, pid_t pid) { return fmt::format("rank {} (pid {})", rank, pid); }
+
+bool is_interrupted(int status) {
+  return WIFEXITED(status) && WEXITSTATUS(status) == exit_interrupted;
+}
+
+}  // namespace
+
+void Supervisor::judge() {
+  if (terminating_ || failed_.empty()) return;  // the others follow the first
+  take_interruption();
+  if (stop_signal_ != 0) return judge_stopped();
+  forgive_expendable();
+  if (failed_.empty()) return;
+  const Rank& first =
+      **std::min_element(failed_.begin(), failed_.end(), [&](const Rank* a, const Rank* b) {
+        return innocence(*a) < innocence(*b);
+      });
+  if (innocence(first) == 2 && running_ > 0 && !judge_at_.expired()) return;
+  blame(first);
+  failed_.clear();
+  terminate(exit_code_of(first.status));
+}
+
+// Somebody else has asked a rank to end. Ranks that have agreed to end already do not mind.
+void Supervisor::take_interruption() {
+  if (stop_signal_ != 0 ||
+      std::none_of(failed_.begin(), failed_.end(),
+                   [](const Rank* rank) { return is_interrupted(rank->status); }))
+    return;
+  stop_signal_ = SIGTERM;
+  pass_to_ranks(SIGTERM);
+}
+
+// Ranks that were asked to end may do so in their own way and time; one that fails for another's
+// sake misses one that ended before it. What else goes wrong then is told, and is the exit code.
+void Supervisor::judge_stopped() {
+  for (const Rank* rank : std::exchange(failed_, {})) {
+    const int code = exit_code_of(rank->status);
+    const bool asked = code == exit_interrupted || code == 128 + stop_signal_;
+    if (asked || code == exit_after_lost_peer) {
+      if (exit_code_ == 0 || (asked && exit_code_ == exit_after_lost_peer)) exit_code_ = code;
+      continue;
+    }
+    if (!stop_failed_) exit_code_ = code;
+    stop_failed_ = true;
+    errors_.show_all();
+    report(*rank);
+  }
+}
+
+void Supervisor::forgive_expendable() {
+  for (const Rank* rank : std::vector<const Rank*>(failed_)) {
+    if (!expendable_.contains(rank->rank)) continue;
+    errors_.show_all();
+    report(*rank);
+    forgiven_.push_back(rank);
+    std::erase(failed_, rank);
+  }
+}
+
+int Supervisor::innocence(const Rank& rank) const {
+  if (WIFSIGNALED(rank.status)) return 0;
+  return WEXITSTATUS(rank.status) != exit_after_lost_peer && !blames_.contains(rank.rank) ? 1 : 2;
+}
+
+const Supervisor::Rank* Supervisor::local(int rank) const {
+  const auto found = std::find_if(ranks_.begin(), ranks_.end(),
+                                  [&](const Rank& one) { return one.rank == rank; });
+  return found != ranks_.end() ? &*found : nullptr;
+}
+
+// Sets what is said last: from the rank that failed to the one that it blames, which may blame
+// another, as far as that is known here.
+void Supervisor::blame(const Rank& failed) {
+  const Rank* culprit = &failed;
+  std::set<int> seen;
+  while (!WIFSIGNALED(culprit->status) && blames_.contains(culprit->rank) &&
+         seen.insert(culprit->rank).second) {
+    const auto& report = blames_.at(culprit->rank);
+    const Rank* other = local(report.other);
+    if (other == nullptr) {
+      verdict_ = fmt::format("{} failed first, as {} says", report.name,
+                             process(culprit->rank, culprit->pid));
+      break;
+    }
+    culprit = other;
+  }
+  culprit_ = culprit;
+  if (!culprit->running && culprit->status != 0) return;
+  culprit_ = culprit->running ? nullptr : &failed;
+  verdict_ =
+      fmt::format("{} {}; {}, which waited for it, {}", process(culprit->rank, culprit->pid),
+                  !culprit->running          ? "had ended before"
+                  : is_stopped(culprit->pid) ? "is stopped (by kill -STOP, Ctrl-Z or a debugger)"
+                                             : "did not come in time",
+                  process(failed.rank, failed.pid), describe_end(failed.status));
+}
+
+void Supervisor::report(const Rank& rank) {
+  const auto& lines = rank.last.lines();
+  const bool shown = rank.rank == 0 || !options_.quiet_others;
+  const bool explained = shown && !lines.empty() && FinalErrors::is_one(lines.back());
+  std::vector<int> alike;  // ranks that failed as this one did
+  for (const auto& one : ranks_)
+    if (&one == &rank || (explained && !one.running && one.status == rank.status &&
+                          !one.last.lines().empty() && one.last.lines().back() == lines.back()))
+      alike.push_back(one.rank);
+  const std::string who = alike.size() == 1 ? fmt::format("rank {} (pid {})", rank.rank, rank.pid)
+                          : std::ssize(alike) == options_.nproc * options_.nodes
+                              ? fmt::format("all {} ranks", alike.size())
+                              : fmt::format("ranks {}", rank_ranges(alike));
+  std::string text = fmt::format("{} {}", who, describe_end(rank.status));
+  if (!lines.empty() && options_.nproc > 1 && !explained) {
+    text += "; its last lines:";
+    for (const auto& line : lines) text += "\n  " + line;
+  }
+  if (rank.log && alike.size() == 1)
+    text += fmt::format("\nAll it printed is in {}",
+                        (options_.log_dir / fmt::format("rank-{}.log", rank.rank)).string());
+  else if (rank.log)
+    text += fmt::format("\nAll that they printed is in {}", options_.log_dir.string());
+  say(text);
+}
+
+}  // namespace echelon
