@@ -19,7 +19,4 @@ void add_info(CLI::App& app, int& exit_code);
 void add_version(CLI::App& app, int& exit_code);
 void add_completion(CLI::App& app, int& exit_code);
 
-// Set by the first Ctrl-C or SIGTERM; a second one ends the process at once.
-const std::atomic<bool>& interrupted();
-
 }  // namespace echelon::cli

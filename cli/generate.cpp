@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "cli/commands.h"
+#include "cli/interrupt.h"
 #include "cli/numbers.h"
 #include "echelon/base/error.h"
 #include "echelon/nn/gpt.h"
@@ -30,6 +31,7 @@ void run(const Arguments& arguments) {
   stack.allocate(at::kCPU, at::kFloat, Gradients::no);
   stack.load(values);
   fmt::print("{}", arguments.prompt);
+  end_in_order();
   generate(stack, model.context, arguments.prompt, arguments.options, [](char c) {
     std::fputc(c, stdout);
     std::fflush(stdout);

@@ -1,12 +1,10 @@
 // echelon: parses the command line and runs one subcommand.
 // Exit codes: 0 done, 1 something failed, 2 the user's mistake, 69 another rank was lost,
-// 130 interrupted; those of the ranks for launch.
+// 130 interrupted (Ctrl-C, SIGTERM, SIGHUP); those of the ranks for launch.
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
-#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <filesystem>
@@ -16,6 +14,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/interrupt.h"
 #include "cli/words.h"
 #include "echelon/base/error.h"
 #include "echelon/base/log.h"
@@ -24,14 +23,6 @@
 
 namespace echelon::cli {
 namespace {
-
-std::atomic<bool> stop{false};
-static_assert(std::atomic<bool>::is_always_lock_free);
-
-void on_signal(int signal) {
-  stop.store(true);
-  std::signal(signal, SIG_DFL);
-}
 
 // CLI11 would only say that a subcommand is required.
 void require_known_command(const CLI::App& app, int argc, char** argv) {
@@ -145,12 +136,9 @@ int run(int argc, char** argv) {
 
 }  // namespace
 
-const std::atomic<bool>& interrupted() { return stop; }
-
 }  // namespace echelon::cli
 
 int main(int argc, char** argv) {
-  std::signal(SIGINT, echelon::cli::on_signal);
-  std::signal(SIGTERM, echelon::cli::on_signal);
+  echelon::cli::take_interrupts();
   return echelon::cli::run(argc, argv);
 }

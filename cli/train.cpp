@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "cli/commands.h"
+#include "cli/interrupt.h"
 #include "cli/ranks.h"
 #include "echelon/base/error.h"
 #include "echelon/base/log.h"
@@ -86,12 +87,13 @@ void add_train(CLI::App& app, int& exit_code) {
       ->add_option("--plan", arguments->plan,
                    "Take an earlier run's plan.json instead of measuring links")
       ->type_name("FILE");
-  command
-      ->add_option("--nproc", arguments->nproc,
-                   "Ranks to start here; they split the batch, layers or matrices (parallel.*)")
-      ->check(CLI::Range(1, most_local_ranks))
-      ->type_name("N")
-      ->capture_default_str();
+  const auto* nproc =
+      command
+          ->add_option("--nproc", arguments->nproc,
+                       "Ranks to start here; they split the batch, layers or matrices (parallel.*)")
+          ->check(CLI::Range(1, most_local_ranks))
+          ->type_name("N")
+          ->capture_default_str();
   command
       ->add_option("--join", arguments->join,
                    "Be one more worker of a job that runs with parameter servers, as it prints")
@@ -116,7 +118,7 @@ void add_train(CLI::App& app, int& exit_code) {
   command->add_flag("--dry-run", arguments->dry_run,
                     "Predict what memory each rank will need, say whether it fits, and stop");
   command->footer(examples);
-  command->callback([arguments, &exit_code] {
+  command->callback([arguments, nproc, &exit_code] {
     JobRequest request = request_of(*arguments);
     if (arguments->print_config) {
       fmt::print("{}", to_toml(fields_of(request.options), Comments::yes));
@@ -147,6 +149,8 @@ void add_train(CLI::App& app, int& exit_code) {
                           .prefix = false});
       return;
     }
+    if (!environment.not_a_rank.empty() && !nproc->count())
+      throw InvalidArgument(environment.not_a_rank);
     keep_freed_memory();
     if (environment.world > 1 || request.options.parallel.exchange_alone ||
         request.options.zero.offload != "none") {
@@ -154,7 +158,9 @@ void add_train(CLI::App& app, int& exit_code) {
       if (request.options.train.device == "cuda") use_own_gpu();
       request.ranks = Communicator::world(request.options.comm, request.options.net);
     }
-    exit_code = run_job(std::move(request), interrupted()) == JobEnd::interrupted ? 130 : 0;
+    end_in_order();
+    exit_code =
+        run_job(std::move(request), interrupted()) == JobEnd::interrupted ? exit_interrupted : 0;
   });
 }
 

@@ -1,0 +1,70 @@
+#include "cli/interrupt.h"
+
+#include <time.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstdint>
+#include <cstdlib>
+#include <string_view>
+
+#include "echelon/net/launcher.h"
+
+namespace echelon::cli {
+namespace {
+
+std::atomic<bool> stop{false}, in_order{false}, speaks{true};
+std::atomic<std::int64_t> stopped_at{0};  // milliseconds
+static_assert(std::atomic<bool>::is_always_lock_free);
+static_assert(std::atomic<std::int64_t>::is_always_lock_free);
+
+// A person does not press Ctrl-C twice within this time: it is one that came by two ways.
+constexpr std::int64_t one_keypress = 100;
+
+std::int64_t milliseconds() {
+  timespec now = {};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+// Only calls that are safe in a handler.
+[[noreturn]] void end_now(std::string_view why) {
+  if (speaks.load()) {
+    [[maybe_unused]] const auto told = ::write(STDERR_FILENO, why.data(), why.size());
+  }
+  ::_exit(exit_interrupted);
+}
+
+void on_signal(int signal) {
+  const int error = errno;
+  const auto now = milliseconds();
+  if (!in_order.load()) end_now("echelon: interrupted\n");
+  if (!stop.exchange(true))
+    stopped_at.store(now);
+  else if (signal == SIGINT && now - stopped_at.load() > one_keypress)
+    end_now("echelon: interrupted again, and ended without saving\n");
+  errno = error;
+}
+
+}  // namespace
+
+void take_interrupts() {
+  // Of the ranks of a job the first speaks.
+  const char* rank = std::getenv("RANK");
+  speaks.store(rank == nullptr || std::string_view(rank) == "0");
+  struct sigaction action {};
+  action.sa_handler = on_signal;
+  action.sa_flags = SA_RESTART;
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    struct sigaction before {};
+    ::sigaction(signal, nullptr, &before);
+    if (signal != SIGHUP || before.sa_handler != SIG_IGN) ::sigaction(signal, &action, nullptr);
+  }
+}
+
+void end_in_order() { in_order.store(true); }
+
+const std::atomic<bool>& interrupted() { return stop; }
+
+}  // namespace echelon::cli
