@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "echelon/base/error.h"
+#include "echelon/base/options_section.h"
 #include "echelon/collective/group.h"
 #include "echelon/comm/backends.h"
 #include "echelon/net/environment.h"
@@ -11,11 +12,11 @@
 namespace echelon {
 
 std::shared_ptr<Communicator> Communicator::world(const CommOptions& comm, const NetOptions& net) {
-  CommOptions options = comm;
-  check_options(fields_of(options));
-  if (options.backend == "mpi") return mpi_world(options);
-  auto group = Group::world(Endpoint::join(read_environment(), net), options);
-  if (options.backend == "nccl") return nccl_world(native_communicator(std::move(group)), options);
+  check_section("comm", comm);
+  check_section("net", net);
+  if (comm.backend == "mpi") return mpi_world(comm);
+  auto group = Group::world(Endpoint::join(read_environment(), net), comm);
+  if (comm.backend == "nccl") return nccl_world(native_communicator(std::move(group)), comm);
   return native_communicator(std::move(group));
 }
 

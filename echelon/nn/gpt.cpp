@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "echelon/base/error.h"
+#include "echelon/base/options_section.h"
 #include "echelon/nn/gpt_block.h"
 #include "echelon/nn/gpt_embedding.h"
 #include "echelon/nn/gpt_head.h"
@@ -12,8 +13,7 @@
 namespace echelon {
 
 void check(const ModelOptions& options) {
-  ModelOptions copy = options;
-  check_options(fields_of(copy));
+  check_section("model", options);
   if (options.width % options.heads != 0) {
     std::int64_t fewer = options.heads;
     while (options.width % fewer != 0) --fewer;

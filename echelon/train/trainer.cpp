@@ -19,6 +19,7 @@
 
 #include "echelon/base/deadline.h"
 #include "echelon/base/error.h"
+#include "echelon/base/options_section.h"
 #include "echelon/optim/schedule.h"
 #include "echelon/parallel/data/shares.h"
 #include "echelon/train/in_flight.h"
@@ -72,6 +73,7 @@ void Trainer::run_until(std::int64_t until, const std::atomic<bool>* stop) {
 }
 
 void Trainer::adapt(const SyncOptions& options) {
+  check_section("sync", options);
   if (!ranks_ || !device_.is_cpu())
     throw InvalidArgument(
         "sync.adapt=true is for several ranks on CPUs that reduce among themselves");

@@ -9,6 +9,7 @@
 
 #include "echelon/base/bytes.h"
 #include "echelon/base/error.h"
+#include "echelon/base/options_section.h"
 #include "echelon/comm/gpu.h"
 #include "echelon/optim/optimizer.h"
 #include "echelon/optim/schedule.h"
@@ -78,8 +79,11 @@ Trainer::Trainer(Stack& stack, const Dataset& data, const TrainOptions& train,
       sampler_(static_cast<std::uint64_t>(train.seed), data.size(), train.batch),
       memory_(std::make_unique<MemoryAccount>()),
       in_flight_(std::make_unique<InFlight>()) {
-  check_options(fields_of(train_));
-  check_options(fields_of(optim_));
+  check_section("train", train);
+  check_section("optim", optim);
+  check_section("parallel", parallel);
+  check_section("zero", zero);
+  check_section("pipeline", pipeline);
   optim_.rate = peak_rate(optim_, train.batch);
   if (data.size() < 1)
     throw InvalidArgument("there is no sample to train on: the dataset is empty");

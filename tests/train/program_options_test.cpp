@@ -1,0 +1,43 @@
+// Options that a program sets are checked as a user's are, and named by the keys of a job.
+#include <gtest/gtest.h>
+
+#include <ATen/ops/mse_loss.h>
+#include <ATen/ops/randn.h>
+
+#include "echelon/base/error.h"
+#include "echelon/nn/loss_layer.h"
+#include "echelon/train/trainer.h"
+#include "tests/base/thrown.h"
+#include "tests/nn/user_module.h"
+
+namespace echelon {
+namespace {
+
+TEST(ProgramOptions, AreCheckedAndNamedByTheirKeys) {
+  const TensorDataset numbers(at::randn({40, 6}), at::randn({40, 4}));
+  Stack stack;
+  stack.add(UserModule("body", {part::Linear{6, 4}}).layer()).add(loss_layer(
+          [](const at::Tensor& a, const at::Tensor& b) { return at::mse_loss(a, b); }));
+  const auto error = [&](const TrainOptions& train, const ParallelOptions& parallel = {},
+                         const ZeroOptions& zero = {}, const PipelineOptions& pipeline = {},
+                         const OptimOptions& optim = {}) {
+    return thrown<InvalidArgument>([&] {
+      Trainer(stack, numbers, train, optim, nullptr, parallel, zero, pipeline);
+    });
+  };
+  const auto names = [](const std::string& text, const std::string& key) {
+    return text.starts_with(key + " ") && text.find("set in code") != std::string::npos;
+  };
+  const auto expect_named = [&](const std::string& text, const std::string& key) {
+    EXPECT_TRUE(names(text, key)) << text;
+  };
+  expect_named(error({.batch = -1}), "train.batch");
+  expect_named(error({}, {.zero = 4}), "parallel.zero");
+  expect_named(error({}, {.shares = "sped"}), "parallel.shares");
+  expect_named(error({}, {}, {.offload = "tape"}), "zero.offload");
+  expect_named(error({}, {}, {}, {.schedule = "2f2b", .stages = {}}), "pipeline.schedule");
+  expect_named(error({}, {}, {}, {}, {.rate = -1}), "optim.rate");
+}
+
+}  // namespace
+}  // namespace echelon
