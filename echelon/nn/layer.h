@@ -95,6 +95,9 @@ class Layer {
  public:
   virtual ~Layer() = default;
 
+  // What errors call it, beside its number; empty: by what its parameters' names have in common.
+  virtual std::string name() const { return {}; }
+
   virtual void declare(Declaration& /*declaration*/) {}
 
   // Called once the parameters have memory, before the first forward; of a layer that another rank

@@ -137,6 +137,8 @@ class LossLayer : public Layer {
  public:
   explicit LossLayer(LossFunction loss) : loss_(std::move(loss)) {}
 
+  std::string name() const override { return "the loss"; }
+
   at::Tensor forward(const at::Tensor& input, Pass& pass) override {
     if (!pass.target.defined()) return input;
     at::AutoGradMode grad_mode(pass.training);

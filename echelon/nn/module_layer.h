@@ -28,6 +28,7 @@ class ModuleLayer : public Layer {
   // Weight decay applies to the module's parameters of two dimensions and more.
   ModuleLayer(std::string name, std::shared_ptr<torch::nn::Module> module, Forward forward);
 
+  std::string name() const override { return name_; }
   void declare(Declaration& declaration) override;
   void bind(at::Device device, at::ScalarType type) override;
   at::Tensor forward(const at::Tensor& input, Pass& pass) override;

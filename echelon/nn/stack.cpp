@@ -12,6 +12,7 @@
 
 #include "echelon/base/error.h"
 #include "echelon/base/random.h"
+#include "echelon/nn/layer_error.h"
 #include "echelon/nn/memory.h"
 #include "echelon/nn/parallel_over.h"
 #include "echelon/nn/tensor_group.h"
@@ -354,6 +355,23 @@ void Stack::load(const ValueSource& source) {
     if (p.here) source(p, p.value);
 }
 
+std::string Stack::name_of(int layer) const {
+  std::string name = layers_[std::size_t(layer)]->name();
+  if (name.empty()) {
+    // What all its parameters' names begin with, up to a dot.
+    bool first = true;
+    for (const auto& p : parameters_) {
+      if (declared_in(p) != layer) continue;
+      const std::string whole = p.name + ".";
+      const auto same = std::mismatch(whole.begin(), whole.end(), name.begin(), name.end());
+      name = first ? whole : whole.substr(0, std::size_t(same.first - whole.begin()));
+      first = false;
+    }
+    name.resize(name.find_last_of('.') == std::string::npos ? 0 : name.find_last_of('.'));
+  }
+  return name.empty() ? fmt::format("layer {}", layer) : fmt::format("layer {} ({})", layer, name);
+}
+
 void Stack::begin_step() {
   for (auto& p : parameters_) p.grad_written = false;
   std::fill(summed_.begin(), summed_.end(), false);
@@ -420,11 +438,11 @@ Pass Stack::pass_for(const at::Tensor& input) const {
 at::Tensor Stack::infer(const at::Tensor& input, const at::Tensor& target) {
   at::NoGradGuard no_grad;
   at::Tensor x = input;
-  for (auto& layer : layers_) {
+  for (int l = 0; l < size(); ++l) {
     Pass pass = pass_for(input);
     pass.training = false;
-    if (layer == layers_.back()) pass.target = target;
-    x = layer->forward(x, pass);
+    if (l + 1 == size()) pass.target = target;
+    x = in_layer(*this, l, "forward", x, [&] { return layer(l).forward(x, pass); });
   }
   return x;
 }

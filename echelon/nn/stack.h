@@ -112,6 +112,9 @@ class Stack : private Declaration {
   }
   void load(const ValueSource& source);
 
+  // As errors call a layer: "layer 2 (transformer.h.1)".
+  std::string name_of(int layer) const;
+
   // After lay_out. The buffers of all trainable units, one after another; a unit is the range
   // [begin, begin + numel). Undefined where groups are lent their memory.
   const std::vector<FlatUnit>& units() const { return units_; }

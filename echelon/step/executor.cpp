@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "echelon/base/error.h"
+#include "echelon/nn/layer_error.h"
 #include "echelon/nn/memory.h"
 #include "echelon/nn/tensor_group.h"
 
@@ -207,7 +208,7 @@ at::Tensor Executor::infer(const at::Tensor& input, const at::Tensor& target) {
     Pass pass = stack_.pass_for(input);
     pass.training = false;
     if (l + 1 == stack_.size()) pass.target = target;
-    x = stack_.layer(l).forward(x, pass);
+    x = in_layer(stack_, l, "forward", x, [&] { return stack_.layer(l).forward(x, pass); });
     if (l + 1 < stack_.size() && !shape_.has(l + 1)) boundary_->send_output(l, 0, x);
   }
   let_go({});
@@ -282,8 +283,10 @@ void Executor::forward(const Action& action) {
     here.input = waited_for(boundary_->take_input(action.layer, action.micro_batch));
   const bool again = shape_.recomputes(action.layer);
   if (again) here.pass.run = Pass::Run::first;
-  at::Tensor output = stack_.layer(action.layer)
-                          .forward(again ? here.input : std::exchange(here.input, {}), here.pass);
+  const at::Tensor input = again ? here.input : std::exchange(here.input, {});
+  at::Tensor output = in_layer(stack_, action.layer, "forward", input, [&] {
+    return stack_.layer(action.layer).forward(input, here.pass);
+  });
   if (action.layer + 1 < stack_.size() && !shape_.has(action.layer + 1)) {
     here.output = std::move(output);
   } else if (action.layer + 1 < stack_.size()) {
@@ -301,7 +304,9 @@ void Executor::recompute(const Action& action) {
   MemoryScope scope(MemoryKind::activations);
   Place& here = place(action.layer, action.micro_batch);
   here.pass.run = Pass::Run::again;
-  stack_.layer(action.layer).forward(std::exchange(here.input, {}), here.pass);
+  const at::Tensor input = std::exchange(here.input, {});
+  in_layer(stack_, action.layer, "recompute", input,
+           [&] { return stack_.layer(action.layer).forward(input, here.pass); });
 }
 
 void Executor::backward(const Action& action) {
@@ -312,7 +317,10 @@ void Executor::backward(const Action& action) {
   // What was computed again would otherwise be kept until the weight part, by several
   // micro-batches.
   here.pass.weights_later = action.kind == Action::Kind::input && !shape_.recomputes(action.layer);
-  at::Tensor grad = stack_.layer(action.layer).backward(std::exchange(here.grad, {}), here.pass);
+  at::Tensor output_grad = std::exchange(here.grad, {});
+  at::Tensor grad = in_layer(stack_, action.layer, "backward", output_grad, [&] {
+    return stack_.layer(action.layer).backward(output_grad, here.pass);
+  });
   if (action.kind == Action::Kind::input) {
     here.pass.saved.clear();
   } else {

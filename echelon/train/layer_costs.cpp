@@ -14,6 +14,7 @@
 #include <typeinfo>
 #include <utility>
 
+#include "echelon/nn/layer_error.h"
 #include "echelon/nn/memory.h"
 #include "echelon/nn/random_state.h"
 
@@ -80,7 +81,7 @@ std::vector<LayerCost> measure_layers(Stack& stack, const at::Tensor& input,
       stack.begin_step();
       wait_for(device);
       const auto start = std::chrono::steady_clock::now();
-      output = stack.layer(l).forward(x, pass);
+      output = in_layer(stack, l, "forward", x, [&] { return stack.layer(l).forward(x, pass); });
       cost.activations =
           again[std::size_t(l)] ? static_cast<std::int64_t>(x.nbytes()) : bytes_of(pass.saved);
       stack.layer(l).backward(l + 1 < stack.size() ? at::full_like(output, 1e-3) : at::Tensor(),
