@@ -105,6 +105,13 @@ class Layer {
   // what they are on every rank.
   virtual void bind(at::Device /*device*/, at::ScalarType /*type*/) {}
 
+  // Called after the trainer's calls where gradients, and perhaps values, have memory only while
+  // they run (ZeRO 2 and 3). A user can reach a wrapped module's tensors in between: until show()
+  // gradients must be undefined, and values that are gone throw InvalidArgument.
+  virtual void withhold(bool /*values*/) {}
+  // The parameters' values are usable again, or others than before (Stack::use_whole).
+  virtual void show() {}
+
   // The last layer of a Stack is the loss: it compares its input with pass.target and gives the
   // mean over the samples as a scalar; without a target it gives the model's output.
   virtual at::Tensor forward(const at::Tensor& input, Pass& pass) = 0;

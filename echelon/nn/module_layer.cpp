@@ -1,16 +1,19 @@
 #include "echelon/nn/module_layer.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
+#include <torch/csrc/api/include/torch/serialize/archive.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <optional>
+#include <ostream>
+#include <utility>
 
 #include "echelon/base/error.h"
+#include "echelon/nn/elsewhere.h"
 #include "echelon/nn/random_state.h"
 
 namespace echelon {
@@ -58,6 +61,33 @@ class Replay {
   std::vector<at::Tensor> buffers_, contents_;
 };
 
+std::string elsewhere_reason(const std::string& what, bool several) {
+  return fmt::format(
+      "{} {} not in this process, since the ranks share the model out: call trainer.gather() on "
+      "every rank before the module is used, or trainer.infer() and trainer.save_weights() in its "
+      "place",
+      what, several ? "are" : "is");
+}
+
+constexpr const char* refusal_name = "elsewhere";
+
+// torch::save writes a module's parameters without an operator that could refuse, but asks every
+// child to write itself.
+class Refusal : public torch::nn::Module {
+ public:
+  explicit Refusal(std::string reason) : reason_(std::move(reason)) {}
+  void save(torch::serialize::OutputArchive& /*archive*/) const override {
+    throw InvalidArgument(reason_);
+  }
+  void load(torch::serialize::InputArchive& /*archive*/) override {
+    throw InvalidArgument(reason_);
+  }
+  void pretty_print(std::ostream& stream) const override { stream << reason_; }
+
+ private:
+  std::string reason_;
+};
+
 }  // namespace
 
 ModuleLayer::ModuleLayer(std::string name, std::shared_ptr<torch::nn::Module> module,
@@ -70,7 +100,7 @@ void ModuleLayer::declare(Declaration& declaration) {
     Parameter* p = declaration.parameter(name_ + "." + item.key(), value.sizes().vec(),
                                          Init::from(value.detach()),
                                          /*decay=*/value.dim() >= 2, value.requires_grad());
-    bound_.push_back({value, p});
+    bound_.push_back({value, p, {}});
   }
 }
 
@@ -80,13 +110,48 @@ void ModuleLayer::bind(at::Device device, at::ScalarType type) {
   for (at::Tensor buffer : module_->buffers()) {
     buffer.set_data(buffer.to(device, buffer.is_floating_point() ? type : buffer.scalar_type()));
   }
-  for (auto& [variable, parameter] : bound_) {
-    if (parameter->here) {
-      variable.set_data(parameter->value);
-      continue;
+  for (auto& one : bound_) {
+    one.elsewhere.reset();
+    if (!one.parameter->here) one.variable.mutable_grad().reset();
+  }
+  show();
+}
+
+void ModuleLayer::show() { point_values(/*withheld=*/false); }
+
+void ModuleLayer::withhold(bool values) {
+  for (auto& one : bound_)
+    if (one.parameter->trainable) one.variable.mutable_grad().reset();
+  if (values) point_values(/*withheld=*/true);
+}
+
+void ModuleLayer::point_values(bool withheld) {
+  bool all_here = true;
+  const AllowElsewhere allow;
+  for (auto& [variable, parameter, elsewhere] : bound_) {
+    const bool here = parameter->here && !(withheld && parameter->trainable);
+    all_here &= here;
+    if (!here && !elsewhere.defined()) {
+      const auto type = parameter->value.defined() ? parameter->value.options()
+                                                   : at::TensorOptions(variable.options());
+      elsewhere = tensor_elsewhere(parameter->whole_shape(), type,
+                                   elsewhere_reason(parameter->name, /*several=*/false));
     }
-    variable.mutable_grad().reset();
-    variable.set_data(at::empty({0}, variable.options()));
+    variable.set_data(here ? parameter->value : elsewhere);
+  }
+  refuse_saving(!all_here);
+}
+
+void ModuleLayer::refuse_saving(bool refuse) {
+  if (refuse == !refusing_.empty()) return;
+  for (const auto& module : std::exchange(refusing_, {})) module->unregister_module(refusal_name);
+  if (!refuse) return;
+  const auto refusal = std::make_shared<Refusal>(
+      elsewhere_reason(fmt::format("the parameters of {}", name_), /*several=*/true));
+  for (const auto& module : module_->modules()) {
+    if (module->named_children().contains(refusal_name)) continue;  // the user's own
+    module->register_module(refusal_name, refusal);
+    refusing_.push_back(module);
   }
 }
 
@@ -100,7 +165,7 @@ std::vector<std::pair<std::string, at::Tensor>> ModuleLayer::buffers() const {
 // Autograd adds in place into a gradient that is there; `zero_grad()` in a user's code drops it, so
 // it is pointed back to the buffer before every backward.
 void ModuleLayer::point_gradients() {
-  for (auto& [variable, parameter] : bound_) {
+  for (auto& [variable, parameter, elsewhere] : bound_) {
     if (!parameter->trainable) continue;
     parameter->zero_unwritten_grad();
     if (!variable.grad().is_same(parameter->grad)) variable.mutable_grad() = parameter->grad;

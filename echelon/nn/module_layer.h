@@ -7,6 +7,11 @@
 // It finds torch's random generators and the module's buffers as the first time did, and leaves
 // both as it found them: a module may draw random numbers, and running statistics see a micro-batch
 // once.
+//
+// Where ranks share a model out, the values of the module's parameters are not always in this
+// process. A module that is called, saved or loaded then throws InvalidArgument that says what to
+// call: its tensors are tensor_elsewhere, and each of its modules has a child, "elsewhere", that
+// refuses to be written by torch::save.
 #pragma once
 
 #include <torch/csrc/api/include/torch/nn/module.h>
@@ -30,6 +35,8 @@ class ModuleLayer : public Layer {
 
   std::string name() const override { return name_; }
   void declare(Declaration& declaration) override;
+  void withhold(bool values) override;
+  void show() override;
   void bind(at::Device device, at::ScalarType type) override;
   at::Tensor forward(const at::Tensor& input, Pass& pass) override;
   at::Tensor backward(const at::Tensor& grad_output, Pass& pass) override;
@@ -37,6 +44,8 @@ class ModuleLayer : public Layer {
 
  private:
   void point_gradients();
+  void point_values(bool withheld);
+  void refuse_saving(bool refuse);
 
   std::string name_;
   std::shared_ptr<torch::nn::Module> module_;
@@ -44,8 +53,10 @@ class ModuleLayer : public Layer {
   struct Bound {
     at::Tensor variable;  // the module's own parameter
     Parameter* parameter;
+    at::Tensor elsewhere = {};  // stands for a value that is not in this process
   };
   std::vector<Bound> bound_;
+  std::vector<std::shared_ptr<torch::nn::Module>> refusing_;  // have the child that refuses
 };
 
 template <class M>

@@ -12,6 +12,7 @@
 
 #include "echelon/base/error.h"
 #include "echelon/base/random.h"
+#include "echelon/nn/elsewhere.h"
 #include "echelon/nn/layer_error.h"
 #include "echelon/nn/memory.h"
 #include "echelon/nn/parallel_over.h"
@@ -88,6 +89,7 @@ Stack& Stack::recompute(Recompute what) {
 
 void Stack::keep(const std::vector<bool>& layers) {
   if (layers.size() != layers_.size()) throw Error("Stack::keep takes a mark for every layer");
+  use_parts();
   kept_ = layers;
   for (auto& p : parameters_) {
     p.layer = declared_in(p);
@@ -108,6 +110,7 @@ void Stack::keep(const std::vector<bool>& layers) {
 }
 
 void Stack::split(const std::map<std::string, Split>& splits, std::shared_ptr<TensorGroup> group) {
+  use_parts();
   if (group_) throw Error("Stack::split comes once: its parameters are parts already");
   group_ = std::move(group);
   for (auto& p : parameters_) {
@@ -199,13 +202,19 @@ std::int64_t Stack::parameter_count() const {
 
 namespace {
 
+constexpr const char* no_memory =
+    "this parameter or gradient has memory only while a layer runs, since the ranks share the model "
+    "out: call trainer.gather() on every rank, or trainer.master() for one parameter";
+
 // A tensor whose memory is elsewhere, and may change.
 at::Tensor without_memory(std::int64_t numel, const at::TensorOptions& options) {
   const auto bytes = static_cast<std::size_t>(numel) * options.dtype().itemsize();
   const c10::Storage storage(c10::Storage::use_byte_size_t(), bytes,
                              c10::DataPtr(nullptr, options.device()), /*allocator=*/nullptr,
                              /*resizable=*/false);
-  return at::empty({0}, options).set_(storage, 0, {numel}, {1});
+  const at::Tensor tensor = at::empty({0}, options).set_(storage, 0, {numel}, {1});
+  refuse_memory(tensor, no_memory);
+  return tensor;
 }
 
 void point(const at::Tensor& tensor, void* data) {
@@ -217,17 +226,20 @@ void lend(const at::Tensor& tensor, const at::Tensor& memory, at::Tensor& kept) 
       memory.device() != tensor.device() || !memory.is_contiguous())
     throw Error("a group of parameters was lent memory of another size, type or device");
   kept = memory;
+  allow_memory(tensor);
   point(tensor, memory.data_ptr());
 }
 
 at::Tensor take_back(const at::Tensor& tensor, at::Tensor& kept) {
   point(tensor, nullptr);
+  refuse_memory(tensor, no_memory);
   return std::exchange(kept, {});
 }
 
 }  // namespace
 
 void Stack::lay_out(const Placement& placement) {
+  use_parts();
   std::vector<const Parameter*> described;
   for (const auto& p : parameters_)
     if (p.here) described.push_back(&p);
@@ -355,6 +367,82 @@ void Stack::load(const ValueSource& source) {
     if (p.here) source(p, p.value);
 }
 
+void Stack::use_whole(std::vector<at::Tensor> values) {
+  use_parts();
+  kept_of_parts_ = std::exchange(kept_, {});
+  group_of_parts_ = std::exchange(group_, nullptr);
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    Parameter& p = parameters_[i];
+    const auto whole = p.whole_shape();
+    parts_.push_back({std::exchange(p.value, std::move(values[i])), std::exchange(p.shape, whole),
+                      std::exchange(p.split, {}), std::exchange(p.group, nullptr),
+                      std::exchange(p.here, true)});
+  }
+  show();
+}
+
+void Stack::use_parts() {
+  if (!uses_whole()) return;
+  kept_ = std::move(kept_of_parts_);
+  group_ = std::move(group_of_parts_);
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    Parameter& p = parameters_[i];
+    Part& part = parts_[i];
+    p.value = std::move(part.value);
+    p.shape = std::move(part.shape);
+    p.split = part.split;
+    p.group = std::move(part.group);
+    p.here = part.here;
+  }
+  parts_.clear();
+  show();
+}
+
+bool Stack::has_values() const {
+  if (uses_whole()) return true;
+  for (int l = 0; l < size(); ++l)
+    if (!has(l)) return false;
+  return !lends_values() || std::all_of(lent_values_.begin(), lent_values_.end(),
+                                        [](const at::Tensor& lent) { return lent.defined(); });
+}
+
+void Stack::show() {
+  for (auto& layer : layers_) layer->show();
+}
+
+void Stack::withhold() {
+  if (!lends_values() && !lends_grads()) return;
+  for (auto& layer : layers_) layer->withhold(lends_values());
+}
+
+PartsInUse::PartsInUse(Stack& stack) : stack_(stack) {
+  if (stack_.users_of_parts_++ > 0) return;
+  if (stack_.uses_whole()) {
+    for (const auto& p : stack_.parameters()) whole_.push_back(p.value);
+    stack_.use_parts();
+  } else if (stack_.lends_values()) {
+    stack_.show();
+  }
+}
+
+PartsInUse::~PartsInUse() {
+  if (--stack_.users_of_parts_ > 0) return;
+  if (whole_.empty())
+    stack_.withhold();
+  else
+    stack_.use_whole(std::move(whole_));
+}
+
+PartsAside::PartsAside(Stack& stack)
+    : stack_(stack), users_(std::exchange(stack.users_of_parts_, 0)) {
+  stack_.withhold();
+}
+
+PartsAside::~PartsAside() {
+  stack_.users_of_parts_ = users_;
+  if (stack_.lends_values()) stack_.show();
+}
+
 std::string Stack::name_of(int layer) const {
   std::string name = layers_[std::size_t(layer)]->name();
   if (name.empty()) {
@@ -436,6 +524,10 @@ Pass Stack::pass_for(const at::Tensor& input) const {
 }
 
 at::Tensor Stack::infer(const at::Tensor& input, const at::Tensor& target) {
+  if (!has_values())
+    throw InvalidArgument(
+        "this process has only a part of the model's parameters: call trainer.infer() on every rank, "
+        "or trainer.gather() on every rank and then Stack::infer");
   at::NoGradGuard no_grad;
   at::Tensor x = input;
   for (int l = 0; l < size(); ++l) {

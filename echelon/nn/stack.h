@@ -112,6 +112,16 @@ class Stack : private Declaration {
   }
   void load(const ValueSource& source);
 
+  // Whole values of every parameter, in the order of parameters(): until use_parts() all layers are
+  // in this process and compute with these, and infer() asks nothing of other ranks. Units, groups
+  // and gradients stay those of the parts, so that is no time to train.
+  void use_whole(std::vector<at::Tensor> values);
+  void use_parts();
+  bool uses_whole() const { return !parts_.empty(); }
+  // Whether this process has the values of all layers now, each whole or its part of a tensor
+  // group.
+  bool has_values() const;
+
   // As errors call a layer: "layer 2 (transformer.h.1)".
   std::string name_of(int layer) const;
 
@@ -163,6 +173,8 @@ class Stack : private Declaration {
   Pass pass_for(const at::Tensor& input) const;
 
   // Forward alone, nothing kept: the model's output, or its mean loss where a target is given.
+  // InvalidArgument where this process does not have the values of all layers: Trainer::infer does
+  // what this does, on all ranks together.
   at::Tensor infer(const at::Tensor& input, const at::Tensor& target = {});
 
  private:
@@ -170,6 +182,12 @@ class Stack : private Declaration {
                        bool trainable, Splits splits) override;
   Parameter* tied(const std::string& name, Splits splits) override;
   bool counts(const Parameter& parameter) const;
+  bool lends_values() const { return !values_.defined() && !groups_.empty(); }
+  bool lends_grads() const { return !grads_.defined() && !grads_of_.empty(); }
+  friend class PartsInUse;
+  friend class PartsAside;
+  void withhold();
+  void show();
 
   std::vector<std::unique_ptr<Layer>> layers_;
   std::deque<Parameter> parameters_;  // stable addresses: layers keep pointers
@@ -182,9 +200,52 @@ class Stack : private Declaration {
   std::vector<bool> summed_;                          // by unit: the sums have some of this step
   std::vector<at::Tensor> values_of_, grads_of_;      // by group
   std::vector<at::Tensor> lent_values_, lent_grads_;  // by group: whose memory it uses
+
+  // What use_whole put aside, by parameter, and with it which layers are kept and the group.
+  struct Part {
+    at::Tensor value;
+    std::vector<std::int64_t> shape;
+    Split split;
+    std::shared_ptr<TensorGroup> group;
+    bool here;
+  };
+  std::vector<Part> parts_;
+  std::vector<bool> kept_of_parts_;
+  std::shared_ptr<TensorGroup> group_of_parts_;
+  int users_of_parts_ = 0;  // PartsInUse that live
   at::Device device_ = at::kCPU;
   at::ScalarType type_ = at::kFloat;
   Recompute recompute_ = Recompute::none;
+};
+
+// While one lives, the stack has this process's parts and layers show them, for a trainer to work
+// with; afterwards a user finds what was there before: whole values (use_whole), or a refusal.
+class PartsInUse {
+ public:
+  explicit PartsInUse(Stack& stack);
+  ~PartsInUse();
+  void forget_whole() { whole_.clear(); }  // the parts are about to change
+  void use_whole(std::vector<at::Tensor> values) { whole_ = std::move(values); }  // from then on
+  PartsInUse(const PartsInUse&) = delete;
+  PartsInUse& operator=(const PartsInUse&) = delete;
+
+ private:
+  Stack& stack_;
+  std::vector<at::Tensor> whole_;
+};
+
+// Within that: while one lives, a user finds what there is between a trainer's calls, and may make
+// such calls. For observers of a step.
+class PartsAside {
+ public:
+  explicit PartsAside(Stack& stack);
+  ~PartsAside();
+  PartsAside(const PartsAside&) = delete;
+  PartsAside& operator=(const PartsAside&) = delete;
+
+ private:
+  Stack& stack_;
+  int users_;
 };
 
 }  // namespace echelon

@@ -147,6 +147,19 @@ at::Tensor Boundary::take(Incoming& one) {
   return std::exchange(one.tensor, {});
 }
 
+void Boundary::read_sizes(const at::Tensor& words, Incoming& one) {
+  const at::Tensor here = words.to(at::kCPU);
+  const auto* const word = here.const_data_ptr<std::int64_t>();
+  if (word[0] < 0 || word[0] > most_dimensions || word[1] < 0 ||
+      word[1] >= static_cast<std::int64_t>(at::ScalarType::NumOptions))
+    throw Error(
+        fmt::format("a rank of the pipeline announced a tensor of {} dimensions and type {}",
+                    word[0], word[1]));
+  one.sizes.assign(word + 2, word + 2 + word[0]);
+  one.type = static_cast<at::ScalarType>(word[1]);
+  one.told = true;
+}
+
 at::Tensor Boundary::take_input(int layer, int micro_batch) {
   Incoming& one = inputs_[at(layer, micro_batch)];
   const int from = neighbours_.owner[std::size_t(layer) - 1];
@@ -156,15 +169,7 @@ at::Tensor Boundary::take_input(int layer, int micro_batch) {
     lane(outputs_, layer - 1)
         .receive(words, from, tag(layer - 1, micro_batch, Message::sizes), {.tag = "setup"})
         .wait();
-    words = words.to(at::kCPU);
-    const auto* const word = words.const_data_ptr<std::int64_t>();
-    if (word[0] < 0 || word[0] > most_dimensions || word[1] < 0 ||
-        word[1] >= static_cast<std::int64_t>(at::ScalarType::NumOptions))
-      throw Error(fmt::format("the input of layer {} was announced with {} dimensions of type {}",
-                              layer, word[0], word[1]));
-    one.sizes.assign(word + 2, word + 2 + word[0]);
-    one.type = static_cast<at::ScalarType>(word[1]);
-    one.told = true;
+    read_sizes(words, one);
   }
   if (!one.begun)
     begin(lane(outputs_, layer - 1), one, from, tag(layer - 1, micro_batch, Message::output));
@@ -186,6 +191,21 @@ void Boundary::settle() {
 
 void Boundary::share(at::Tensor loss) {
   wait(neighbours_.ranks->all_reduce(loss, ReduceOp::sum, {.tag = "loss", .blocking = true}));
+}
+
+at::Tensor Boundary::from_last(const at::Tensor& output) {
+  Communicator& ranks = *neighbours_.ranks;
+  const int last = neighbours_.owner.back();
+  const bool here = ranks.rank() == last;
+  at::Tensor words = here ? described(output) : at::empty({2 + most_dimensions}, at::kLong);
+  words = words.to(ranks.device());
+  ranks.broadcast(words, last, {.tag = "setup"}).wait();
+  Incoming told;
+  read_sizes(words, told);
+  const at::Tensor all = here ? output.contiguous()
+                              : at::empty(told.sizes, at::TensorOptions(device_).dtype(told.type));
+  ranks.broadcast(all, last, {.tag = "activations"}).wait();
+  return all;
 }
 
 void Boundary::forget_sizes() {

@@ -38,6 +38,8 @@ class Boundary {
   void begin_step() { waited_ = exchanging_ = 0; }
   // Until everything sent has gone.
   void settle();
+  // What the rank with the last layer gives, on every rank of the pipeline.
+  at::Tensor from_last(const at::Tensor& output);
   // The same sum on every rank of the pipeline.
   void share(at::Tensor loss);
 
@@ -72,6 +74,7 @@ class Boundary {
   Communicator& lane(const std::vector<std::shared_ptr<Communicator>>& lanes, int layer) const;
   void begin(Communicator& ranks, Incoming& one, int from, std::uint64_t tag);
   bool comes_early(const Incoming& one) const;
+  static void read_sizes(const at::Tensor& words, Incoming& one);
   at::Tensor take(Incoming& one);
   void send(Communicator& ranks, const at::Tensor& tensor, int to, std::uint64_t tag,
             const char* name);

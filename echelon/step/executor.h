@@ -56,8 +56,9 @@ class Executor {
   at::Tensor run(const at::Tensor& input, const at::Tensor& target, double weight = 1,
                  std::int64_t first_sample = 0);
 
-  // Forward alone, nothing kept: the mean loss. Where groups are gathered, or other ranks have some
-  // of the layers, all of these ranks make the same calls; all but the last of a pipeline get zero.
+  // Forward alone, nothing kept: the mean loss, or without a target the model's output. Where
+  // groups are gathered, or other ranks have some of the layers, all of these ranks make the same
+  // calls. All ranks of a pipeline get the output; of losses, all but the last get zero.
   at::Tensor infer(const at::Tensor& input, const at::Tensor& target);
 
   // What the random numbers of layers are functions of, beside the sample: the seed, and the number

@@ -143,17 +143,41 @@ std::string saved_note(const std::filesystem::path& state, const std::string& ke
   return it == reader.header().metadata.end() ? "" : it->second;
 }
 
+// Where ranks have parts, one writes and the others bring theirs. One that cannot write goes on
+// bringing its own, so that nobody waits for it, and throws then.
+void Trainer::write_together(const std::filesystem::path& path, std::vector<NamedTensor> tensors,
+                             const std::map<std::string, std::string>& metadata) const {
+  std::size_t made = 0;
+  for (auto& tensor : tensors)
+    tensor.make = [&made, make = std::move(tensor.make)] {
+      ++made;
+      return make();
+    };
+  const auto make_rest = [&] {
+    while (made < tensors.size()) tensors[made].make();
+  };
+  if (!saves_together()) return write_tensors(path, tensors, metadata);
+  if (all_->rank() != 0) return make_rest();
+  try {
+    write_tensors(path, tensors, metadata);
+  } catch (const PeerLost&) {
+    throw;
+  } catch (const Timeout&) {
+    throw;
+  } catch (const Error&) {
+    make_rest();
+    throw;
+  }
+}
+
 void Trainer::save(const std::filesystem::path& path) {
   if (servers_ && ranks_)
     throw InvalidArgument("a state is saved between spells of staleness, not within one");
+  const PartsInUse parts(stack_);
   if (servers_) fetch_state();
   std::vector<NamedTensor> tensors;
   for (const auto& item : state_items())
     tensors.push_back({item.name, item.shape, item.type, item.get});
-  if (saves_together() && all_->rank() != 0) {
-    for (const auto& tensor : tensors) tensor.make();  // this rank's part
-    return;
-  }
   std::map<std::string, std::string> metadata = {
       {"format", "pt"},
       {"step", std::to_string(step_)},
@@ -164,7 +188,7 @@ void Trainer::save(const std::filesystem::path& path) {
     metadata["good_steps"] = std::to_string(good_steps);
   }
   metadata.insert(notes_.begin(), notes_.end());
-  write_tensors(path, tensors, metadata);
+  write_together(path, std::move(tensors), metadata);
   if (servers_) {
     servers_->saved(step_);
     if (begun_) update_.reset();
@@ -173,6 +197,8 @@ void Trainer::save(const std::filesystem::path& path) {
 
 void Trainer::restore(const std::filesystem::path& path) {
   at::NoGradGuard no_grad;
+  PartsInUse parts(stack_);
+  parts.forget_whole();
   const safetensors::Reader reader(path);
   const auto step = number<std::int64_t>(reader, "step"),
              updates = number<std::int64_t>(reader, "updates");

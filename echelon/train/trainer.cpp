@@ -45,6 +45,8 @@ void Trainer::run(const std::atomic<bool>* stop) { run_until(train_.steps, stop)
 
 void Trainer::run_until(std::int64_t until, const std::atomic<bool>* stop) {
   at::NoGradGuard no_grad;
+  PartsInUse parts(stack_);
+  parts.forget_whole();
   if (servers_) return run_with_servers(until, stop);
   stop_at_ = stopped(stop) ? step_ : until;
   begin_alike();
@@ -377,11 +379,19 @@ void Trainer::halt(std::int64_t step, double loss, double norm) {
 }
 
 void Trainer::tell(const StepReport& report) const {
+  if (observers_.empty()) return;
+  const PartsAside aside(stack_);
   for (const auto& observer : observers_) observer(report);
 }
 
-double Trainer::evaluate(const Dataset& data, std::int64_t samples) {
+void Trainer::refresh_values() {
   if (servers_) servers_->pull(step_, {step_, servers_->shares()});
+  if (shards_) shards_->wait_for_values();
+}
+
+double Trainer::evaluate(const Dataset& data, std::int64_t samples) {
+  const PartsInUse stack_parts(stack_);
+  refresh_values();
   MemoryScope scope(MemoryKind::activations);
   const auto share = train_.batch / train_.micro_batches;
   samples = std::min(samples, data.size());
@@ -389,7 +399,6 @@ double Trainer::evaluate(const Dataset& data, std::int64_t samples) {
   const bool together = in_parts();
   const std::int64_t parts = together ? layout_.mesh.shape.data : 1,
                      part = together ? layout_.mesh.place.data : 0;
-  if (shards_) shards_->wait_for_values();
   at::Tensor total = at::zeros({}, at::TensorOptions(device_).dtype(at::kDouble));
   for (std::int64_t at = 0; at < samples; at += share * parts) {
     const auto first = std::min(samples, at + part * share), end = std::min(samples, first + share);
@@ -411,6 +420,7 @@ double Trainer::evaluate(const Dataset& data, std::int64_t samples) {
 }
 
 at::Tensor Trainer::master(const Parameter& parameter) {
+  const PartsInUse parts(stack_);
   if (parameter.trainable && !zero_ && !update_) fetch_state();
   return parameter.trainable ? whole_state(0, parameter) : everywhere(parameter.value, parameter);
 }

@@ -7,12 +7,17 @@
 //   trainer.on_step([](const StepReport& r) { std::printf("%ld %f\n", r.step, r.loss); });
 //   trainer.run();
 //
-// The model's parameters are then the trained ones. On a GPU no step waits for the host: numbers
-// are reported a few steps late. Same options, same data, same bits (on the CPU; with one number of
-// threads).
+//   trainer.save_weights("net.safetensors");
+//   at::Tensor y = trainer.infer(x);
+//   trainer.gather();                          // `net` itself holds the trained parameters now
+//
+// On a GPU no step waits for the host: numbers are reported a few steps late. Same options, same
+// data, same bits (on the CPU; with one number of threads).
 //
 // Several ranks: Trainer(stack, data, train, optim, Communicator::world()). Their sums are rounded
-// in another order than one process's, so the parameters agree to rounding, not to the bit.
+// in another order than one process's, so the parameters agree to rounding, not to the bit. Where
+// they share the model out (in_parts()), a user's modules are empty until gather(): to call or to
+// save them throws InvalidArgument.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -33,6 +38,7 @@
 #include "echelon/data/sampler.h"
 #include "echelon/nn/memory.h"
 #include "echelon/nn/stack.h"
+#include "echelon/nn/tensor_file.h"
 #include "echelon/optim/master_update.h"
 #include "echelon/parallel/data/controller.h"
 #include "echelon/parallel/data/sync_options.h"
@@ -126,6 +132,8 @@ class Trainer {
 
   // First values: by default each parameter's own Init with the seed.
   void load(const ValueSource& source) {
+    PartsInUse parts(stack_);
+    parts.forget_whole();
     owner().load(source);
     alike_ = false;
   }
@@ -153,6 +161,23 @@ class Trainer {
   bool in_parts() const { return layout_.in_parts() || (shards_ && shards_->stage() == 3); }
   // Whether every rank calls save() and master().
   bool saves_together() const { return layout_.in_parts() || zero_; }
+
+  // The model's output for an input, without the loss. Where no rank has all parameters every rank
+  // calls it and gets the output: those of one pipeline and tensor group give the same input, those
+  // that split the batch may give inputs of their own.
+  at::Tensor infer(const at::Tensor& input);
+
+  // Gives every layer its whole parameters and buffers, on every rank: afterwards a user's modules
+  // can be called and saved, and Stack::infer asks nothing of other ranks. Every rank calls it and
+  // needs memory for the whole model. They are copies where the ranks share the model out: the next
+  // run, load or restore drops them and goes on with the parts (call it again afterwards), what a
+  // user changes in them is lost; all else leaves them.
+  void gather();
+
+  // All parameters (in the masters' precision) and buffers by name, whole, as one safetensors file,
+  // written whole or not at all. Every rank calls it and rank 0, or the first worker of parameter
+  // servers, writes; no rank ever holds more than one of them.
+  void save_weights(const std::filesystem::path& path);
 
   // Everything that a run needs to go on bit for bit (one safetensors file, written whole or not at
   // all). Where the ranks share the state out, every rank calls it and the first writes; no rank
@@ -186,6 +211,10 @@ class Trainer {
   at::Tensor everywhere(const at::Tensor& mine, const Parameter& parameter) const;
   at::Tensor from_layer(int layer, const at::Tensor& tensor) const;
   at::Tensor state_of(std::size_t kind, const Parameter& parameter) const;
+  at::Tensor whole_value(const Parameter& parameter) const;  // in the model's type, likewise
+  void refresh_values();                                     // those that are on their way here
+  void write_together(const std::filesystem::path& path, std::vector<NamedTensor> tensors,
+                      const std::map<std::string, std::string>& metadata) const;
   // Of one kind, whole, on all ranks: collective likewise.
   at::Tensor whole_state(std::size_t kind, const Parameter& parameter) const;
   std::unique_ptr<Tier> make_tier(const ZeroOptions& zero, int stage, const Owners& owners) const;

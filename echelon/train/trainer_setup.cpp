@@ -136,7 +136,7 @@ Trainer::Trainer(Stack& stack, const Dataset& data, const TrainOptions& train,
         "of {} there is one: give more ranks, or set parallel.zero=0",
         to_string(layout_.mesh.shape)));
   give_memory(parallel, zero, pipeline);
-  owner().load(random_values(static_cast<std::uint64_t>(train.seed)));
+  load(random_values(static_cast<std::uint64_t>(train.seed)));
   report_ = at::zeros({reported}, at::TensorOptions(device_).dtype(at::kDouble));
 }
 

@@ -5,6 +5,7 @@
 #include <torch/csrc/api/include/torch/nn/modules/container/sequential.h>
 #include <torch/csrc/api/include/torch/nn/modules/dropout.h>
 #include <torch/csrc/api/include/torch/nn/modules/linear.h>
+#include <torch/csrc/api/include/torch/serialize.h>
 
 #include "echelon/nn/module_layer.h"
 
@@ -37,5 +38,20 @@ std::unique_ptr<Layer> UserModule::layer() const {
 std::vector<at::Tensor> UserModule::parameters() const { return net_->parameters(); }
 
 at::Tensor UserModule::buffer(const std::string& name) const { return net_->named_buffers()[name]; }
+
+at::Tensor UserModule::forward(const at::Tensor& x) const { return net_->forward(x); }
+
+void UserModule::eval() const { net_->eval(); }
+
+void UserModule::save(const std::filesystem::path& path) const {
+  torch::save(nn::Sequential(net_), path.string());
+}
+
+void UserModule::load(const std::filesystem::path& path) const {
+  nn::Sequential net(net_);
+  torch::load(net, path.string());
+}
+
+std::size_t UserModule::children() const { return net_->children().size(); }
 
 }  // namespace echelon

@@ -9,6 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <variant>
@@ -42,6 +43,11 @@ class UserModule {
   std::unique_ptr<Layer> layer() const;
   std::vector<at::Tensor> parameters() const;        // as autograd knows them
   at::Tensor buffer(const std::string& name) const;  // such as 1.running_mean
+  at::Tensor forward(const at::Tensor& x) const;     // as a user calls it
+  void eval() const;
+  void save(const std::filesystem::path& path) const;  // torch::save
+  void load(const std::filesystem::path& path) const;  // torch::load
+  std::size_t children() const;
 
  private:
   std::string name_;

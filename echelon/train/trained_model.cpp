@@ -1,0 +1,94 @@
+// What a user does with a trained model, wherever its parts are: infer, gather, save_weights.
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+
+#include "echelon/base/error.h"
+#include "echelon/nn/tensor_group.h"
+#include "echelon/train/in_flight.h"
+#include "echelon/train/trainer.h"
+
+namespace echelon {
+namespace {
+
+// Ranks that split rows take samples whose rows divide over them: the last sample is repeated until
+// they do.
+at::Tensor with_rows_that_divide(const at::Tensor& input, const TensorGroup* group) {
+  if (!group || !group->rows_are_split() || input.dim() == 0 || input.size(0) == 0) return input;
+  const std::int64_t ranks = group->size(), tokens = input.dim() > 1 ? input.size(1) : 1;
+  const auto step = ranks / std::gcd(tokens, ranks), samples = input.size(0);
+  const auto more = (step - samples % step) % step;
+  if (more == 0) return input;
+  std::vector<std::int64_t> sizes = input.sizes().vec();
+  sizes[0] = more;
+  return at::cat({input, input.narrow(0, samples - 1, 1).expand(sizes)});
+}
+
+}  // namespace
+
+at::Tensor Trainer::infer(const at::Tensor& input) {
+  const at::NoGradGuard no_grad;
+  const PartsInUse parts(stack_);
+  refresh_values();
+  const MemoryScope scope(MemoryKind::activations);
+  const at::Tensor here =
+      input.is_floating_point() ? input.to(device_, stack_.type()) : input.to(device_);
+  const at::Tensor given = with_rows_that_divide(here, stack_.tensor_group().get());
+  const at::Tensor output = executor_->infer(given, {});
+  in_flight_->last = std::chrono::steady_clock::now();  // this is no part of the next step's time
+  return given.is_same(here) ? output : output.narrow(0, 0, here.size(0));
+}
+
+at::Tensor Trainer::whole_value(const Parameter& parameter) const {
+  const bool sliced = parameter.trainable && shards_ && shards_->stage() == 3;
+  return sliced ? whole_state(0, parameter).to(stack_.type())
+                : everywhere(parameter.value, parameter);
+}
+
+void Trainer::gather() {
+  const at::NoGradGuard no_grad;
+  PartsInUse parts(stack_);
+  refresh_values();
+  if (!in_parts()) return;
+  parts.forget_whole();
+  const MemoryScope scope(MemoryKind::parameters);
+  std::vector<at::Tensor> whole;
+  for (const auto& parameter : stack_.parameters()) whole.push_back(whole_value(parameter));
+  for (int l = 0; l < stack_.size(); ++l)
+    for (const auto& [name, buffer] : stack_.layer(l).buffers())
+      at::Tensor(buffer).copy_(from_layer(l, buffer));
+  parts.use_whole(std::move(whole));
+}
+
+void Trainer::save_weights(const std::filesystem::path& path) {
+  if (servers_ && ranks_)
+    throw InvalidArgument("weights are saved between spells of staleness, not within one");
+  const at::NoGradGuard no_grad;
+  const PartsInUse parts(stack_);
+  refresh_values();
+  if (!zero_ && !update_ && !servers_)
+    throw InvalidArgument(
+        "the parameters' masters stayed with the parameter servers: call save_weights() before "
+        "leave_servers()");
+  if (servers_ && part_ != ServerPart::first) return;
+  if (!saves_together() && all_ && all_->rank() != 0) return;
+  std::vector<NamedTensor> tensors;
+  for (const auto& parameter : stack_.parameters())
+    tensors.push_back({parameter.name, parameter.whole_shape(), master_type(stack_.type()),
+                       [this, p = &parameter] { return master(*p); }});
+  for (int l = 0; l < stack_.size(); ++l)
+    for (const auto& [name, buffer] : stack_.layer(l).buffers())
+      tensors.push_back({name, buffer.sizes().vec(), buffer.scalar_type(),
+                         [this, l, buffer = buffer] { return from_layer(l, buffer); }});
+  // A tensor begins at a multiple of its elements' size, so that readers can map it.
+  std::stable_sort(tensors.begin(), tensors.end(), [](const NamedTensor& a, const NamedTensor& b) {
+    return at::elementSize(a.type) > at::elementSize(b.type);
+  });
+  write_together(path, std::move(tensors), {{"format", "pt"}});
+  if (servers_ && begun_) update_.reset();  // the servers have it
+}
+
+}  // namespace echelon
