@@ -92,6 +92,7 @@ int run(int argc, char** argv) {
   add_bench(app, exit_code);
   add_topo(app, exit_code);
   add_verify(app, exit_code);
+  add_export(app, exit_code);
   add_generate(app, exit_code);
   add_info(app, exit_code);
   add_version(app, exit_code);

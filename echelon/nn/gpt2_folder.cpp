@@ -136,10 +136,10 @@ ValueSource gpt2_values(const fs::path& folder, const Stack& stack) {
 }
 
 void write_gpt2_folder(const fs::path& folder, const ModelOptions& options, const Stack& stack,
+                       at::ScalarType type,
                        const std::function<at::Tensor(const Parameter&)>& value, Tokens tokens) {
   fs::create_directories(folder);
   std::vector<NamedTensor> tensors;
-  const auto type = stack.type() == at::kDouble ? at::kDouble : at::kFloat;
   for (const auto& parameter : stack.parameters())
     tensors.push_back({parameter.name, parameter.whole_shape(), type,
                        [&value, &parameter] { return value(parameter); }});

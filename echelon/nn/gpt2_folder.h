@@ -29,10 +29,12 @@ void require_byte_tokens(const std::filesystem::path& folder);
 // What a model's tokens are.
 enum class Tokens { bytes, others };
 
-// Writes such a folder, in fp32 (fp64 for an fp64 model). `value` gives a whole parameter's values
-// in any type and on any device; it is asked once for each, in the stack's order.
+// Writes such a folder, in `type`: fp32, or fp64 for an fp64 model. `value` gives a whole
+// parameter's values in any type and on any device; it is asked once for each, in the stack's
+// order.
 void write_gpt2_folder(const std::filesystem::path& folder, const ModelOptions& options,
-                       const Stack& stack, const std::function<at::Tensor(const Parameter&)>& value,
+                       const Stack& stack, at::ScalarType type,
+                       const std::function<at::Tensor(const Parameter&)>& value,
                        Tokens tokens = Tokens::others);
 
 }  // namespace echelon

@@ -370,7 +370,8 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   if (options.train.save_every == 0 && options.train.save_last) trainer.save(run.state());
   if (options.train.save_last)
     write_gpt2_folder(
-        run.weights(), options.model, stack, [&](const Parameter& p) { return trainer.master(p); },
+        run.weights(), options.model, stack, master_type(stack.type()),
+        [&](const Parameter& p) { return trainer.master(p); },
         data.bytes ? Tokens::bytes : Tokens::others);
   leave();
   const std::uint64_t peak_process = peak.bytes();

@@ -7,10 +7,12 @@
 
 namespace echelon {
 
+bool tokens_are_bytes(const DataOptions& options) { return options.source != "random"; }
+
 JobData open_data(const JobOptions& options) {
   JobData data;
   const auto length = options.model.context;
-  if (options.data.source == "random") {
+  if (!tokens_are_bytes(options.data)) {
     data.training = std::make_unique<RandomTokens>(options.model.vocab, length,
                                                    static_cast<std::uint64_t>(options.train.seed));
     data.description = "random tokens";

@@ -25,4 +25,7 @@ struct JobData {
 
 JobData open_data(const JobOptions& options);
 
+// Whether a job's tokens are the bytes of text: all data but random tokens.
+bool tokens_are_bytes(const DataOptions& options);
+
 }  // namespace echelon

@@ -134,7 +134,11 @@ at::Tensor Trainer::from_layer(int layer, const at::Tensor& tensor) const {
 }
 
 std::int64_t saved_step(const std::filesystem::path& state) {
-  return number<std::int64_t>(safetensors::Reader(state), "step");
+  return saved_step(safetensors::Reader(state));
+}
+
+std::int64_t saved_step(const safetensors::Reader& state) {
+  return number<std::int64_t>(state, "step");
 }
 
 std::string saved_note(const std::filesystem::path& state, const std::string& key) {

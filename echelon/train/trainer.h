@@ -287,6 +287,7 @@ class Trainer {
 
 // The step after which a state was saved.
 std::int64_t saved_step(const std::filesystem::path& state);
+std::int64_t saved_step(const safetensors::Reader& state);
 // What was noted in it (Trainer::note); empty: nothing.
 std::string saved_note(const std::filesystem::path& state, const std::string& key);
 

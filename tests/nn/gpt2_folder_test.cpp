@@ -29,7 +29,8 @@ Stack filled(const ModelOptions& options, at::ScalarType type = at::kFloat) {
 }
 
 void write(const fs::path& folder, const ModelOptions& options, const Stack& stack) {
-  write_gpt2_folder(folder, options, stack, [](const Parameter& p) { return p.value; });
+  write_gpt2_folder(folder, options, stack, stack.type(),
+                    [](const Parameter& p) { return p.value; });
 }
 
 // The same file with its tensors changed: another name, another value, or gone where the name is

@@ -216,7 +216,8 @@ TEST(Gpt2Values, GiveARankItsPart) {
   whole.allocate(at::kCPU, at::kFloat, Gradients::no);
   whole.load(random_values(3));
   const ScratchFolder folder;
-  write_gpt2_folder(folder.path(), options, whole, [](const Parameter& p) { return p.value; });
+  write_gpt2_folder(folder.path(), options, whole, whole.type(),
+                    [](const Parameter& p) { return p.value; });
   const std::string name = "transformer.wte.weight";
   const Split split{.kind = Split::Kind::vocabulary, .parts = 2, .whole = 11};
   EXPECT_TRUE(

@@ -146,6 +146,58 @@ def test_weights_without_their_config_or_their_tensors_are_refused(echelon, tmp_
         shutil.rmtree(tmp_path / "hf")
 
 
+def same_folder(one, other):
+    names = sorted(path.name for path in one.iterdir())
+    return names == sorted(path.name for path in other.iterdir()) and all(
+        (one / name).read_bytes() == (other / name).read_bytes() for name in names)
+
+
+@pytest.mark.parametrize("ranks, settings", [
+    (1, {}), (1, dict(train_precision="fp64", model_tied=False)), (1, dict(train_precision="bf16")),
+    (2, dict(parallel_zero=3)), (2, dict(parallel_pipeline=2))],
+    ids=["one process", "fp64, untied", "bf16", "zero 3", "pipeline"])
+def test_export_writes_what_a_finished_run_writes(echelon, tmp_path, ranks, settings):
+    launch = ["--nproc", ranks] if ranks > 1 else []
+    run = echelon.train_well("a", *launch, **settings)
+    result = echelon("export", run, "-o", "out/weights")
+    assert result.returncode == 0, result.stderr
+    assert "after step 12 of 12" in result.stdout and result.stdout.count("\n") == 1
+    assert same_folder(tmp_path / "out" / "weights", run / "weights")
+
+
+def test_export_writes_the_weights_of_a_state_on_the_way(echelon, tmp_path):
+    # 12 steps that save every 5: the state is that after step 10, which a run of 10 steps ends with.
+    longer, shorter = echelon.train_well("a", train_save_every=5), echelon.train_well("b", train_steps=10)
+    result = echelon("export", longer, "-o", "half")
+    assert result.returncode == 0 and "after step 10 of 12" in result.stdout, result.stdout + result.stderr
+    assert same_folder(tmp_path / "half", shorter / "weights")
+    assert not same_folder(tmp_path / "half", longer / "weights")
+    model = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "half")
+    assert model.config.n_embd == 32
+    text = echelon("generate", "half", "--tokens", 5)
+    assert text.returncode == 0 and text.stdout
+
+
+def test_export_without_a_folder_gives_the_run_its_weights_back(echelon):
+    run = echelon.train_well("a")
+    before = (run / "weights" / "model.safetensors").read_bytes()
+    shutil.rmtree(run / "weights")
+    assert echelon("export", run).returncode == 0
+    assert (run / "weights" / "model.safetensors").read_bytes() == before
+
+
+def test_export_refuses_what_is_no_run_with_a_state(echelon, tmp_path):
+    run = echelon.train_well("a")
+    config = (run / "config.toml").read_text()
+    for spoil, says in [(lambda: (run / "config.toml").write_text(config.replace("width = 32", "width = 64")), "[256, 64]"),
+                        (lambda: (run / "state.safetensors").unlink(), "no saved state"),
+                        (lambda: shutil.rmtree(run), "no run")]:
+        spoil()
+        result = echelon("export", run, "-o", "out")
+        assert result.returncode == 2 and says in result.stderr and result.stderr.count("\n") == 1, result.stderr
+        assert not (tmp_path / "out").exists()
+
+
 def test_generate_writes_text_with_the_weights_of_a_run(echelon):
     run = echelon.train_well("a")
     texts = [echelon("generate", run / "weights", "--tokens", 40, "--prompt", "the rank", "--seed", seed)

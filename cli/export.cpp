@@ -1,0 +1,90 @@
+// The weights of a run that has saved a state, finished or not, as a folder that transformers loads.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <filesystem>
+#include <memory>
+
+#include "cli/commands.h"
+#include "echelon/base/error.h"
+#include "echelon/nn/gpt.h"
+#include "echelon/nn/gpt2_folder.h"
+#include "echelon/nn/tensor_file.h"
+#include "echelon/train/job_data.h"
+#include "echelon/train/options.h"
+#include "echelon/train/trainer.h"
+
+namespace echelon::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Arguments {
+  std::string run, folder;
+};
+
+// Where a parameter's values are in a state (state_file.cpp): the masters of those that train.
+const safetensors::Entry& entry_of(const safetensors::Reader& state, const Parameter& parameter) {
+  const std::string name = (parameter.trainable ? "master/" : "fixed/") + parameter.name;
+  const auto* entry = state.find(name);
+  if (entry == nullptr || entry->shape != parameter.shape)
+    throw InvalidArgument(fmt::format(
+        "{} does not fit the model of {}: it has {}, and the model needs [{}]",
+        state.path().string(), (state.path().parent_path() / "config.toml").string(),
+        entry == nullptr ? "no " + name
+                         : fmt::format("{} of [{}]", name, fmt::join(entry->shape, ", ")),
+        fmt::join(parameter.shape, ", ")));
+  return *entry;
+}
+
+// A run that is still going replaces its state as a whole, so what was opened stays one state. This
+// takes no part in the run and needs no lock on it.
+void run(const Arguments& arguments) {
+  const fs::path run(arguments.run), config = run / "config.toml";
+  if (!fs::is_directory(run))
+    throw InvalidArgument(fmt::format("there is no run {}", run.string()));
+  if (!fs::exists(config) || !fs::exists(run / "state.safetensors"))
+    throw InvalidArgument(fmt::format(
+        "{} holds no saved state; a run writes one when it ends or is interrupted, and every "
+        "train.save_every steps",
+        run.string()));
+  const safetensors::Reader state(run / "state.safetensors");
+  JobOptions options;
+  read_toml_file(fields_of(options), config);
+  const Stack stack = gpt(options.model);
+  at::ScalarType type = at::kFloat;
+  for (const auto& parameter : stack.parameters())  // all are looked at before anything is written
+    if (type_of(state, entry_of(state, parameter)) == at::kDouble) type = at::kDouble;
+  const fs::path folder = arguments.folder.empty() ? run / "weights" : fs::path(arguments.folder);
+  write_gpt2_folder(
+      folder, options.model, stack, type,
+      [&](const Parameter& parameter) { return tensor_of(state, entry_of(state, parameter)); },
+      tokens_are_bytes(options.data) ? Tokens::bytes : Tokens::others);
+  fmt::print("exported    the weights after step {} of {}: {} opens in transformers, or try: echelon "
+             "generate {}\n",
+             saved_step(state), options.train.steps, folder.string(), folder.string());
+}
+
+}  // namespace
+
+void add_export(CLI::App& app, int& exit_code) {
+  auto* command =
+      app.add_subcommand("export", "Write the weights of a run's saved state for transformers");
+  auto arguments = std::make_shared<Arguments>();
+  command
+      ->add_option("run", arguments->run,
+                   "Folder of a run with a saved state: finished, interrupted or still running")
+      ->required()
+      ->type_name("DIR");
+  command
+      ->add_option("-o,--output", arguments->folder,
+                   "Folder for config.json and model.safetensors; default: weights/ of the run")
+      ->type_name("DIR");
+  command->footer("Example:\n  echelon export runs/2026-01-31-120000 -o half-way");
+  command->callback([arguments, &exit_code] {
+    run(*arguments);
+    exit_code = 0;
+  });
+}
+
+}  // namespace echelon::cli
