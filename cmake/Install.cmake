@@ -4,6 +4,33 @@
 include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
 
+# The installed program must not need the folder it was built in. It finds torch's libraries in a folder of its own
+# prefix, relative to itself, so the prefix can be moved. Those of a CPU build of torch are copied there, with their
+# licence. A CUDA build is gigabytes over a dozen packages: unless asked to copy it, the program looks for it where it
+# was when this was configured. `cmake --install build --component Unspecified` leaves torch out.
+set(copy_torch ON)
+if(TORCH_CUDA_VERSION)
+  set(copy_torch OFF)
+endif()
+option(ECHELON_INSTALL_TORCH "Install the torch libraries that the program loads beside it" ${copy_torch})
+set(torch_dir "${CMAKE_INSTALL_LIBDIR}/echelon")
+if(TARGET echelon)
+  if(ECHELON_INSTALL_TORCH)
+    file(RELATIVE_PATH to_torch "/${CMAKE_INSTALL_BINDIR}" "/${torch_dir}")
+    set_target_properties(echelon PROPERTIES INSTALL_RPATH "$ORIGIN/${to_torch}")
+  else()
+    set_target_properties(echelon PROPERTIES INSTALL_RPATH "${TORCH_LIBRARY_DIRS}")
+  endif()
+endif()
+if(ECHELON_INSTALL_TORCH)
+  # What the program loads, and what that loads: torch ships its own OpenMP.
+  file(GLOB torch_libraries "${TORCH_ROOT}/lib/libc10*.so*" "${TORCH_ROOT}/lib/libtorch.so*"
+       "${TORCH_ROOT}/lib/libtorch_cpu.so*" "${TORCH_ROOT}/lib/libtorch_cuda*.so*" "${TORCH_ROOT}/lib/libgomp*.so*"
+       "${TORCH_ROOT}/lib/libcu*.so*" "${TORCH_ROOT}/lib/libnv*.so*")
+  file(GLOB torch_licences "${TORCH_ROOT}-*.dist-info/licenses/LICENSE" "${TORCH_ROOT}-*.dist-info/licenses/NOTICE")
+  install(FILES ${torch_libraries} ${torch_licences} DESTINATION "${torch_dir}" COMPONENT torch)
+endif()
+
 set(package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/echelon")
 install(TARGETS echelon_all EXPORT echelonTargets)
 install(EXPORT echelonTargets NAMESPACE echelon:: DESTINATION "${package_dir}")

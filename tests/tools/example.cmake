@@ -10,7 +10,7 @@ set(run "${work}/build/${NAME}")
 set(launch "${CMAKE_COMMAND};-E;env;OMP_NUM_THREADS=1;${BUILD_DIR}/echelon;launch;--no-prefix;--quiet-others;--nproc")
 
 foreach(step
-        "${CMAKE_COMMAND};--install;${BUILD_DIR};--prefix;${work}/prefix"
+        "${CMAKE_COMMAND};--install;${BUILD_DIR};--prefix;${work}/prefix;--component;Unspecified"
         "${CMAKE_COMMAND};-G;Ninja;-S;${SOURCE_DIR};-B;${work}/build;-DCMAKE_BUILD_TYPE=Release;-DCMAKE_PREFIX_PATH=${work}/prefix;-DTORCH_ROOT=${TORCH_ROOT};-DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER}"
         "${CMAKE_COMMAND};--build;${work}/build")
   execute_process(COMMAND ${step} COMMAND_ECHO STDOUT COMMAND_ERROR_IS_FATAL ANY WORKING_DIRECTORY "${work}")
