@@ -1,4 +1,5 @@
-// The weights of a run that has saved a state, finished or not, as a folder that transformers loads.
+// The weights of a run that has saved a state, finished or not, as a folder that transformers
+// loads.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -60,9 +61,10 @@ void run(const Arguments& arguments) {
       folder, options.model, stack, type,
       [&](const Parameter& parameter) { return tensor_of(state, entry_of(state, parameter)); },
       tokens_are_bytes(options.data) ? Tokens::bytes : Tokens::others);
-  fmt::print("exported    the weights after step {} of {}: {} opens in transformers, or try: echelon "
-             "generate {}\n",
-             saved_step(state), options.train.steps, folder.string(), folder.string());
+  fmt::print(
+      "exported    the weights after step {} of {}: {} opens in transformers, or try: echelon "
+      "generate {}\n",
+      saved_step(state), options.train.steps, folder.string(), folder.string());
 }
 
 }  // namespace

@@ -51,7 +51,9 @@ void register_refusal() {
 
 // torch has the first of these in all versions that Echelon builds with, the second in the newest.
 template <class Storage>
-constexpr bool can_allow = requires(Storage& storage) { storage.clear_data_ptr_access_error_msg_(); };
+constexpr bool can_allow = requires(Storage& storage) {
+  storage.clear_data_ptr_access_error_msg_();
+};
 
 template <class Storage>
 void set_refusal(Storage& storage, const std::string* reason) {
@@ -76,7 +78,8 @@ at::Tensor tensor_elsewhere(const std::vector<std::int64_t>& sizes,
                        /*resizable=*/false);
   storage.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(reason);
   at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
-      std::move(storage), c10::DispatchKeySet(options.computeDispatchKey()) | c10::DispatchKeySet(mark),
+      std::move(storage),
+      c10::DispatchKeySet(options.computeDispatchKey()) | c10::DispatchKeySet(mark),
       options.dtype());
   tensor.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
   return tensor;

@@ -15,8 +15,8 @@ namespace echelon {
 [[noreturn]] void throw_of_layer(const Stack& stack, int layer, const char* doing,
                                  const at::Tensor& given, const std::exception& thrown);
 
-// Runs a piece of a layer. Errors of Echelon, such as a lost peer, pass as they are; those of torch,
-// with its frames, and of a user's code become one sentence.
+// Runs a piece of a layer. Errors of Echelon, such as a lost peer, pass as they are; those of
+// torch, with its frames, and of a user's code become one sentence.
 template <class Fn>
 auto in_layer(const Stack& stack, int layer, const char* doing, const at::Tensor& given,
               const Fn& fn) {

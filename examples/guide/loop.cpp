@@ -15,7 +15,8 @@ int main() {
   const echelon::TensorDataset few(x.narrow(0, 0, 32), y.narrow(0, 0, 32)),
       unseen(x.narrow(0, 32, 64), y.narrow(0, 32, 64));
 
-  torch::nn::Sequential net(torch::nn::Linear(1, 256), torch::nn::Tanh(), torch::nn::Linear(256, 1));
+  torch::nn::Sequential net(torch::nn::Linear(1, 256), torch::nn::Tanh(),
+                            torch::nn::Linear(256, 1));
   echelon::Stack model;
   model.add(echelon::module_layer("net", net))
       .add(echelon::loss_layer(

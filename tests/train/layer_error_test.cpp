@@ -53,8 +53,9 @@ TEST(LayerError, NamesTheLayerAndWhatItWasGiven) {
   stack.add(UserModule("body", {part::Linear{6, 5}}).layer())
       .add(UserModule("head", {part::Tanh{}, part::Linear{7, 4}}).layer())
       .add(loss_layer(mean_square()));
-  EXPECT_EQ(error_of_run(stack),
-            "layer 1 (head), forward of [8, 5]: mat1 and mat2 shapes cannot be multiplied (8x5 and 7x4)");
+  EXPECT_EQ(
+      error_of_run(stack),
+      "layer 1 (head), forward of [8, 5]: mat1 and mat2 shapes cannot be multiplied (8x5 and 7x4)");
 }
 
 TEST(LayerError, NamesTheLossToo) {

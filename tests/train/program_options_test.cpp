@@ -16,14 +16,13 @@ namespace {
 TEST(ProgramOptions, AreCheckedAndNamedByTheirKeys) {
   const TensorDataset numbers(at::randn({40, 6}), at::randn({40, 4}));
   Stack stack;
-  stack.add(UserModule("body", {part::Linear{6, 4}}).layer()).add(loss_layer(
-          [](const at::Tensor& a, const at::Tensor& b) { return at::mse_loss(a, b); }));
+  stack.add(UserModule("body", {part::Linear{6, 4}}).layer())
+      .add(loss_layer([](const at::Tensor& a, const at::Tensor& b) { return at::mse_loss(a, b); }));
   const auto error = [&](const TrainOptions& train, const ParallelOptions& parallel = {},
                          const ZeroOptions& zero = {}, const PipelineOptions& pipeline = {},
                          const OptimOptions& optim = {}) {
-    return thrown<InvalidArgument>([&] {
-      Trainer(stack, numbers, train, optim, nullptr, parallel, zero, pipeline);
-    });
+    return thrown<InvalidArgument>(
+        [&] { Trainer(stack, numbers, train, optim, nullptr, parallel, zero, pipeline); });
   };
   const auto names = [](const std::string& text, const std::string& key) {
     return text.starts_with(key + " ") && text.find("set in code") != std::string::npos;

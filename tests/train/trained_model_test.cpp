@@ -200,7 +200,8 @@ TEST(TrainedModel, CanBeUsedAndTrainedOnInEveryLayout) {
       const auto file = folder / fmt::format("{}.{}", one.name, ranks->rank());
       model.first.save(file);
       Model fresh;
-      for (auto& parameter : fresh.first.parameters()) parameter.set_data(parameter.to(at::kDouble));
+      for (auto& parameter : fresh.first.parameters())
+        parameter.set_data(parameter.to(at::kDouble));
       fresh.first.load(file);
       for (std::size_t i = 0; i < fresh.first.parameters().size(); ++i)
         EXPECT_TRUE(at::equal(fresh.first.parameters()[i], model.first.parameters()[i])) << i;
@@ -277,8 +278,9 @@ TEST(TrainedModel, WeightsOfANarrowModelAreItsMasters) {
       trainer->gather();
       for (std::size_t i = 0; i < model.second.parameters().size(); ++i)
         EXPECT_EQ(model.second.parameters()[i].scalar_type(), at::kBFloat16);
-      EXPECT_TRUE(at::equal(model.second.parameters()[0],
-                            trainer->master(*model.stack.find("second.0.weight")).to(at::kBFloat16)));
+      EXPECT_TRUE(
+          at::equal(model.second.parameters()[0],
+                    trainer->master(*model.stack.find("second.0.weight")).to(at::kBFloat16)));
     });
     const auto weights = read_weights(folder / "weights");
     EXPECT_EQ(weights.at("second.0.weight").scalar_type(), at::kFloat);
@@ -307,11 +309,13 @@ TEST(TrainedModel, ModulesThatAreElsewhereRefuseToBeUsed) {
               one);
     EXPECT_EQ(thrown<InvalidArgument>([&] { net.save(folder / "net.pt"); }),
               fmt::format("the parameters of {} are {}", name, what));
-    EXPECT_EQ(net.parameters()[0].sizes().vec(), model.stack.find(name + ".0.weight")->whole_shape());
+    EXPECT_EQ(net.parameters()[0].sizes().vec(),
+              model.stack.find(name + ".0.weight")->whole_shape());
     EXPECT_FALSE(net.parameters()[0].grad().defined());
   };
-  for (const Case& one : {Case{"zero 3", {.zero = 3}}, Case{"pipeline", {.pipeline = 2}},
-                          Case{"pipeline x zero 3", {.zero = 3, .pipeline = 2, .data = 2}, {}, 4}}) {
+  for (const Case& one :
+       {Case{"zero 3", {.zero = 3}}, Case{"pipeline", {.pipeline = 2}},
+        Case{"pipeline x zero 3", {.zero = 3, .pipeline = 2, .data = 2}, {}, 4}}) {
     on_ranks(one, [&](std::shared_ptr<Communicator> ranks) {
       Model model;
       const auto trainer = trainer_of(one, model, ranks);
@@ -351,8 +355,8 @@ TEST(TrainedModel, ObserversOfAStepFindModulesAsTheyAreBetweenCalls) {
     trainer->run();
     other->run();
     EXPECT_EQ(steps, 5);
-    EXPECT_TRUE(at::equal(all_parameters(model.stack, *trainer),
-                          all_parameters(unobserved.stack, *other)));
+    EXPECT_TRUE(
+        at::equal(all_parameters(model.stack, *trainer), all_parameters(unobserved.stack, *other)));
   });
 }
 
