@@ -259,31 +259,26 @@ void Stack::allocate(at::Device device, at::ScalarType type, Gradients gradients
   std::int64_t trainable = 0, frozen = 0;
   for (const auto& unit : units_) (unit.trainable ? trainable : frozen) += unit.numel;
   const auto options = at::TensorOptions(device).dtype(type);
-  const auto place = [&](MemoryKind kind, bool lent, const Memory& memory, at::Tensor& all,
-                         std::vector<at::Tensor>& by_group) {
+  const auto place = [&](MemoryKind kind, bool lent, const Memory& memory, at::ScalarType of,
+                         at::Tensor& all, std::vector<at::Tensor>& by_group) {
     MemoryScope scope(kind);
-    all.reset();
-    by_group.clear();
-    if (!lent) all = memory ? memory(trainable, type) : at::zeros({trainable}, options);
+    if (!lent) all = memory ? memory(trainable, of) : at::zeros({trainable}, options.dtype(of));
     for (const auto& group : groups_)
-      by_group.push_back(lent ? without_memory(group.numel, options)
+      by_group.push_back(lent ? without_memory(group.numel, options.dtype(of))
                               : all.narrow(0, group.begin, group.numel));
   };
-  place(MemoryKind::parameters, placement.lent_values, placement.values, values_, values_of_);
-  lent_values_.assign(groups_.size(), {});
-  lent_grads_.assign(groups_.size(), {});
-  grads_of_.clear();
-  sums_.reset();
-  if (gradients == Gradients::yes) {
-    place(MemoryKind::gradients, placement.lent_gradients, placement.gradients, grads_, grads_of_);
-  } else if (gradients == Gradients::fp32_sums) {
-    if (placement.lent_gradients) throw Error("gradients that are lent have no sums of their own");
-    place(MemoryKind::gradients, false, {}, grads_, grads_of_);
-    MemoryScope scope(MemoryKind::gradients);
-    sums_ = placement.gradients ? placement.gradients(trainable, at::kFloat)
-                                : at::zeros({trainable}, options.dtype(at::kFloat));
-    summed_.assign(units_.size(), false);
-  }
+  for (auto* all : {&values_, &grads_, &sums_}) all->reset();
+  for (auto* by_group : {&values_of_, &grads_of_, &sums_of_}) by_group->clear();
+  for (auto* lent : {&lent_values_, &lent_grads_, &lent_sums_}) lent->assign(groups_.size(), {});
+  fp32_sums_ = gradients == Gradients::fp32_sums;
+  summed_.assign(units_.size(), false);
+  place(MemoryKind::parameters, placement.lent_values, placement.values, type, values_, values_of_);
+  const bool lent = placement.lent_gradients;
+  if (gradients != Gradients::no)
+    place(MemoryKind::gradients, lent, fp32_sums_ ? Memory() : placement.gradients, type, grads_,
+          grads_of_);
+  if (fp32_sums_)
+    place(MemoryKind::gradients, lent, placement.gradients, at::kFloat, sums_, sums_of_);
   {
     MemoryScope scope(MemoryKind::parameters);
     frozen_ = at::zeros({frozen}, options);
@@ -309,11 +304,23 @@ void Stack::allocate(at::Device device, at::ScalarType type, Gradients gradients
   for (int l = 0; l < size(); ++l) layer(l).bind(device, type);
 }
 
-int Stack::group_of(const Parameter& parameter) const {
+int Stack::group_of(const Parameter& parameter) const { return group_at(parameter.begin); }
+
+int Stack::group_at(std::int64_t begin) const {
   const auto behind = std::upper_bound(
-      groups_.begin(), groups_.end(), parameter.begin,
-      [](std::int64_t begin, const ShardGroup& group) { return begin < group.begin; });
+      groups_.begin(), groups_.end(), begin,
+      [](std::int64_t first, const ShardGroup& group) { return first < group.begin; });
   return int(behind - groups_.begin()) - 1;
+}
+
+at::Tensor Stack::within(const std::vector<at::Tensor>& by_group, std::int64_t begin,
+                         std::int64_t numel) const {
+  const auto group = std::size_t(group_at(begin));
+  return by_group[group].narrow(0, begin - groups_[group].begin, numel);
+}
+
+at::Tensor Stack::sum_of(const Parameter& parameter) const {
+  return within(fp32_sums_ ? sums_of_ : grads_of_, parameter.begin, parameter.numel());
 }
 
 std::vector<int> Stack::groups_of(int layer) const {
@@ -336,12 +343,23 @@ void Stack::lend_grads(int group, const at::Tensor& memory) {
   lend(grads_of_[std::size_t(group)], memory, lent_grads_[std::size_t(group)]);
 }
 
+// The first that is added to lent sums overwrites them.
+void Stack::lend_sums(int group, const at::Tensor& memory) {
+  lend(sums_of_[std::size_t(group)], memory, lent_sums_[std::size_t(group)]);
+  for (std::size_t i = 0; i < units_.size(); ++i)
+    if (units_[i].trainable && group_at(units_[i].begin) == group) summed_[i] = false;
+}
+
 at::Tensor Stack::take_back_values(int group) {
   return take_back(values_of_[std::size_t(group)], lent_values_[std::size_t(group)]);
 }
 
 at::Tensor Stack::take_back_grads(int group) {
   return take_back(grads_of_[std::size_t(group)], lent_grads_[std::size_t(group)]);
+}
+
+at::Tensor Stack::take_back_sums(int group) {
+  return take_back(sums_of_[std::size_t(group)], lent_sums_[std::size_t(group)]);
 }
 
 void Stack::forget_grads(int group) {
@@ -465,21 +483,31 @@ void Stack::begin_step() {
   std::fill(summed_.begin(), summed_.end(), false);
 }
 
-at::Tensor Stack::group_sums(int group) const {
-  const auto& place = groups_[std::size_t(group)];
-  return sums_.defined() ? sums_.narrow(0, place.begin, place.numel) : group_grads(group);
-}
-
-void Stack::add_to_sums(int layer) {
+void Stack::add_to_sums(std::int64_t begin, std::int64_t end) {
   for (std::size_t i = 0; i < units_.size(); ++i) {
     const auto& unit = units_[i];
-    if (unit.layer != layer || !unit.trainable) continue;
-    zero_unwritten_grads(unit.begin, unit.begin + unit.numel);
-    at::Tensor sum = sums_.narrow(0, unit.begin, unit.numel);
-    const at::Tensor part = grads_.narrow(0, unit.begin, unit.numel);
-    summed_[i] ? sum.add_(part) : sum.copy_(part);
+    if (!unit.trainable || unit.begin < begin || unit.begin >= end) continue;
+    at::Tensor sum = within(sums_of_, unit.begin, unit.numel);
+    const at::Tensor part = within(grads_of_, unit.begin, unit.numel);
+    // The first time all of the unit: what no backward writes has a sum of zero.
+    const bool first = !summed_[i];
     summed_[i] = true;
-    for (const auto& segment : unit.segments) find(segment.name)->grad_written = false;
+    std::int64_t begins = 0, ends = 0;  // a run of what was written
+    const auto add = [&] {
+      if (ends > begins)
+        sum.narrow(0, begins, ends - begins).add_(part.narrow(0, begins, ends - begins));
+    };
+    for (const auto& segment : unit.segments) {
+      Parameter& p = *find(segment.name);
+      if (first) p.zero_unwritten_grad();
+      if (!std::exchange(p.grad_written, false) || first) continue;
+      if (segment.offset > (ends + segment_alignment - 1) / segment_alignment * segment_alignment) {
+        add();
+        begins = segment.offset;
+      }
+      ends = segment.offset + segment.numel;
+    }
+    first ? void(sum.copy_(part)) : add();
   }
 }
 

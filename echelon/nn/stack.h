@@ -35,7 +35,7 @@ ValueSource parts_of(ValueSource wholes);
 // First values by each parameter's Init; see random.h for why any layout gets the same ones.
 ValueSource random_values(std::uint64_t seed);
 
-// fp32_sums: of models in bf16 and fp16 each backward's gradients are added to sums in fp32.
+// fp32_sums: of models in bf16 and fp16 each micro-batch's gradients are added to sums in fp32.
 enum class Gradients { no, yes, fp32_sums };
 
 // What backward computes again, so that less is kept from forward. selective: layers that can
@@ -100,6 +100,7 @@ class Stack : private Declaration {
     int shards = 1;                   // owners: groups (below) divide by it
     std::int64_t smallest = 1 << 16;  // group, in elements
     // A group's values, or gradients, have no memory of their own: they are where they are lent to.
+    // The fp32 sums of gradients that are lent are lent as well.
     bool lent_values = false, lent_gradients = false;
   };
   // Gives every parameter its place, and no memory: units() and groups() are there.
@@ -140,8 +141,10 @@ class Stack : private Declaration {
   at::Tensor group_grads(int group) const { return grads_of_[std::size_t(group)]; }
   void lend_values(int group, const at::Tensor& memory);
   void lend_grads(int group, const at::Tensor& memory);
+  void lend_sums(int group, const at::Tensor& memory);
   at::Tensor take_back_values(int group);
   at::Tensor take_back_grads(int group);
+  at::Tensor take_back_sums(int group);
   // The next backward overwrites the gradients of this group; what pads them becomes zero.
   void forget_grads(int group);
 
@@ -149,13 +152,18 @@ class Stack : private Declaration {
   const at::Tensor& grads() const { return grads_; }
 
   // What ranks reduce and the update reads: the gradients, which backward adds up itself, or the
-  // fp32 sums of what each backward leaves in them.
-  const at::Tensor& sums() const { return sums_.defined() ? sums_ : grads_; }
-  at::Tensor group_sums(int group) const;
-  bool has_fp32_sums() const { return sums_.defined(); }
-  // A layer's backward of one micro-batch is done, and so are those of all layers tied to it: its
-  // gradients are added to the sums, and the next backward overwrites them.
-  void add_to_sums(int layer);
+  // fp32 sums of what each micro-batch leaves in them.
+  const at::Tensor& sums() const { return fp32_sums_ ? sums_ : grads_; }
+  at::Tensor group_sums(int group) const {
+    return (fp32_sums_ ? sums_of_ : grads_of_)[std::size_t(group)];
+  }
+  at::Tensor sum_of(const Parameter& parameter) const;  // flat; of a trainable one that is here
+  bool has_fp32_sums() const { return fp32_sums_; }
+  bool has_lent_sums(int group) const { return lent_sums_[std::size_t(group)].defined(); }
+  // Adds the gradients in [begin, end) of the gradient buffer, which begins and ends at units, to
+  // their fp32 sums; the next backward overwrites them. They must be of one micro-batch: what
+  // backward adds up before this, it rounds to the model's type.
+  void add_to_sums(std::int64_t begin, std::int64_t end);
 
   at::Device device() const { return device_; }
   at::ScalarType type() const { return type_; }
@@ -188,6 +196,9 @@ class Stack : private Declaration {
   friend class PartsAside;
   void withhold();
   void show();
+  int group_at(std::int64_t begin) const;  // the group that this element is in
+  at::Tensor within(const std::vector<at::Tensor>& by_group, std::int64_t begin,
+                    std::int64_t numel) const;
 
   std::vector<std::unique_ptr<Layer>> layers_;
   std::deque<Parameter> parameters_;  // stable addresses: layers keep pointers
@@ -197,9 +208,10 @@ class Stack : private Declaration {
   std::vector<FlatUnit> units_;
   std::vector<ShardGroup> groups_;
   at::Tensor values_, grads_, frozen_, sums_;
-  std::vector<bool> summed_;                          // by unit: the sums have some of this step
-  std::vector<at::Tensor> values_of_, grads_of_;      // by group
-  std::vector<at::Tensor> lent_values_, lent_grads_;  // by group: whose memory it uses
+  bool fp32_sums_ = false;
+  std::vector<bool> summed_;  // by unit: the sums have some of this step
+  std::vector<at::Tensor> values_of_, grads_of_, sums_of_;        // by group
+  std::vector<at::Tensor> lent_values_, lent_grads_, lent_sums_;  // by group: whose memory it uses
 
   // What use_whole put aside, by parameter, and with it which layers are kept and the group.
   struct Part {

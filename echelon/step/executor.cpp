@@ -34,7 +34,8 @@ Executor::Executor(Stack& stack, Update* update, Table table, StepShape shape,
       table_(std::move(table)),
       shape_(std::move(shape)),
       ranks_(std::move(ranks)),
-      shards_(shards) {
+      shards_(shards),
+      widening_(stack) {
   if (stack.size() == 0)
     throw InvalidArgument("the model has no layers; add them, and a loss as the last");
   if (shape_.layers != stack.size())
@@ -91,8 +92,11 @@ at::Tensor Executor::run(const at::Tensor& input, const at::Tensor& target, doub
   times_ = {};
   traced_.clear();
   const auto start = Clock::now();
+  widening_.begin_step();
   for (const Action& action : table_) {
     began_ = Clock::now();
+    if (stack_.has_fp32_sums())
+      for (const int group : widening_.before(action)) widen(group);
     switch (action.kind) {
       case Action::Kind::forward:
         forward(action);
@@ -152,7 +156,7 @@ at::Tensor Executor::run(const at::Tensor& input, const at::Tensor& target, doub
         update();
         break;
       case Action::Kind::hand_over:
-        stack_.zero_unwritten_grads(0, stack_.grads().numel());
+        complete_gradients(0, stack_.sums().numel());
         break;
     }
     if (slow_ > 1 && computes(action))
@@ -220,10 +224,24 @@ at::Tensor Executor::infer(const at::Tensor& input, const at::Tensor& target) {
              : at::zeros({}, at::TensorOptions(stack_.device()).dtype(at::kDouble));
 }
 
+// No backward changes these any more: elements of the Stack's buffer.
+void Executor::complete_gradients(std::int64_t begin, std::int64_t end) {
+  if (stack_.has_fp32_sums())
+    stack_.add_to_sums(begin, end);
+  else
+    stack_.zero_unwritten_grads(begin, end);
+}
+
+void Executor::widen(int group) {
+  if (shards_) return shards_->widen(group);
+  const auto& place = stack_.groups()[std::size_t(group)];
+  stack_.add_to_sums(place.begin, place.begin + place.numel);
+}
+
 // The tensors of a work must not be touched before it is done: nothing writes to these gradients
 // until the update.
 void Executor::reduce(const Bucket& bucket) {
-  if (!stack_.has_fp32_sums()) stack_.zero_unwritten_grads(bucket.begin, bucket.end);
+  complete_gradients(bucket.begin, bucket.end);
   const at::Tensor part = stack_.sums().narrow(0, bucket.begin, bucket.numel());
   if (probe_.before_reduce) probe_.before_reduce(part, weight_);
   reductions_.push_back(ranks_->all_reduce(
@@ -265,7 +283,7 @@ void Executor::settle() {
 void Executor::update() {
   const auto start = Clock::now();
   MemoryScope scope(MemoryKind::workspace);
-  if (!shards_ && !stack_.has_fp32_sums()) stack_.zero_unwritten_grads(0, stack_.grads().numel());
+  if (!shards_) complete_gradients(0, stack_.sums().numel());
   if (probe_.before_update) probe_.before_update(stack_.sums());
   update_->apply(loss_);
   times_.update = since(start);
@@ -326,7 +344,6 @@ void Executor::backward(const Action& action) {
     here.pass.saved.clear();
   } else {
     here.pass = {};
-    if (stack_.has_fp32_sums()) stack_.add_to_sums(action.layer);
   }
   if (action.layer == 0) return;
   if (shape_.has(action.layer - 1))
@@ -340,7 +357,6 @@ void Executor::run_later(const Action& action) {
   Place& here = place(action.layer, action.micro_batch);
   for (const auto& gradients : here.pass.later) gradients();
   here.pass = {};
-  if (stack_.has_fp32_sums()) stack_.add_to_sums(action.layer);
 }
 
 }  // namespace echelon

@@ -16,6 +16,7 @@
 #include "echelon/step/shards.h"
 #include "echelon/step/table.h"
 #include "echelon/step/ties.h"
+#include "echelon/step/widening.h"
 
 namespace echelon {
 
@@ -99,6 +100,8 @@ class Executor {
   void recompute(const Action& action);
   void backward(const Action& action);
   void run_later(const Action& action);
+  void complete_gradients(std::int64_t begin, std::int64_t end);
+  void widen(int group);
   void reduce(const Bucket& bucket);
   void settle();
   void update();
@@ -109,6 +112,7 @@ class Executor {
   StepShape shape_;
   std::shared_ptr<Communicator> ranks_;
   Shards* shards_;
+  Widening widening_;
   std::unique_ptr<Boundary> boundary_;  // null: all layers are here
   std::unique_ptr<Ties> ties_;          // null: all uses of a parameter are
   std::vector<Work> reductions_;        // under way, by bucket

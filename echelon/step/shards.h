@@ -14,6 +14,7 @@ class Shards {
   virtual void use(int group) = 0;      // they are there
   virtual void release(int group) = 0;  // they are needed no more for now
   virtual void open(int group) = 0;     // memory for its gradients
+  virtual void widen(int group) = 0;    // its gradients, of one micro-batch, join their fp32 sums
   virtual void scatter(int group) = 0;  // its gradients are complete: begins to give them to owners
   virtual void settle() = 0;            // all that was begun is done
 

@@ -28,9 +28,7 @@ double Ties::sum() {
   const auto start = std::chrono::steady_clock::now();
   for (auto& [parameter, ranks] : shared_) {
     if (!stack_.has_fp32_sums()) parameter->zero_unwritten_grad();
-    const at::Tensor gradient = stack_.has_fp32_sums()
-                                    ? stack_.sums().narrow(0, parameter->begin, parameter->numel())
-                                    : parameter->grad.view({-1});
+    const at::Tensor gradient = stack_.sum_of(*parameter);
     const Work work =
         ranks->all_reduce(gradient, ReduceOp::sum, {.tag = "tied gradients", .blocking = true});
     stack_.device().is_cuda() ? work.follow() : work.wait();

@@ -17,6 +17,7 @@
 #include "echelon/parallel/zero/zero_step.h"
 #include "echelon/parallel/zero/zero_update.h"
 #include "echelon/step/device.h"
+#include "echelon/step/widening.h"
 #include "echelon/train/activation_forecast.h"
 #include "echelon/train/trainer.h"
 
@@ -108,11 +109,19 @@ std::uint64_t lent_bytes(const Stack& stack, const JobOptions& options, StepOrde
       return Piece{numel, kind};
     });
   };
-  std::vector<Piece> values(stack.groups().size()), grads(stack.groups().size());
+  std::vector<Piece> values(stack.groups().size()), grads(values.size()), wide(values.size());
   std::vector<std::pair<int, Piece>> scattering;
+  const bool fp32_sums = lending.gradients && sums_in_fp32(options.train);
+  const auto widen = [&](int group) {
+    Piece& sums = wide[std::size_t(group)];
+    if (sums.elements == 0) sums = take(group, at::kFloat);
+  };
+  Widening widening(stack);
   for (const auto& action : table) {
     const int group = action.group;
     const auto g = std::size_t(group);
+    if (fp32_sums)
+      for (const int other : widening.before(action)) widen(other);
     switch (action.kind) {
       case Action::Kind::gather:
         if (lending.values) values[g] = take(group, type);
@@ -135,8 +144,9 @@ std::uint64_t lent_bytes(const Stack& stack, const JobOptions& options, StepOrde
       case Action::Kind::scatter: {
         if (!lending.gradients) break;
         Piece piece = grads[g];
-        if (sums_in_fp32(options.train)) {
-          piece = take(group, at::kFloat);
+        if (fp32_sums) {
+          widen(group);
+          piece = std::exchange(wide[g], {});
           pool.give_back(grads[g]);
         }
         scattering.push_back({group, piece});

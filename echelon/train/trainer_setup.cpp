@@ -172,15 +172,12 @@ StepShape Trainer::step_shape() const {
 Scatter Trainer::when_to_scatter(const ZeroOptions& zero, int stage, int owners) {
   const bool adds_up = stage >= 2 && train_.micro_batches > 1;
   if (!adds_up) return Scatter::micro_batch;
-  const bool narrow = sums_in_fp32(train_);
-  if (zero.scatter == "step" && narrow)
-    throw InvalidArgument(
-        "zero.scatter=step adds micro-batches up in the model's own type, and train.reduce=fp32 "
-        "wants them summed in fp32: set zero.scatter=micro_batch, or train.reduce=auto");
   if (zero.scatter == "step") return Scatter::step;
   if (zero.scatter == "micro_batch" || layout_.pipeline.ranks == 1) return Scatter::micro_batch;
-  if (narrow) {
-    scatter_choice_ = "after each micro-batch, since train.reduce=fp32 sums them in fp32";
+  if (sums_in_fp32(train_)) {
+    scatter_choice_ =
+        "as soon as no micro-batch is half-way, since train.reduce=fp32 keeps 4 more bytes a "
+        "parameter until then";
     return Scatter::micro_batch;
   }
   const auto& hosts = layout_.mesh.hosts;
@@ -214,13 +211,7 @@ void Trainer::give_memory(const ParallelOptions& parallel, const ZeroOptions& ze
       return ranks_->allocate({numel}, type).zero_();
     };
   const bool fp32_sums = sums_in_fp32(train_);
-  if (fp32_sums && stage >= 2 && !stack.tied_across().empty())
-    throw InvalidArgument(
-        "train.reduce=fp32 with parallel.zero=2 or 3 sums every micro-batch on its way to the owners, "
-        "and tied embeddings on two stages of a pipeline are summed once a step: use "
-        "parallel.zero=1, or model.tied=false");
-  stack.allocate(device_, compute_type(train_),
-                 fp32_sums && !placement.lent_gradients ? Gradients::fp32_sums : Gradients::yes,
+  stack.allocate(device_, compute_type(train_), fp32_sums ? Gradients::fp32_sums : Gradients::yes,
                  placement);
   std::optional<LossScale::Setup> scaling;
   if (stack.type() == at::kHalf) scaling = {train_.loss_scale, train_.scale_growth};
@@ -232,7 +223,7 @@ void Trainer::give_memory(const ParallelOptions& parallel, const ZeroOptions& ze
   if (stage > 0) {
     if (zero.offload != "none") graph_wanted_ = false;  // the host takes part in every step
     tier_ = make_tier(zero, stage, owners);
-    shards_ = std::make_unique<ZeroShards>(stack, owners, stage, tier_.get(), fp32_sums);
+    shards_ = std::make_unique<ZeroShards>(stack, owners, stage, tier_.get());
     zero_ = std::make_unique<ZeroUpdate>(stack, *shards_, optim_, tier_.get(),
                                          static_cast<std::int64_t>(zero.piece * mebibyte / 4),
                                          scaling, layout_.part_sums(stack));

@@ -80,14 +80,11 @@ bool can_go_together(const MatrixChoice& choice) {
     if (more(sequence) && t == 1) return false;
     // One owner is for a state that is kept elsewhere.
     if (more(zero) && d == 1 && is(offload, 0)) return false;
-    // Tied gradients of two stages are summed once a step, and those in fp32 after each piece.
-    if (p > 1 && is(tied, 0) && more(sums) && choice[zero] >= 2) return false;
   }
   if (more(schedule) && value(choice, schedule) == "interleaved" && is(micro_batches, 0))
     return false;
   if (more(offload) && is(zero, 0)) return false;
   if (more(sums) && is(precision, 0)) return false;
-  if (more(sums) && more(scatter) && value(choice, scatter) == "step") return false;
   // When gradients go to their owners is a question where they are added up there.
   const bool nothing_adds_up = is(zero, 0) || is(zero, 1) || is(micro_batches, 0);
   if (more(scatter) && nothing_adds_up) return false;

@@ -95,7 +95,7 @@ class Form {
         {"tensor", steps * tensor()},
         {"vocabulary", steps * sum(t_) * 3 * rows_ * wide_},
         {"norms", steps * (norms_of_rows() + norms_of_parameters())},
-        {"tied gradients", tied_across() ? steps * d_ * t_ * sum(2) * table() * tied_element() : 0},
+        {"tied gradients", tied_across() ? steps * d_ * t_ * sum(2) * table() * sum_element_ : 0},
         {"gradients", steps * gradients()},
         {"parameters", parameters_sent(steps)},
         {"norm",
@@ -131,9 +131,6 @@ class Form {
     for (int l = 0; l < layers(); ++l) count += parameters(l).size();
     return count * 2 * 8 * (d_ * sum(t_) + (zero_ > 0 ? t_ * sum(d_) : 0));
   }
-
-  // Where sums in fp32 are kept beside gradients, those are summed.
-  Bytes tied_element() const { return zero_ < 2 ? sum_element_ : element_; }
 
   Bytes gradients() const {
     Bytes all = 0;

@@ -109,6 +109,29 @@ TEST(MemoryForecast, BoundsWhatIsLentToGroups) {
     }
 }
 
+// A group that waits for several micro-batches keeps its fp32 sums meanwhile: under zero-bubble on
+// the second rank, and where gradients go once a step.
+TEST(MemoryForecast, BoundsTheSumsInFp32ThatGroupsKeep) {
+  for (int stage = 2; stage <= 3; ++stage)
+    for (const auto& [schedule, scatter] :
+         {std::pair{"zero-bubble", "micro_batch"}, {"1f1b", "micro_batch"}, {"1f1b", "step"}}) {
+      JobOptions options = pipeline_job(schedule, "");
+      options.pipeline.balance = "count";
+      options.parallel.zero = stage;
+      options.parallel.data = 2;
+      options.zero.scatter = scatter;
+      options.train.precision = "bf16";
+      options.train.reduce = "fp32";
+      const auto predicted = forecast_memory(options, 4, 4).tensors[MemoryKind::communication];
+      std::uint64_t seen = 0;
+      for (const Seen& rank : measured_ranks(options, 4))
+        seen = std::max(seen, rank.now[MemoryKind::communication]);
+      EXPECT_LE(seen, predicted) << "stage " << stage << ", " << schedule << ", " << scatter;
+      EXPECT_GE(double(seen), 0.5 * double(predicted))
+          << "stage " << stage << ", " << schedule << ", " << scatter;
+    }
+}
+
 TEST(MemoryForecast, IsWithinATenthForActivations) {
   for (const char* recompute : {"none", "selective", "full"})
     for (const int micro_batches : {1, 3})

@@ -100,14 +100,14 @@ class ZeroShards::CopyLane {
 
 ZeroShards::~ZeroShards() = default;
 
-ZeroShards::ZeroShards(Stack& stack, Owners owners, int stage, Tier* tier, bool fp32_sums)
+ZeroShards::ZeroShards(Stack& stack, Owners owners, int stage, Tier* tier)
     : stack_(stack),
       ranks_(std::move(owners.shards)),
       replicas_(std::move(owners.replicas)),
       stage_(stage),
-      fp32_sums_(fp32_sums),
       tier_(stage >= 3 ? tier : nullptr),
-      lending_(lending(stage, ranks_->size(), replicas_ != nullptr, tier != nullptr, fp32_sums)) {
+      lending_(lending(stage, ranks_->size(), replicas_ != nullptr, tier != nullptr,
+                       stack.has_fp32_sums())) {
   std::int64_t all = 0;
   for (int g = 0; g < int(stack.groups().size()); ++g) {
     first_.push_back(all);
@@ -128,7 +128,9 @@ ZeroShards::ZeroShards(Stack& stack, Owners owners, int stage, Tier* tier, bool 
   kept_.resize(first_.size(), false);
 }
 
-at::ScalarType ZeroShards::sum_type() const { return fp32_sums_ ? at::kFloat : stack_.type(); }
+at::ScalarType ZeroShards::sum_type() const {
+  return stack_.has_fp32_sums() ? at::kFloat : stack_.type();
+}
 
 std::int64_t ZeroShards::slice_numel(int group) const {
   return stack_.groups()[std::size_t(group)].numel / ranks_->size();
@@ -262,10 +264,21 @@ at::Tensor ZeroShards::own_part(const Scattering& one) const {
   return one.all.narrow(0, ranks_->rank() * numel, numel);
 }
 
+void ZeroShards::widen(int group) {
+  const at::NoGradGuard no_grad;
+  const auto& place = stack_.groups()[std::size_t(group)];
+  if (stage_ >= 2 && !stack_.has_lent_sums(group))
+    stack_.lend_sums(group, take(place.numel, at::kFloat));
+  stack_.add_to_sums(place.begin, place.begin + place.numel);
+}
+
 void ZeroShards::scatter(int group) {
   const at::NoGradGuard no_grad;
   const auto& place = stack_.groups()[std::size_t(group)];
-  if (!stack_.has_fp32_sums()) stack_.zero_unwritten_grads(place.begin, place.begin + place.numel);
+  if (stack_.has_fp32_sums())
+    widen(group);
+  else
+    stack_.zero_unwritten_grads(place.begin, place.begin + place.numel);
   if (stage_ >= 2 && !lending_.gradients) {
     stack_.take_back_grads(group);
     return;
@@ -273,9 +286,9 @@ void ZeroShards::scatter(int group) {
   Scattering one;
   one.group = group;
   one.all = stack_.group_sums(group);
-  if (stage_ >= 2 && fp32_sums_) {
-    one.memory = take(place.numel, at::kFloat);
-    one.all = one.memory.narrow(0, 0, place.numel).copy_(one.all);
+  if (stage_ >= 2 && stack_.has_fp32_sums()) {
+    one.memory = stack_.take_back_sums(group);
+    one.all = one.memory.narrow(0, 0, place.numel);
     pool_.give_back(stack_.take_back_grads(group));
   }
   // On a GPU straight to where it is kept; on a CPU where it lies, which shared memory does best.

@@ -8,7 +8,8 @@
 //
 // Gradients of bf16 and fp16 models may be summed in fp32: stage 1 then reduces the Stack's sums;
 // in stages 2 and 3 a group's gradients are widened when its backward is done, reduced so, and the
-// own slices are fp32.
+// own slices are fp32. Where the next micro-batch begins before they go to their owners (`widen`),
+// the widened ones are kept until then, and the next are added to them.
 //
 // Memory that is lent to groups is the communicator's, so a gather on one host reads the owners'
 // slices and writes each element once; it is used again for the next group. An owner that is alone
@@ -43,10 +44,10 @@ Owners owners_of(std::shared_ptr<Communicator> ranks, bool per_host);
 
 class ZeroShards final : public Shards {
  public:
-  // For a stack that was allocated with the placement below, and in stage 1 with fp32 sums where
-  // gradients are summed so. With stage 3, what a tier has the arrays "value" (or "master", where
-  // the types are the same) and "grad" for is kept there.
-  ZeroShards(Stack& stack, Owners owners, int stage, Tier* tier = nullptr, bool fp32_sums = false);
+  // For a stack that was allocated with the placement below, with fp32 sums where gradients are
+  // summed so. With stage 3, what a tier has the arrays "value" (or "master", where the types are
+  // the same) and "grad" for is kept there.
+  ZeroShards(Stack& stack, Owners owners, int stage, Tier* tier = nullptr);
   ~ZeroShards() override;
   static Stack::Placement placement(std::shared_ptr<Communicator> shards, int stage,
                                     at::Device device, std::int64_t smallest_group);
@@ -85,6 +86,7 @@ class ZeroShards final : public Shards {
   void use(int group) override;
   void release(int group) override;
   void open(int group) override;
+  void widen(int group) override;
   void scatter(int group) override;
   void settle() override;
   void begin_step() override;
@@ -115,7 +117,6 @@ class ZeroShards final : public Shards {
   Stack& stack_;
   std::shared_ptr<Communicator> ranks_, replicas_;
   int stage_;
-  bool fp32_sums_;
   Tier* tier_;  // null: slices are kept here
   Lending lending_;
   std::unique_ptr<CopyLane> lane_;   // between a device and the host's memory

@@ -1,0 +1,194 @@
+// train.reduce=fp32 in a pipeline: whatever the order of a step, what the update gets is the sum of
+// the micro-batches' gradients, each computed by itself in the model's type, to the rounding of
+// fp32. Ranks as threads.
+#include <gtest/gtest.h>
+
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "echelon/optim/master_update.h"
+#include "echelon/parallel/tensor/split_plan.h"
+#include "echelon/step/executor.h"
+#include "echelon/train/trainer.h"
+#include "tests/collective/ranks.h"
+#include "tests/train/tiny.h"
+
+namespace echelon {
+namespace {
+
+constexpr double rate = 0.5;
+
+struct Case {
+  int pipeline = 2, data = 2;
+  int stage = 0;
+  std::string recompute = "none";
+  std::string schedule = "zero-bubble";
+  int chunks = 1;
+  double group = 0;
+  std::string scatter = "auto";
+  bool tied = false;
+  std::string type = "bf16";
+  std::string reduce = "fp32";
+  int micro_batches = 8;
+
+  int world() const { return pipeline * data; }
+};
+
+std::string to_string(const Case& one) {
+  return fmt::format("pipeline {} x data {}, stage {}, {}, recompute {}, groups of {} MiB, scatter "
+                     "{}, {}, {}, reduce {}",
+                     one.pipeline, one.data, one.stage, one.schedule, one.recompute, one.group,
+                     one.scatter, one.tied ? "tied" : "untied", one.type, one.reduce);
+}
+
+JobOptions job_of(const Case& one) {
+  JobOptions job;
+  job.model = {.layers = 4,
+               .width = 16,
+               .heads = 2,
+               .vocab = 32,
+               .context = 8,
+               .tied = one.tied,
+               .recompute = one.recompute};
+  job.train.steps = 1;
+  job.train.batch = 2 * one.data * one.micro_batches;
+  job.train.micro_batches = one.micro_batches;
+  job.train.precision = one.type;
+  job.train.reduce = one.reduce;
+  job.optim.name = "sgd";
+  job.optim.momentum = 0;
+  job.optim.warmup = 0;
+  job.optim.schedule = "constant";
+  job.optim.rate = rate;
+  job.optim.clip = 0;
+  job.optim.decay = 0;
+  job.parallel = {.zero = one.stage, .pipeline = one.pipeline, .data = one.data};
+  job.zero = {.group = one.group, .scatter = one.scatter};
+  job.pipeline = {.schedule = one.schedule, .chunks = one.chunks, .balance = "count", .stages = {}};
+  return job;
+}
+
+// By parameter, one after another as all_parameters gives them, in fp64: the first values, the sum
+// of the micro-batches' gradients, and that of their magnitudes.
+struct Sums {
+  at::Tensor first, sum, magnitude;
+};
+
+// Every micro-batch by itself, in one process. A tied table is two here, with the same values, since
+// its two gradients come from two ranks.
+Sums micro_batches_apart(const Case& one) {
+  JobOptions job = job_of(one);
+  job.model.tied = false;
+  job.model.recompute = "none";
+  Stack stack = gpt(job.model);
+  stack.allocate(at::kCPU, compute_type(job.train), Gradients::yes);
+  MasterUpdate update(stack, job.optim);
+  const std::string table = "transformer.wte.weight", head = "lm_head.weight";
+  const ValueSource random = random_values(std::uint64_t(job.train.seed));
+  update.load([&](const Parameter& parameter, at::Tensor out) {
+    random(one.tied && parameter.name == head ? *stack.find(table) : parameter, out);
+  });
+  const auto flat = [&](const std::function<at::Tensor(const Parameter&)>& of) {
+    std::vector<at::Tensor> all;
+    for (const auto& p : stack.parameters())
+      if (!one.tied || p.name != head) all.push_back(of(p).reshape({-1}).to(at::kDouble));
+    return at::cat(all);
+  };
+  const at::Tensor masters = update.state().front().flat;
+  Sums sums;
+  sums.first = flat([&](const Parameter& p) { return masters.narrow(0, p.begin, p.numel()); }).clone();
+  sums.sum = at::zeros_like(sums.first);
+  sums.magnitude = at::zeros_like(sums.first);
+
+  Executor executor(stack, &update, one_process(stack.size(), 1), {stack.size(), 1, {}});
+  update.rate().fill_(0);
+  const Sampler sampler(std::uint64_t(job.train.seed), tokens().size(), job.train.batch);
+  const int pieces = one.data * one.micro_batches;
+  const auto share = job.train.batch / pieces;
+  for (int piece = 0; piece < pieces; ++piece) {
+    const Batch data = tokens().get(sampler.indices(0, piece * share, (piece + 1) * share));
+    executor.run(data.input, data.target, 1.0 / pieces);
+    const auto add = [&](at::Tensor to, bool magnitude) {
+      to.add_(flat([&](const Parameter& p) {
+        const auto of = [&](const Parameter& q) {
+          const at::Tensor grad = q.grad.to(at::kDouble);
+          return magnitude ? grad.abs() : grad;
+        };
+        return one.tied && p.name == table ? of(p) + of(*stack.find(head)) : of(p);
+      }));
+    };
+    add(sums.sum, false);
+    add(sums.magnitude, true);
+  }
+  return sums;
+}
+
+// How far the masters after one step are from those of the exact sum, in roundings of fp32: of the
+// largest number that was rounded on the way, element by element. The largest of all elements.
+double roundings_away(const Case& one) {
+  at::set_num_threads(1);
+  tokens();
+  const Sums exact = micro_batches_apart(one);
+  const JobOptions job = job_of(one);
+  double worst = 0;
+  run_ranks_well({.world = one.world()}, [&](Group& group) {
+    Stack stack = gpt(job.model);
+    const auto trainer = tiny_trainer(job, stack, native_communicator(group.shared_from_this()));
+    trainer->run();
+    const at::Tensor seen = all_parameters(stack, *trainer).to(at::kDouble);
+    if (group.rank() != 0) return;
+    const at::Tensor rounding = (exact.first.abs() + rate * exact.magnitude) * std::exp2(-24) + 1e-30;
+    worst = ((seen - (exact.first - rate * exact.sum)).abs() / rounding).max().item<double>();
+  });
+  return worst;
+}
+
+// Sums of 16 numbers round at most 15 times, and the update twice.
+constexpr double most = 18;
+
+void expect_fp32_sums(const Case& one) {
+  EXPECT_LT(roundings_away(one), most) << to_string(one);
+}
+
+TEST(Fp32Sums, HoldUnderZeroBubble) {
+  for (int stage = 0; stage <= 3; ++stage)
+    for (const std::string recompute : {"none", "full"})
+      expect_fp32_sums({.stage = stage, .recompute = recompute});
+  expect_fp32_sums({.pipeline = 3, .data = 1});
+  expect_fp32_sums({.pipeline = 3, .data = 1, .recompute = "full"});
+  expect_fp32_sums({.stage = 2, .recompute = "selective"});
+}
+
+TEST(Fp32Sums, HoldWhereAGroupIsOfSeveralLayers) {
+  for (int stage = 1; stage <= 3; ++stage) {
+    expect_fp32_sums({.stage = stage, .group = 100});
+    expect_fp32_sums({.stage = stage, .schedule = "interleaved", .chunks = 2, .group = 100});
+  }
+}
+
+TEST(Fp32Sums, HoldWhereGradientsGoToTheirOwnersOnceAStep) {
+  for (int stage = 2; stage <= 3; ++stage)
+    for (const std::string schedule : {"gpipe", "1f1b", "zero-bubble"})
+      expect_fp32_sums({.stage = stage, .schedule = schedule, .scatter = "step"});
+  expect_fp32_sums({.pipeline = 1, .stage = 2, .scatter = "step"});
+}
+
+TEST(Fp32Sums, HoldForTablesThatTwoStagesShare) {
+  for (int stage = 0; stage <= 3; ++stage)
+    for (const std::string schedule : {"1f1b", "zero-bubble"})
+      expect_fp32_sums({.stage = stage, .schedule = schedule, .tied = true});
+}
+
+// The bound above tells sums in bf16.
+TEST(Fp32Sums, AreToldFromSumsInTheModelsOwnType) {
+  for (const int stage : {0, 2})
+    EXPECT_GT(roundings_away({.stage = stage, .reduce = "auto"}), 100 * most);
+}
+
+}  // namespace
+}  // namespace echelon
