@@ -322,6 +322,7 @@ void resolve_model(ModelOptions& model, const std::vector<std::string>& given) {
 void check_job(const JobRequest& request, int ranks) {
   const auto& options = request.options;
   check_combination(request, ranks);
+  check_threads(options.train);
   check_share(options.train, options.server.count > 0
                                  ? ServerJob::Roles(options.server, ranks).workers()
                                  : mesh_of(options.parallel, ranks).data);

@@ -293,6 +293,8 @@ std::string saved_note(const std::filesystem::path& state, const std::string& ke
 
 // Throws InvalidArgument where a batch does not divide over so many ranks and their micro-batches.
 void check_share(const TrainOptions& options, int ranks);
+// Throws InvalidArgument where train.threads is far more than the cores of this process.
+void check_threads(const TrainOptions& options);
 
 // What the table of a step is made for; `own`: the layers that this rank has, empty: all.
 StepShape step_shape(const Stack& stack, int micro_batches, const std::vector<bool>& own);

@@ -11,6 +11,7 @@
 #include "echelon/base/error.h"
 #include "echelon/base/options_section.h"
 #include "echelon/comm/gpu.h"
+#include "echelon/net/host.h"
 #include "echelon/optim/optimizer.h"
 #include "echelon/optim/schedule.h"
 #include "echelon/parallel/data/bucket.h"
@@ -64,6 +65,18 @@ void check_share(const TrainOptions& options, int ranks) {
                     options.micro_batches == 1 ? "" : "es"));
 }
 
+void check_threads(const TrainOptions& options) {
+  // Threads of torch spin while they wait for each other: with many more than cores a step does not
+  // end.
+  constexpr int most = 4;  // a core
+  const int here = cores();
+  if (options.threads > most * here)
+    throw InvalidArgument(fmt::format(
+        "train.threads = {} is too many for the {} core{} that this process may use: set "
+        "train.threads={}, or 0 for one each (up to {} a core are taken)",
+        options.threads, here, here == 1 ? "" : "s", here, most));
+}
+
 Trainer::Trainer(Stack& stack, const Dataset& data, const TrainOptions& train,
                  const OptimOptions& optim, std::shared_ptr<Communicator> ranks,
                  const ParallelOptions& parallel, const ZeroOptions& zero,
@@ -87,6 +100,7 @@ Trainer::Trainer(Stack& stack, const Dataset& data, const TrainOptions& train,
   optim_.rate = peak_rate(optim_, train.batch);
   if (data.size() < 1)
     throw InvalidArgument("there is no sample to train on: the dataset is empty");
+  check_threads(train);
   if (train.threads > 0) at::set_num_threads(static_cast<int>(train.threads));
   if (all_ && !train.allow_other_data) require_same_dataset(data, *all_);
   const at::Tensor sample = data.get(std::vector<std::int64_t>{0}).input;

@@ -2,11 +2,14 @@
 // followed is enough.
 #include <gtest/gtest.h>
 
+#include <fmt/format.h>
+
 #include <regex>
 #include <sstream>
 
 #include "echelon/base/error.h"
 #include "echelon/base/options.h"
+#include "echelon/net/host.h"
 #include "echelon/train/job.h"
 #include "tests/base/thrown.h"
 
@@ -37,6 +40,18 @@ std::string refusal(const JobRequest& request, int ranks) {
   return thrown<InvalidArgument>([&] { check_job(request, ranks); });
 }
 const std::string accepted = "(nothing was thrown)";
+
+TEST(CheckJob, RefusesFarMoreThreadsThanThereAreCores) {
+  JobRequest request = request_of({.heads = 2, .width = 8, .tensor = 1, .ranks = 1});
+  request.options.train.threads = cores();
+  EXPECT_EQ(refusal(request, 1), accepted);
+  request.options.train.threads = 4 * cores() + 1;
+  const std::string why = refusal(request, 1);
+  EXPECT_EQ(why.find(fmt::format("train.threads = {} is too many for the {} core", 4 * cores() + 1,
+                                 cores())),
+            0u)
+      << why;
+}
 
 // "…: set a=1 b=2, or c=3 on 4 ranks"
 std::vector<std::string> ways_in(const std::string& advice) {
