@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <malloc.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <array>
@@ -12,6 +13,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
+#include <fstream>
 #include <mutex>
 #include <stop_token>
 #include <string_view>
@@ -76,6 +78,17 @@ std::uint64_t shared_bytes() {
 
 std::uint64_t own_bytes() { return anonymous_bytes() + shared_bytes(); }
 
+AddressSpace address_space() {
+  AddressSpace space;
+  rlimit limit = {};
+  if (::getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
+    space.limit = limit.rlim_cur;
+  std::uint64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  space.used = pages * std::uint64_t(::sysconf(_SC_PAGESIZE));
+  return space;
+}
+
 std::uint64_t available_bytes() { return proc_bytes("/proc/meminfo", "\nMemAvailable:"); }
 
 #if defined(__has_feature)
@@ -105,7 +118,7 @@ bool reserving_is_free() {
 void ask_for_huge_pages() {
   if (!reserving_is_free()) return;
   constexpr std::uintptr_t page = 2 << 20;
-  const std::size_t size = available_bytes() / 4;
+  const std::size_t size = std::min(available_bytes(), address_space().left()) / 4;
   void* const block = std::malloc(size);
   if (!block) return;  // as under a limit of the shell's
   const auto begin = reinterpret_cast<std::uintptr_t>(block), end = begin + size;

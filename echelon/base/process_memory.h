@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <limits>
 #include <thread>
 
 namespace echelon {
@@ -21,6 +22,16 @@ std::uint64_t own_bytes();
 
 // What new allocations can take before the system swaps or kills; 0 where the system does not say.
 std::uint64_t available_bytes();
+
+// What this process has mapped, whether it uses it or not, and the most that it may (ulimit -v).
+struct AddressSpace {
+  std::uint64_t used = 0;
+  std::uint64_t limit = std::numeric_limits<std::uint64_t>::max();
+
+  bool limited() const { return limit != std::numeric_limits<std::uint64_t>::max(); }
+  std::uint64_t left() const { return limit > used ? limit - used : 0; }
+};
+AddressSpace address_space();
 
 // From now on, memory that is freed stays with the process to be used again. A training step frees
 // and takes the same large blocks over and over; given back, each would be faulted in and cleared

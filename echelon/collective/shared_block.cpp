@@ -78,7 +78,7 @@ void BlockStore::retire(std::size_t offset, int members) {
 void BlockStore::sweep() {
   const std::lock_guard lock(mutex_);
   std::erase_if(retired_, [&](const Retired& one) {
-    std::byte* memory = heap_->mapping()->base() + one.offset;
+    std::byte* memory = heap_->mapping()->at(one.offset, SharedBlock::bytes(one.members));
     const SharedBlock block(memory, one.members);
     if (block.standing().gone.load(std::memory_order_acquire) < std::uint32_t(one.members - 1))
       return false;

@@ -29,7 +29,7 @@ struct NetOptions {
     f.add("connections", connections, "TCP connections that a link spreads its bytes over",
           {.minimum = 1, .maximum = 64});
     f.add("heap", heap,
-          "address space kept for registered memory; 0: as much as the machine has memory",
+          "most registered memory that a rank may allocate; 0: as much as the machine has",
           {.minimum = 0, .unit = "bytes"});
     f.add("connect_timeout", connect_timeout, "how long a rank waits for the others to arrive",
           {.minimum = 0, .above_minimum = true, .unit = "s"});

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <limits>
+#include <functional>
 #include <utility>
 
 #include "echelon/base/bytes.h"
@@ -19,9 +19,7 @@ namespace echelon {
 namespace {
 
 constexpr std::size_t page = 4096;
-constexpr std::size_t smallest_heap = std::size_t{64} << 20;
-// Every rank maps the heaps of all on its host: 256 of these are half of a process's address space.
-constexpr std::size_t largest_default = std::size_t{1} << 38;
+constexpr std::size_t first_window = std::size_t{16} << 20;
 
 std::size_t rounded(std::size_t bytes, std::size_t unit) {
   return (bytes + unit - 1) / unit * unit;
@@ -32,8 +30,19 @@ std::size_t machine_memory() {
   return pages > 0 && size > 0 ? std::size_t(pages) * std::size_t(size) : std::size_t{1} << 33;
 }
 
-void* map_shared(int file, std::size_t bytes) {
-  return mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
+std::byte* map_shared(int file, std::size_t bytes) {
+  void* start = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
+  return start == MAP_FAILED ? nullptr : static_cast<std::byte*>(start);
+}
+
+// Why no more could be mapped, as far as can be told.
+std::string what_is_missing() {
+  const AddressSpace space = address_space();
+  if (!space.limited()) return "set net.shared_memory=false, or start fewer ranks on this host";
+  return fmt::format(
+      "{} of the {} that 'ulimit -v' allows a process are in use: raise it (ulimit -v unlimited), "
+      "or start fewer ranks on this host",
+      human_bytes(space.used), human_bytes(space.limit));
 }
 
 // Mappings of this process by the file's identity.
@@ -69,36 +78,59 @@ std::shared_ptr<HeapMapping> HeapMapping::map(Descriptor file) {
   const std::lock_guard lock(all.mutex);
   auto& known = all.known[{status.st_dev, status.st_ino}];
   if (auto mapping = known.lock()) return mapping;
-  const auto bytes = std::size_t(status.st_size);
-  void* start = map_shared(file.get(), bytes);
-  if (start == MAP_FAILED)
-    throw Error(with_errno(fmt::format(
-        "cannot map {} of shared memory; a smaller net.heap may help", human_bytes(bytes))));
-  auto mapping = std::make_shared<HeapMapping>(std::move(file),
-                                               std::span(static_cast<std::byte*>(start), bytes));
+  auto mapping = std::make_shared<HeapMapping>(std::move(file), std::size_t(status.st_size));
   known = mapping;
   return mapping;
 }
 
-HeapMapping::~HeapMapping() { munmap(bytes_.data(), bytes_.size()); }
+HeapMapping::HeapMapping(Descriptor file, std::size_t size) : file_(std::move(file)), size_(size) {
+  grow(std::min(size, first_window));
+}
+
+HeapMapping::~HeapMapping() {
+  for (const Window& window : windows_) munmap(window.bytes.data(), window.bytes.size());
+}
+
+// A window that has so many bytes from the file's start.
+const HeapMapping::Window& HeapMapping::grow(std::size_t bytes) const {
+  const std::lock_guard lock(mutex_);
+  const Window* const last = newest_.load(std::memory_order_relaxed);
+  if (last && last->bytes.size() >= bytes) return *last;
+  const std::size_t enough = rounded(bytes, page);
+  std::size_t size = std::min(std::max(enough, last ? 2 * last->bytes.size() : 0), size_);
+  std::byte* start = map_shared(file_.get(), size);
+  if (!start && size > enough) start = map_shared(file_.get(), size = enough);
+  if (!start)
+    throw Error(with_errno(fmt::format("no address space for {} of the memory that ranks share; {}",
+                                       human_bytes(enough), what_is_missing())));
+  windows_.push_front({{start, size}, last});
+  newest_.store(&windows_.front(), std::memory_order_release);
+  return windows_.front();
+}
 
 std::byte* HeapMapping::at(std::size_t offset, std::size_t bytes) const {
-  if (offset > size() || bytes > size() - offset) return nullptr;
-  return base() + offset;
+  if (offset > size_ || bytes > size_ - offset) return nullptr;
+  const Window* window = newest_.load(std::memory_order_acquire);
+  if (window->bytes.size() < offset + bytes) window = &grow(offset + bytes);
+  return window->bytes.data() + offset;
+}
+
+std::optional<std::size_t> HeapMapping::offset(const void* pointer, std::size_t bytes) const {
+  const auto* start = static_cast<const std::byte*>(pointer);
+  for (const auto* window = newest_.load(std::memory_order_acquire); window;
+       window = window->older) {
+    const std::byte* base = window->bytes.data();
+    if (std::less<>()(start, base) || !std::less<>()(start, base + window->bytes.size())) continue;
+    const auto offset = std::size_t(start - base);
+    if (bytes > window->bytes.size() - offset) return {};
+    return offset;
+  }
+  return {};
 }
 
 SharedHeap::SharedHeap(std::size_t bytes) {
-  std::size_t size =
-      rounded(bytes ? std::max(bytes, page) : std::min(machine_memory(), largest_default), page);
-  for (;; size = rounded(size / 2, page)) {
-    try {
-      mapping_ = HeapMapping::map(make_file(size));
-      break;
-    } catch (const Error&) {
-      // Limits on address space (ulimit -v) are met by taking less.
-      if (bytes || size <= smallest_heap) throw;
-    }
-  }
+  const std::size_t size = rounded(bytes ? std::max(bytes, page) : machine_memory(), page);
+  mapping_ = HeapMapping::map(make_file(size));
   free_[0] = size;
 }
 
@@ -111,13 +143,14 @@ std::byte* SharedHeap::allocate(std::size_t bytes) {
     const auto [start, size] = *block;
     const std::size_t begin = rounded(start, alignment);
     if (begin - start > size || length > size - (begin - start)) continue;
+    std::byte* const memory = mapping_->at(begin, length);
     free_.erase(block);
     if (begin > start) free_[start] = begin - start;
     if (const std::size_t end = begin + length; end < start + size) free_[end] = start + size - end;
     used_[begin] = length;
     allocated_ += length;
     count_shared_memory(static_cast<std::int64_t>(length));
-    return mapping_->base() + begin;
+    return memory;
   }
   throw Error(
       fmt::format("no room for {} of registered memory: {} of {} are in use; raise net.heap",
@@ -127,7 +160,8 @@ std::byte* SharedHeap::allocate(std::size_t bytes) {
 void SharedHeap::free(void* pointer) {
   if (pointer == nullptr) return;
   const std::lock_guard lock(mutex_);
-  const auto used = used_.find(std::size_t(static_cast<std::byte*>(pointer) - mapping_->base()));
+  const auto place = mapping_->offset(pointer, 1);
+  const auto used = place ? used_.find(*place) : used_.end();
   if (used == used_.end())
     throw InvalidArgument("this memory is not of the shared heap, or was freed already");
   const std::size_t start = used->first, end = start + used->second;
@@ -154,12 +188,7 @@ void SharedHeap::free(void* pointer) {
 }
 
 std::optional<std::size_t> SharedHeap::offset(const void* pointer, std::size_t bytes) const {
-  const auto* start = static_cast<const std::byte*>(pointer);
-  const std::byte* base = mapping_->base();
-  if (std::less<>()(start, base) || !std::less<>()(start, base + mapping_->size())) return {};
-  const auto offset = std::size_t(start - base);
-  if (bytes > mapping_->size() - offset) return {};
-  return offset;
+  return mapping_->offset(pointer, bytes);
 }
 
 std::size_t SharedHeap::allocated() const {

@@ -1,13 +1,16 @@
 // Memory that the ranks of one host read and write together.
 //
-// A rank's heap is one memfd: address space for as much as the machine has memory, of which only
-// pages that are touched exist. It is handed to each peer once, over a Unix socket, and mapped
-// whole; from then on a buffer in it is named by its offset, and nothing needs to be exchanged when
-// one is allocated. It has no name in the file system: when the last process that maps it ends,
-// however it ends, it is gone.
+// A rank's heap is one memfd as large as the machine's memory, of which only pages that are touched
+// exist. It is handed to each peer once, over a Unix socket; from then on a buffer in it is named
+// by its offset, and nothing needs to be exchanged when one is allocated. A process maps as much of
+// a heap as is in use: address space may be limited (ulimit -v), and every rank of a host maps the
+// heaps of all. The file has no name: when the last process that maps it ends, however it ends, it
+// is gone.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
+#include <forward_list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -19,26 +22,40 @@
 namespace echelon {
 
 // A memfd mapped into this process. Ranks that are threads of one process get the same mapping.
+//
+// What is mapped is a window from the file's start. Where a buffer ends behind it, a window of at
+// least twice the size is mapped beside it, and the old one stays: addresses in it remain good. All
+// windows together have less than four times the address space of what is in use.
 class HeapMapping {
  public:
   // Throws Corrupt when the file can still change its size: a peer could take pages away under us.
   static std::shared_ptr<HeapMapping> map(Descriptor file);
-  HeapMapping(Descriptor file, std::span<std::byte> bytes)
-      : file_(std::move(file)), bytes_(bytes) {}
+  HeapMapping(Descriptor file, std::size_t size);
   ~HeapMapping();
   HeapMapping(const HeapMapping&) = delete;
   HeapMapping& operator=(const HeapMapping&) = delete;
 
-  std::byte* base() const { return bytes_.data(); }
-  std::size_t size() const { return bytes_.size(); }
+  std::size_t size() const { return size_; }  // of the file
   int file() const { return file_.get(); }
 
-  // The bytes at an offset that a peer named, or nothing if they are not all inside.
+  // The bytes at an offset that a peer named, or nothing if they are not all inside the file.
+  // Throws Error, saying what is missing, where this process has no address space for them.
   std::byte* at(std::size_t offset, std::size_t bytes) const;
+  // The offset of bytes that lie whole in a window.
+  std::optional<std::size_t> offset(const void* pointer, std::size_t bytes) const;
 
  private:
+  struct Window {
+    std::span<std::byte> bytes;
+    const Window* older;
+  };
+  const Window& grow(std::size_t bytes) const;
+
   Descriptor file_;
-  std::span<std::byte> bytes_;
+  std::size_t size_;
+  mutable std::mutex mutex_;  // growing
+  mutable std::forward_list<Window> windows_;
+  mutable std::atomic<const Window*> newest_ = nullptr;
 };
 
 // This rank's own heap, with an allocator. Thread-safe.

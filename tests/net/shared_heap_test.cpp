@@ -2,9 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <fmt/format.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
 #include "echelon/base/process_memory.h"
 
 #include <cstdint>
@@ -30,7 +33,7 @@ TEST(SharedHeap, GivesAlignedZeroedMemoryThatDoesNotOverlap) {
     }
     std::memset(memory, 0xff, bytes);
     last = memory + bytes;
-    EXPECT_EQ(heap.offset(memory, bytes), std::size_t(memory - heap.mapping()->base()));
+    EXPECT_EQ(heap.offset(memory, bytes), std::size_t(memory - heap.mapping()->at(0, 0)));
   }
 }
 
@@ -91,15 +94,16 @@ TEST(SharedHeap, RefusesToFreeWhatIsNotItsOwn) {
   EXPECT_EQ(outcome([&] { heap.free(memory); }), "InvalidArgument");
   std::byte elsewhere;
   EXPECT_FALSE(heap.offset(&elsewhere, 1).has_value());
-  EXPECT_FALSE(heap.offset(heap.mapping()->base(), mebibyte + 1).has_value());
-  EXPECT_TRUE(heap.offset(heap.mapping()->base(), mebibyte).has_value());
+  EXPECT_FALSE(heap.offset(heap.mapping()->at(0, 0), mebibyte + 1).has_value());
+  EXPECT_TRUE(heap.offset(heap.mapping()->at(0, 0), mebibyte).has_value());
 }
 
 TEST(HeapMapping, GivesOnlyBytesThatLieInside) {
   SharedHeap heap(mebibyte);
   const auto& mapping = *heap.mapping();
-  EXPECT_EQ(mapping.at(0, mebibyte), mapping.base());
-  EXPECT_EQ(mapping.at(mebibyte, 0), mapping.base() + mebibyte);
+  std::byte* const base = mapping.at(0, mebibyte);
+  ASSERT_NE(base, nullptr);
+  EXPECT_EQ(mapping.at(mebibyte, 0), base + mebibyte);
   EXPECT_EQ(mapping.at(1, mebibyte), nullptr);
   EXPECT_EQ(mapping.at(mebibyte + 1, 0), nullptr);
   EXPECT_EQ(mapping.at(8, SIZE_MAX), nullptr);
@@ -121,6 +125,57 @@ TEST(HeapMapping, IsOneForAllWhoMapTheSameHeap) {
   SharedHeap heap(mebibyte);
   const auto again = HeapMapping::map(Descriptor(dup(heap.mapping()->file())));
   EXPECT_EQ(again, heap.mapping());
+}
+
+constexpr std::size_t gibibyte = 1 << 30;
+
+TEST(HeapMapping, TakesAddressSpaceForWhatIsInUse) {
+  const std::uint64_t before = address_space().used;
+  SharedHeap heap(512 * gibibyte);
+  const auto taken = [&] { return address_space().used - before; };
+  EXPECT_LT(taken(), 64 * mebibyte);
+  heap.allocate(200 * mebibyte);
+  EXPECT_LT(taken(), 800 * mebibyte);
+  for (int i = 0; i < 100; ++i) heap.allocate(10 * mebibyte);
+  EXPECT_LT(taken(), 4800 * mebibyte) << "four times what is in use";
+}
+
+TEST(HeapMapping, KeepsAddressesGoodWhileItGrows) {
+  SharedHeap heap(8 * gibibyte);
+  std::byte* const first = heap.allocate(4096);
+  first[7] = std::byte(42);
+  const auto place = heap.offset(first, 4096);
+  ASSERT_TRUE(place);
+  std::byte* large = nullptr;
+  for (const std::size_t size : {100, 300, 900}) large = heap.allocate(size * mebibyte);
+  EXPECT_NE(heap.mapping()->at(*place, 4096), first) << "a larger window was mapped";
+  EXPECT_EQ(int(first[7]), 42);
+  EXPECT_EQ(int(heap.mapping()->at(*place, 4096)[7]), 42) << "the same memory";
+  EXPECT_EQ(heap.offset(first, 4096), place);
+  first[8] = std::byte(43);
+  EXPECT_EQ(int(heap.mapping()->at(*place, 4096)[8]), 43);
+  heap.free(first);
+  heap.free(large);
+  EXPECT_EQ(heap.allocated(), 400 * mebibyte);
+}
+
+// A child, so that the limit is its own.
+TEST(HeapMapping, SaysWhatIsMissingWhereAddressSpaceIsLimited) {
+  EXPECT_EXIT(
+      {
+        SharedHeap heap(64 * gibibyte);
+        rlimit limit = {};
+        limit.rlim_cur = limit.rlim_max = address_space().used + 900 * mebibyte;
+        setrlimit(RLIMIT_AS, &limit);
+        heap.allocate(600 * mebibyte);
+        const auto error = outcome([&] { heap.allocate(2 * gibibyte); });
+        const bool told = error.message.find("no address space for 2.6 GiB") == 0 &&
+                          error.message.find("'ulimit -v'") != std::string::npos;
+        if (!told) fmt::print(stderr, "{}\n", error.message);
+        heap.allocate(4096);  // and it still works
+        _exit(told ? 0 : 1);
+      },
+      testing::ExitedWithCode(0), "");
 }
 
 TEST(SharedHeap, CountsAsThisProcesssMemory) {
