@@ -25,10 +25,12 @@ constexpr const char* examples = R"(Examples:
   echelon bench collectives --world 2 --set net.shared_memory=false --sizes 1Ki,1Mi
   echelon bench collectives --world 4 --op all_gather --json out.jsonl
 
-A time is from a barrier to the end of the operation on rank 0. bus_gbps is in 10^9 bytes a second: what the slowest
-way in or out of a rank must carry, 2((p-1)/p) n for all_reduce, over the median time. floor is what memory alone
-needs for the traffic of an all-reduce on one host: 2 p n over the bandwidth of a copy. Sizes are rounded down to
-whole elements, the same number for each rank where the operation takes parts.)";
+A time is from a barrier to the end of the operation on rank 0. bus is in bytes a second: what the slowest way in or
+out of a rank must carry, 2((p-1)/p) n for all_reduce, over the median time. floor, for all_reduce on one host, is the
+time in which every rank copies a vector while the others do, the fastest of several: as many bytes are read and
+written, and none exchanged. Sizes are rounded down to whole elements, the same number for each rank where the operation
+takes parts. Before and after the timed part every rank checks what the operation gives for seeded values; a wrong one
+is an error.)";
 
 struct Arguments {
   int world = 2;
@@ -53,14 +55,13 @@ void report(Group& group, const Arguments& arguments, const std::vector<Benchmar
   fmt::print("{} of {}, world {} on {} host{}, {} buffers\n", arguments.operation, arguments.type,
              group.size(), group.shape().hosts, group.shape().hosts > 1 ? "s" : "",
              arguments.buffers);
-  fmt::print("{:>10} {:>20} {:>12} {:>12} {:>10} {:>12} {:>12}\n", "size", "algorithm", "median us",
-             "p99 us", "bus GB/s", "predicted us", "floor us");
+  constexpr const char* row = "{:>9} {:>18} {:>9} {:>9} {:>10} {:>9} {:>9}\n";
+  const auto time = [](double seconds) { return seconds > 0 ? human_seconds(seconds) : ""; };
+  fmt::print(row, "size", "algorithm", "median", "p99", "bus", "predicted", "floor");
   for (const auto& result : results) {
-    fmt::print("{:>10} {:>20} {:>12.2f} {:>12.2f} {:>10.2f} {:>12} {:>12}\n",
-               human_bytes(result.bytes), name(result.algorithm), result.median * 1e6,
-               result.p99 * 1e6, result.bus_bandwidth / 1e9,
-               result.predicted > 0 ? fmt::format("{:.2f}", result.predicted * 1e6) : "",
-               result.floor > 0 ? fmt::format("{:.2f}", result.floor * 1e6) : "");
+    fmt::print(row, human_bytes(result.bytes), name(result.algorithm), time(result.median),
+               time(result.p99), human_rate(result.bus_bandwidth), time(result.predicted),
+               time(result.floor));
     lines +=
         nlohmann::ordered_json{
             {"op", arguments.operation},     {"world", group.size()},

@@ -10,6 +10,7 @@
 #include "echelon/base/bytes.h"
 #include "echelon/base/error.h"
 #include "echelon/collective/group.h"
+#include "echelon/collective/seeded_values.h"
 
 namespace echelon {
 namespace {
@@ -20,17 +21,21 @@ double since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// Buffers of the wanted kind, with values that stay finite however often they are summed.
+// Buffers of the wanted kind.
 class Buffers {
  public:
-  Buffers(Group& group, std::size_t bytes, bool registered) {
+  Buffers(Group& group, std::size_t bytes, bool registered) : bytes_(bytes + 1) {
     for (auto& buffer : memory_) {
       if (registered)
-        buffer = group.allocate(bytes + 1);
+        buffer = group.allocate(bytes_);
       else
-        buffer = plain(bytes + 1);
-      std::memset(buffer.get(), 0, bytes + 1);
+        buffer = plain(bytes_);
     }
+    clear();
+  }
+  // Values that stay finite however often they are summed.
+  void clear() {
+    for (auto& buffer : memory_) std::memset(buffer.get(), 0, bytes_);
   }
   std::byte* in() { return memory_[0].get(); }
   std::byte* out() { return memory_[1].get(); }
@@ -45,6 +50,7 @@ class Buffers {
     }
   }
 
+  std::size_t bytes_;
   std::shared_ptr<std::byte> memory_[2];
 };
 
@@ -81,6 +87,70 @@ void run_once(Group& group, const BenchmarkOptions& options, std::size_t bytes, 
   }
 }
 
+// Runs it once on values that are known, and checks what this rank gets.
+void check_values(Group& group, const BenchmarkOptions& options, std::size_t bytes,
+                  Buffers& buffers, const std::vector<std::size_t>& even, std::uint64_t seed) {
+  if (options.operation == Operation::barrier) return;
+  const SeededValues values(options.type, group.size(), seed);
+  const std::size_t count = bytes / size_of(options.type), part = even.front(),
+                    part_bytes = part * size_of(options.type);
+  const int me = group.rank();
+  values.fill(me, 0, buffers.in(), count);
+  run_once(group, options, bytes, buffers, even);
+  const std::string what =
+      fmt::format("{} of {} on rank {}", name(options.operation), human_bytes(bytes), me);
+  const auto first = std::size_t(me) * part;
+  switch (options.operation) {
+    case Operation::all_reduce:
+      values.check_sum(0, buffers.in(), count, what);
+      break;
+    case Operation::reduce:
+      if (me == 0) values.check_sum(0, buffers.out(), count, what);
+      break;
+    case Operation::reduce_scatter:
+      values.check_sum(first, buffers.out(), part, what);
+      break;
+    case Operation::gather:
+      if (me != 0) break;
+      [[fallthrough]];
+    case Operation::all_gather:
+      for (int r = 0; r < group.size(); ++r)
+        values.check(r, 0, buffers.out() + std::size_t(r) * part_bytes, part, what);
+      break;
+    case Operation::all_to_all:
+      for (int r = 0; r < group.size(); ++r)
+        values.check(r, first, buffers.out() + std::size_t(r) * part_bytes, part, what);
+      break;
+    case Operation::scatter:
+      values.check(0, first, buffers.out(), part, what);
+      break;
+    case Operation::broadcast:
+      values.check(0, 0, buffers.in(), count, what);
+      break;
+    case Operation::send:
+    case Operation::receive:
+      if (me <= 1) values.check(0, 0, buffers.in(), count, what);
+      break;
+    case Operation::barrier:
+      break;
+  }
+  buffers.clear();
+}
+
+// Seconds in which this rank copies a vector while all others do, the fastest of several.
+// Collective.
+double copy_seconds(Group& group, Buffers& buffers, std::size_t bytes) {
+  const int repeats = bytes > (1 << 20) ? 10 : 100;
+  double best = 1e9;
+  for (int i = 0; i < repeats; ++i) {
+    group.barrier();
+    const auto start = Clock::now();
+    std::memcpy(buffers.out(), buffers.in(), bytes);
+    best = std::min(best, since(start));
+  }
+  return best;
+}
+
 double bus_bytes(Operation operation, double bytes, double ranks) {
   const double share = (ranks - 1) / ranks;
   switch (operation) {
@@ -97,22 +167,9 @@ double bus_bytes(Operation operation, double bytes, double ranks) {
 
 }  // namespace
 
-double memory_bandwidth() {
-  const std::size_t bytes = 64 << 20;
-  const auto from = std::make_unique<std::byte[]>(bytes), to = std::make_unique<std::byte[]>(bytes);
-  double best = 0;
-  for (int i = 0; i < 4; ++i) {
-    const auto start = Clock::now();
-    std::memcpy(to.get(), from.get(), bytes);
-    best = std::max(best, 2 * double(bytes) / since(start));
-  }
-  return best;
-}
-
 std::vector<BenchmarkResult> run_benchmark(Group& group, const BenchmarkOptions& options) {
   if (group.size() < 2)
     throw InvalidArgument("a benchmark of collectives needs at least two ranks: --world 2");
-  const double bandwidth = memory_bandwidth();
   std::vector<BenchmarkResult> results;
   for (const std::size_t size : options.sizes) {
     const std::size_t unit =
@@ -121,9 +178,10 @@ std::vector<BenchmarkResult> run_benchmark(Group& group, const BenchmarkOptions&
     const bool nothing = options.operation == Operation::barrier;
     const std::size_t bytes = nothing ? 0 : std::max(size / unit, std::size_t{1}) * unit;
     Buffers buffers(group, bytes, options.registered);
-    group.ledger().clear();
     const std::vector<std::size_t> even(std::size_t(group.size()),
                                         bytes / size_of(options.type) / std::size_t(group.size()));
+    check_values(group, options, bytes, buffers, even, bytes);
+    group.ledger().clear();
     const auto timed = [&] {
       group.barrier();
       const auto start = Clock::now();
@@ -152,7 +210,8 @@ std::vector<BenchmarkResult> run_benchmark(Group& group, const BenchmarkOptions&
     if (options.operation < Operation::send)
       result.predicted = cost(options.operation, algorithm, bytes, group.shape(), group.figures());
     if (options.operation == Operation::all_reduce && group.shape().hosts == 1)
-      result.floor = 2.0 * group.size() * double(bytes) / bandwidth;
+      result.floor = copy_seconds(group, buffers, bytes);
+    check_values(group, options, bytes, buffers, even, bytes + 1);
     results.push_back(result);
     if (nothing) break;  // no sizes
   }

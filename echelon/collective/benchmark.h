@@ -1,7 +1,8 @@
 // How fast the collectives of a group are: the measurement behind `echelon bench collectives`.
 //
 // Each repetition begins at a barrier; its time is from there to the end of the operation on rank
-// 0.
+// 0. Before and after those that are timed, every rank checks what the operation gives for values
+// that are known (seeded_values.h).
 #pragma once
 
 #include <cstddef>
@@ -31,14 +32,12 @@ struct BenchmarkResult {
   // all_reduce, ((p-1)/p) n for reduce_scatter, all_gather and all_to_all, n for the rest.
   double bus_bandwidth;
   double predicted;  // seconds by the cost model
-  double
-      floor;  // seconds that memory alone needs: 2 p n over its bandwidth (all_reduce on one host)
+  // All_reduce on one host: seconds in which all ranks, at the same time, copy a vector each, the
+  // fastest of several. They read and write as many bytes as an all_reduce must, and exchange none.
+  double floor;
 };
 
-// Collective; what it gives counts on rank 0.
+// Collective; what it gives counts on rank 0. Throws Error where an operation gives a wrong value.
 std::vector<BenchmarkResult> run_benchmark(Group& group, const BenchmarkOptions& options);
-
-// Bytes a second that this process copies in memory, read and written together.
-double memory_bandwidth();
 
 }  // namespace echelon

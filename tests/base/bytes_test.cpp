@@ -25,6 +25,32 @@ TEST(HumanBytes, NeverPrints1024OfAUnit) {
   EXPECT_EQ(human_bytes((std::uint64_t{1} << 30) - 1), "1.0 GiB");
 }
 
+TEST(HumanRate, HasAUnitThatFits) {
+  EXPECT_EQ(human_rate(12.5e6), "12.5 MB/s");  // 100 Mbit/s
+  EXPECT_EQ(human_rate(1.25e9), "1.25 GB/s");
+  EXPECT_EQ(human_rate(9.814e9), "9.81 GB/s");
+  EXPECT_EQ(human_rate(999.6e6), "1.00 GB/s");
+  EXPECT_EQ(human_rate(7000), "7.00 kB/s");
+  EXPECT_EQ(human_rate(0), "0.00 B/s");
+}
+
+TEST(HumanSeconds, HasAUnitThatFits) {
+  EXPECT_EQ(human_seconds(430e-9), "430 ns");
+  EXPECT_EQ(human_seconds(1.12e-3), "1.12 ms");
+  EXPECT_EQ(human_seconds(0.2234), "223 ms");
+  EXPECT_EQ(human_seconds(4.5), "4.50 s");
+  EXPECT_EQ(human_seconds(4500), "4500 s");
+}
+
+TEST(HumanAge, CountsWholeUnits) {
+  EXPECT_EQ(human_age(0.4), "less than a second");
+  EXPECT_EQ(human_age(1), "1 second");
+  EXPECT_EQ(human_age(59.9), "59 seconds");
+  EXPECT_EQ(human_age(750), "12 minutes");
+  EXPECT_EQ(human_age(3 * 3600 + 1800), "3 hours");
+  EXPECT_EQ(human_age(50 * 3600), "2 days");
+}
+
 TEST(HumanCount, HasThreeDigits) {
   EXPECT_EQ(human_count(0), "0");
   EXPECT_EQ(human_count(7), "7");
