@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -15,14 +16,17 @@ namespace {
 
 double steps_of(int ranks) { return std::ceil(std::log2(double(ranks))); }
 
-// Where ranks are on several hosts, the slow link sets the pace; `crowd` ranks of a host send
-// across it at once.
-struct Pace {
-  double alpha, beta;
-  Pace(const Shape& shape, const Figures& figures, double crowd = 1)
-      : alpha(shape.hosts > 1 ? figures.tcp.alpha : figures.shared.alpha),
-        beta(shape.hosts > 1 ? crowd * figures.tcp.beta : figures.shared.beta) {}
-};
+// Where ranks are on several hosts, the slow link sets the pace.
+LinkFigures pace_of(const Shape& shape, const Figures& figures) {
+  return shape.hosts > 1 ? figures.tcp : figures.shared;
+}
+
+// `senders` ranks of each host send `bytes` to every other rank, over one network card a host.
+double to_every_other(double bytes, double senders, const Shape& shape, const Figures& figures) {
+  const double p = shape.ranks, g = shape.local;
+  if (shape.hosts == 1) return (p - 1) * bytes * figures.shared.beta;
+  return senders * (p - g) * bytes * figures.tcp.beta + (g - 1) * bytes * figures.shared.beta;
+}
 
 double all_reduce_cost(Algorithm algorithm, double n, const Shape& shape, const Figures& figures) {
   const double p = shape.ranks, m = shape.hosts, g = shape.local, gamma = figures.gamma;
@@ -31,7 +35,7 @@ double all_reduce_cost(Algorithm algorithm, double n, const Shape& shape, const 
   switch (algorithm) {
     case Algorithm::ring:
     case Algorithm::bidirectional_ring: {
-      const Pace pace(shape, figures);
+      const LinkFigures pace = pace_of(shape, figures);
       return 2 * (p - 1) * pace.alpha + 2 * share * n * pace.beta + share * n * gamma;
     }
     case Algorithm::recursive_doubling: {
@@ -46,14 +50,12 @@ double all_reduce_cost(Algorithm algorithm, double n, const Shape& shape, const 
       return 2 * steps_of(shape.hosts) * across.alpha + 2 * steps_of(shape.local) * in.alpha +
              2 * g * out * across.beta + 2 * inside * in.beta + share * n * gamma;
     }
-    case Algorithm::server: {
-      const Pace pace(shape, figures, g);
-      return 2 * (p - 1) * pace.alpha + 2 * share * n * pace.beta + share * n * gamma;
-    }
-    case Algorithm::direct: {
-      const Pace pace(shape, figures, g);
-      return (p - 1) * (pace.alpha + n * pace.beta + n * gamma);
-    }
+    case Algorithm::server:
+      return 2 * (p - 1) * pace_of(shape, figures).alpha +
+             2 * to_every_other(n / p, g, shape, figures) + share * n * gamma;
+    case Algorithm::direct:
+      return (p - 1) * (pace_of(shape, figures).alpha + n * gamma) +
+             to_every_other(n, g, shape, figures);
     case Algorithm::hierarchical:
       return 2 * (g - 1) * in.alpha + 2 * ((g - 1) / g) * n * in.beta + (g - 1) / g * n * gamma +
              2 * (m - 1) * across.alpha + 2 * ((m - 1) / m) * n * across.beta +
@@ -90,8 +92,15 @@ std::string Figures::json() const {
   return nlohmann::ordered_json{{"shared", {{"alpha", shared.alpha}, {"beta", shared.beta}}},
                                 {"tcp", {{"alpha", tcp.alpha}, {"beta", tcp.beta}}},
                                 {"gamma", gamma},
-                                {"single_copy", single_copy}}
+                                {"single_copy", single_copy},
+                                {"measured", measured},
+                                {"spread", spread}}
       .dump();
+}
+
+double Figures::age() const {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return std::max(0.0, std::chrono::duration<double>(now).count() - double(measured));
 }
 
 Figures Figures::parse(const std::string& json, const std::string& where) {
@@ -106,6 +115,9 @@ Figures Figures::read(const JsonReader& json) {
   figures.tcp = {figure(tcp.at("alpha")), figure(tcp.at("beta"))};
   figures.gamma = figure(json.at("gamma"));
   figures.single_copy = json.at("single_copy").boolean();
+  constexpr std::int64_t latest = std::int64_t{1} << 40;
+  if (json.has("measured")) figures.measured = json.at("measured").integer(0, latest);
+  if (json.has("spread")) figures.spread = figure(json.at("spread"));
   return figures;
 }
 
@@ -113,7 +125,8 @@ double cost(Operation operation, Algorithm algorithm, std::size_t bytes, const S
             const Figures& figures) {
   if (shape.ranks == 1) return 0;
   const double n = double(bytes), p = shape.ranks, share = (p - 1) / p;
-  const Pace pace(shape, figures), crowded(shape, figures, shape.local);
+  const LinkFigures pace = pace_of(shape, figures);
+  const double direct = to_every_other(n / p, shape.local, shape, figures);
   const double lg = steps_of(shape.ranks);
   if (operation == Operation::all_reduce) return all_reduce_cost(algorithm, n, shape, figures);
   if (algorithm == Algorithm::shared) {
@@ -125,11 +138,11 @@ double cost(Operation operation, Algorithm algorithm, std::size_t bytes, const S
   switch (operation) {
     case Operation::reduce_scatter:
       if (algorithm == Algorithm::direct)
-        return (p - 1) * pace.alpha + share * n * (crowded.beta + figures.gamma);
+        return (p - 1) * pace.alpha + direct + share * n * figures.gamma;
       return (p - 1) * pace.alpha + share * n * (pace.beta + figures.gamma);
     case Operation::all_gather:
       return (p - 1) * pace.alpha +
-             share * n * (algorithm == Algorithm::direct ? crowded.beta : pace.beta);
+             (algorithm == Algorithm::direct ? direct : share * n * pace.beta);
     case Operation::broadcast:
       if (algorithm == Algorithm::tree) return lg * (pace.alpha + n * pace.beta);
       return (lg + p - 1) * pace.alpha + 2 * share * n * pace.beta;
@@ -137,8 +150,11 @@ double cost(Operation operation, Algorithm algorithm, std::size_t bytes, const S
       return lg * (pace.alpha + n * (pace.beta + figures.gamma));
     case Operation::barrier:
       return lg * pace.alpha;
+    case Operation::gather:
+    case Operation::scatter:
+      return (p - 1) * pace.alpha + to_every_other(n / p, 1, shape, figures);
     default:
-      return (p - 1) * pace.alpha + share * n * crowded.beta;
+      return (p - 1) * pace.alpha + direct;
   }
 }
 

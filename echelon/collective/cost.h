@@ -10,7 +10,8 @@
 //   bidirectional ring  the same: one full-duplex network card is already full with a one-way ring
 //   recursive doubling  lg p (alpha + n beta + n gamma)
 //   Rabenseifner        2 lg p alpha + 2((p-1)/p) n beta + ((p-1)/p) n gamma
-//   direct              (p-1)(alpha + n beta + n gamma)
+//   direct              (p-1)(alpha + n beta + n gamma); on several hosts (p-1)(alpha + n gamma) +
+//                       g(p-g) n beta across + (g-1) n beta inside
 //   hierarchical        inside 2(g-1) alpha + 2((g-1)/g) n beta + ((g-1)/g) n gamma,
 //                       across 2(m-1) alpha + 2((m-1)/m) n beta + ((m-1)/m)(n/g) gamma
 //   shared, direct      alpha + n beta + (p-1) n (beta + gamma)
@@ -19,13 +20,15 @@
 //                       2 alpha + 2 n beta + ((p-1)/p) n (beta + gamma)
 //
 // On several hosts the g ranks of a host share one network card: what k of them send across at the
-// same time counts k times.
+// same time counts k times. Where every rank sends b bytes to every other (direct, servers beside
+// the workers, all_to_all), g(p-g) b cross each card; the rest stays inside.
 //
 // Sources: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
 // MPICH" (2005); Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms" (2009).
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -43,6 +46,11 @@ struct Figures {
   LinkFigures tcp{3e-5, 1e-9};
   double gamma = 1e-10;
   bool single_copy = false;  // reading a neighbour's private buffer in place beats staging it
+
+  std::int64_t measured = 0;  // when, in seconds since 1970; 0: they are defaults
+  double spread = 1;          // of the times of one message: how far slow ones are from fast ones
+  bool reused = false;        // an earlier job measured them
+  double age() const;         // seconds since they were measured
 
   std::string json() const;
   static Figures parse(const std::string& json, const std::string& where);  // throws Corrupt

@@ -7,6 +7,7 @@
 
 #include "echelon/base/error.h"
 #include "echelon/base/log.h"
+#include "echelon/collective/link_watch.h"
 #include "echelon/collective/measure.h"
 #include "echelon/collective/reduce.h"
 
@@ -51,8 +52,15 @@ std::shared_ptr<Group> Group::world(std::shared_ptr<Endpoint> endpoint,
   auto group = std::make_shared<Group>(Private{}, std::move(endpoint), options, std::move(members),
                                        world_id, std::make_shared<Ledger>(), store, blocks);
   group->require_same_options();
-  const Plan plan = options.plan.empty() ? Plan::make(measure_figures(*group), group->shape_)
-                                         : group->read_plan();
+  Plan plan;
+  if (options.plan.empty()) {
+    const auto [figures, cache] = measure_figures(*group);
+    plan = Plan::make(figures, group->shape_);
+    if (group->rank() == 0 && figures.reused)
+      group->watch_ = std::make_shared<LinkWatch>(cache, figures);
+  } else {
+    plan = group->read_plan();
+  }
   group->set_plan(plan);
   if (group->rank() == 0) group->tell_what_does_not_fit(plan);
   group->ledger().clear();  // getting ready is not the caller's traffic
@@ -142,7 +150,8 @@ Group::Group(Private, std::shared_ptr<Endpoint> endpoint, CommOptions options,
 Group::~Group() = default;
 
 void Group::measure_again() {
-  set_plan(Plan::make(measure_figures(*this, Measure::again), shape_));
+  set_plan(Plan::make(measure_figures(*this, Measure::again).figures, shape_));
+  if (watch_) watch_->retire();
 }
 
 // What decides on which path a call takes must be the same everywhere.
@@ -267,6 +276,7 @@ std::shared_ptr<Group> Group::split(int colour, int key) {
                                          mixed(mixed(id_, 100 + number), std::uint64_t(colour)),
                                          ledger_, store_, blocks);
     group->set_plan(plan_);
+    group->watch_ = watch_;
     return group;
   } catch (const std::exception& error) {  // the others may be waiting for this rank in it
     give_up(error);
@@ -313,7 +323,12 @@ void Group::run(Call& call, const CallOptions& options) {
     if ((chosen == Algorithm::shared || chosen == Algorithm::shared_direct) && across)
       throw InvalidArgument(
           fmt::format("{} is for ranks of one host; these are on {}", name(chosen), shape_.hosts));
+    const auto start = watch_ && across ? Deadline::Clock::now() : Deadline::Clock::time_point();
     run_checked(call, chosen, spins_ && !options.patient);
+    if (watch_ && across)
+      watch_->saw(call.operation, bytes,
+                  std::chrono::duration<double>(Deadline::Clock::now() - start).count(),
+                  cost(call.operation, chosen, bytes, shape_, plan_.figures));
   } catch (const std::exception& error) {
     give_up(error);
     throw;

@@ -48,6 +48,8 @@ struct CallOptions {
   std::shared_ptr<const void> owner = {};  // of a message's buffer: kept until it is done
 };
 
+class LinkWatch;
+
 class Group : public std::enable_shared_from_this<Group> {
  public:
   // All ranks of the job. The figures of the links are the plan's, or measured by all together.
@@ -163,6 +165,7 @@ class Group : public std::enable_shared_from_this<Group> {
   int slices_ = 1;                 // of the hierarchical algorithm
 
   Plan plan_;
+  std::shared_ptr<LinkWatch> watch_;  // on rank 0 of a job that reuses figures
 
   std::mutex mutex_;  // the running call
   std::uint64_t number_ = 0;

@@ -5,34 +5,38 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <cstdlib>
-#include <filesystem>
-#include <optional>
+#include <map>
+#include <string>
+#include <utility>
 #include <vector>
 
-#include "echelon/base/checksum.h"
-#include "echelon/base/error.h"
-#include "echelon/base/file.h"
-#include "echelon/base/log.h"
 #include "echelon/collective/group.h"
 #include "echelon/collective/reduce.h"
+#include "echelon/net/interface.h"
 
 namespace echelon {
 namespace {
 
-namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t large = 1 << 20;
-constexpr auto keep_for = std::chrono::hours(24);
 
 double since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// A quantile of several runs, in seconds.
+// The times of several runs, in seconds.
+struct Times {
+  std::vector<double> sorted;
+
+  double at(double quantile) const {
+    return sorted[std::min(sorted.size() - 1, std::size_t(double(sorted.size()) * quantile))];
+  }
+  double spread() const { return at(0.8) / std::max(at(0.2), 1e-9); }
+};
+
 template <class Work>
-double time_of(int runs, double quantile, Work work) {
+Times times_of(int runs, Work work) {
   std::vector<double> times;
   for (int i = 0; i < runs; ++i) {
     const auto start = Clock::now();
@@ -40,7 +44,12 @@ double time_of(int runs, double quantile, Work work) {
     times.push_back(since(start));
   }
   std::sort(times.begin(), times.end());
-  return times[std::size_t(double(runs) * quantile)];
+  return {std::move(times)};
+}
+
+template <class Work>
+double time_of(int runs, double quantile, Work work) {
+  return times_of(runs, work).at(quantile);
 }
 
 double measure_gamma() {
@@ -97,8 +106,9 @@ bool measure_single_copy(Group& host) {
 }
 
 // Between rank 0 and the first rank on another host, the others waiting: half of a round trip, and
-// what each byte of a large message adds.
-LinkFigures measure_tcp(Group& group, int other) {
+// what each byte of a large message adds. How far large messages differ says whether something else
+// used the link.
+void measure_tcp(Group& group, int other, Figures& figures) {
   std::vector<std::byte> buffer(2 * large);
   const auto pass = [&](std::size_t bytes) {
     const auto send = [&](int to) {
@@ -116,8 +126,7 @@ LinkFigures measure_tcp(Group& group, int other) {
     }
   };
   for (int i = 0; i < 5; ++i) pass(8);
-  LinkFigures figures;
-  figures.alpha = time_of(51, 0.3, [&] { pass(8); }) / 2;
+  figures.tcp.alpha = time_of(51, 0.3, [&] { pass(8); }) / 2;
   // As large a message as a slow link can take in a moment; rank 0 says whether it is enough.
   constexpr double a_moment = 0.02;
   std::size_t bytes = 64 << 10;
@@ -127,89 +136,84 @@ LinkFigures measure_tcp(Group& group, int other) {
     pass(1);
     if (buffer[0] != std::byte(0)) break;
   }
-  figures.beta =
-      std::max((time_of(5, 0.4, [&] { pass(bytes); }) / 2 - figures.alpha) / double(bytes), 1e-12);
-  return figures;
+  const Times large_ones = times_of(9, [&] { pass(bytes); });
+  figures.tcp.beta = std::max((large_ones.at(0.3) / 2 - figures.tcp.alpha) / double(bytes), 1e-12);
+  figures.spread = large_ones.spread();
 }
 
-std::optional<fs::path> cache_folder() {
-  const auto variable = [](const char* name) -> std::optional<fs::path> {
-    const char* value = std::getenv(name);
-    if (value == nullptr || *value == '\0') return {};
-    return fs::path(value);
-  };
-  if (const auto folder = variable("ECHELON_CACHE")) return folder;
-  if (const auto folder = variable("XDG_CACHE_HOME")) return *folder / "echelon";
-  if (const auto folder = variable("HOME")) return *folder / ".cache" / "echelon";
-  return {};
+// What each rank is reached by: its address and the interface behind it. Collective.
+std::vector<std::string> ways_in(Group& group) {
+  constexpr std::size_t length = 96;
+  const std::string address = group.endpoint().card(group.endpoint().rank()).address.host;
+  std::string mine = fmt::format("{} ({})", address, describe_interface(address));
+  mine.resize(length, '\0');
+  const auto ranks = std::size_t(group.size());
+  std::string all(length * ranks, '\0');
+  const std::vector<std::size_t> counts(ranks, length);
+  group.all_gather(DataType::u8, mine.data(), all.data(), counts, {.tag = "measure"});
+  std::vector<std::string> ways;
+  for (std::size_t i = 0; i < ranks; ++i) ways.emplace_back(all.substr(i * length, length).c_str());
+  return ways;
 }
 
 // What the figures depend on: which machines, how many ranks on each, and how they are connected.
-std::string topology_key(Group& group) {
+std::string describe_links(Group& group) {
+  const auto ways = ways_in(group);
   const NetOptions& net = group.endpoint().options();
-  std::string text = fmt::format("{} {} {} {}", group.endpoint().cores(group.members()),
-                                 net.interface, net.tls, net.connections);
-  std::map<std::string, std::pair<std::string, int>> hosts;
-  for (const int rank : group.members()) {
-    auto& host = hosts[group.endpoint().card(rank).host];
-    host.first = group.endpoint().card(rank).machine;
-    ++host.second;
+  std::vector<std::pair<std::string, int>> hosts;  // in the order of their first ranks
+  std::map<std::string, std::size_t> known;
+  for (std::size_t i = 0; i < ways.size(); ++i) {
+    const auto& card = group.endpoint().card(group.members()[i]);
+    const auto [at, first] = known.try_emplace(card.host, hosts.size());
+    if (first) hosts.emplace_back(fmt::format("{} at {}", card.machine, ways[i]), 0);
+    ++hosts[at->second].second;
   }
-  for (const auto& [id, host] : hosts) text += fmt::format(" {}:{}", host.first, host.second);
-  return fmt::format("links-{:016x}.json", checksum(std::as_bytes(std::span(text))));
-}
-
-std::optional<Figures> read_cache(const fs::path& file) {
-  std::error_code none;
-  const auto written = fs::last_write_time(file, none);
-  if (none || fs::file_time_type::clock::now() - written > keep_for) return {};
-  try {
-    return Figures::parse(read_file(file), file.string());
-  } catch (const Error& error) {
-    log::debug(fmt::format("measured again: {}", error.what()));
-    return {};
-  }
-}
-
-void write_cache(const fs::path& file, const Figures& figures) {
-  try {
-    fs::create_directories(file.parent_path());
-    write_file(file, figures.json() + "\n");
-  } catch (const std::exception& error) {  // a read-only home: measured again next time
-    log::debug(fmt::format("figures of the links are not kept: {}", error.what()));
-  }
+  std::string text = fmt::format("{} cores, net.tls={}, net.connections={}",
+                                 group.endpoint().cores(group.members()), net.tls, net.connections);
+  for (const auto& [host, ranks] : hosts) text += fmt::format("; {} x {}", ranks, host);
+  return text;
 }
 
 }  // namespace
 
-Figures measure_figures(Group& group, Measure when) {
-  if (group.size() == 1) return {};
+Measured measure_figures(Group& group, Measure when) {
+  if (group.size() == 1) return {{}, LinkCache({})};
   const auto before = group.ledger().entries();
-  const auto folder = cache_folder();
-  const fs::path file = folder ? *folder / topology_key(group) : fs::path();
-  std::array<double, 7> numbers = {};
-  const auto share = [&] {
-    group.broadcast(DataType::f64, numbers.data(), numbers.size(), 0, {.tag = "measure"});
-  };
-  const auto pack = [&](const Figures& f) {
-    numbers = {1,          f.shared.alpha, f.shared.beta,        f.tcp.alpha,
-               f.tcp.beta, f.gamma,        double(f.single_copy)};
-  };
-  const auto unpack = [&] {
-    return Figures{{numbers[1], numbers[2]}, {numbers[3], numbers[4]}, numbers[5], numbers[6] != 0};
-  };
   // What is forced says nothing about the links, and must not be kept for jobs that force nothing.
   // On one host measuring takes milliseconds, and depends on what else runs: it is done every time.
   const bool usual = group.shape().hosts > 1 && group.options().algorithm == "auto" &&
                      group.options().single_copy == "auto";
-  if (group.rank() == 0 && folder && usual && when == Measure::once)
-    if (const auto cached = read_cache(file)) pack(*cached);
+  const LinkCache cache(usual ? describe_links(group) : "");
+  std::array<double, 9> numbers = {};
+  const auto share = [&] {
+    group.broadcast(DataType::f64, numbers.data(), numbers.size(), 0, {.tag = "measure"});
+  };
+  const auto pack = [&](const Figures& f) {
+    numbers = {f.shared.alpha, f.shared.beta,         f.tcp.alpha,        f.tcp.beta,      f.gamma,
+               f.spread,       double(f.single_copy), double(f.measured), double(f.reused)};
+  };
+  const auto unpack = [&] {
+    Figures f;
+    f.shared = {numbers[0], numbers[1]};
+    f.tcp = {numbers[2], numbers[3]};
+    f.gamma = numbers[4];
+    f.spread = numbers[5];
+    f.single_copy = numbers[6] != 0;
+    f.measured = std::int64_t(numbers[7]);
+    f.reused = numbers[8] != 0;
+    return f;
+  };
+  if (group.rank() == 0 && usual && when == Measure::once && group.options().measure == "auto")
+    if (const auto kept = cache.read()) pack(*kept);
   share();
-  if (numbers[0] != 0) {
+  if (numbers[7] != 0) {
     group.ledger().restore(before);
-    return unpack();
+    return {unpack(), cache};
   }
   Figures figures;
+  figures.measured = std::chrono::duration_cast<std::chrono::seconds>(
+                         std::chrono::system_clock::now().time_since_epoch())
+                         .count();
   figures.gamma = measure_gamma();
   int other = -1, colour = 0;
   std::map<std::string, int> hosts;
@@ -224,15 +228,14 @@ Figures measure_figures(Group& group, Measure when) {
     figures.shared = measure_shared(*host, figures.gamma);
     figures.single_copy = measure_single_copy(*host);
   }
-  if (other > 0 && (group.rank() == 0 || group.rank() == other))
-    figures.tcp = measure_tcp(group, other);
+  if (other > 0 && (group.rank() == 0 || group.rank() == other)) measure_tcp(group, other, figures);
   if (group.rank() == 0) {
     pack(figures);
-    if (folder && usual) write_cache(file, figures);
+    if (usual) cache.write(figures);
   }
   share();
   group.ledger().restore(before);
-  return unpack();
+  return {unpack(), cache};
 }
 
 }  // namespace echelon

@@ -13,6 +13,7 @@ struct CommOptions {
   std::string wire = "same";
   double timeout = 300;
   std::string single_copy = "auto";
+  std::string measure = "auto";
   std::string plan = "";
 
   void fields(Fields& f) {
@@ -29,6 +30,10 @@ struct CommOptions {
         "single_copy", single_copy,
         "read large private buffers of ranks on the same host in place; auto: where the system allows it and it was measured to be faster",
         {.choices = {"auto", "on", "off"}});
+    f.add(
+        "measure", measure,
+        "alpha and beta of the links; auto: those of several hosts are reused for a day, where they were steady and machines, addresses and interfaces are the same; always: measured when the job starts",
+        {.choices = {"auto", "always"}});
     f.add("plan", plan, "a plan.json whose figures and choices are taken instead of measuring");
   }
 };

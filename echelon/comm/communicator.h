@@ -110,6 +110,8 @@ class Communicator {
 
   // The slowest kind of link between its ranks as it was measured; zeros where nobody measures.
   virtual LinkFigures link() const { return {}; }
+  // Whether an earlier job measured it.
+  virtual bool link_is_reused() const { return false; }
 
   // Those that an all-reduce here can be told to use; none where the backend decides by itself.
   virtual std::vector<Algorithm> algorithms() const { return {}; }

@@ -198,6 +198,8 @@ class NativeCommunicator final : public Communicator {
     return group_->shape().hosts > 1 ? group_->figures().tcp : group_->figures().shared;
   }
 
+  bool link_is_reused() const override { return group_->figures().reused; }
+
   std::vector<Algorithm> algorithms() const override {
     return candidates(Operation::all_reduce, group_->shape());
   }

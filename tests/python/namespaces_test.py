@@ -64,9 +64,88 @@ def test_two_hosts_of_two_ranks_sum(hosts, tmp_path, algorithm):
     ranks = start(hosts, 4, tmp_path, "--sizes", "64,1Mi", "--seconds", "0.05", "--algorithm", algorithm, "--json", lines)
     results = [rank.communicate(timeout=60) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0] * 4, results
-    assert "world 4 on 2 hosts" in results[0][0]
+    assert "world 4 on 2 hosts" in results[0][0]  # and every rank has checked every sum, or ended with 1
     if algorithm != "auto":
         assert {json.loads(line)["algorithm"] for line in lines.read_text().splitlines()} == {algorithm}
+
+
+def topo(hosts, folder, *arguments):
+    """What rank 0 of 'echelon topo' prints, and its JSON."""
+    ranks = start(hosts, 2, folder, "--sizes", "64,256Ki", "--json", folder / "topo.json", *arguments, command=("topo",))
+    results = [rank.communicate(timeout=120) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * 2, results
+    return results[0][0], json.loads((folder / "topo.json").read_text())
+
+
+def throttle(hosts, rate):
+    for host in hosts:
+        subprocess.run(["ip", "netns", "exec", host, "tc", "qdisc", "replace", "dev", "ech0", "root", "tbf", "rate", rate,
+                        "burst", "32kb", "latency", "500ms"], check=True)
+
+
+def kept(folder):
+    return sorted(folder.glob("links-*.json"))
+
+
+def until_kept(folder, measure):
+    """What is measured while this machine is busy is not kept: again, until it was steady."""
+    end = time.monotonic() + 120
+    while time.monotonic() < end:
+        said = measure()
+        if kept(folder):
+            return said
+        assert "links were measured while they or this machine were busy" in said or "busy: " in said, said
+    raise AssertionError(f"no measurement was steady: {said}")
+
+
+def test_figures_of_a_link_that_changed_are_measured_again(hosts, tmp_path):
+    """tbf changes neither names nor addresses nor the speed that the interface tells."""
+    if shutil.which("tc") is None:
+        pytest.skip("there is no tc")
+    first = until_kept(tmp_path, lambda: topo(hosts, tmp_path)[0])
+    assert "links, measured now" in first, first
+    links = json.loads(kept(tmp_path)[0].read_text())
+    assert "10.214.0.1 (ech0" in links["links"] and "10.214.0.2 (ech0" in links["links"], links
+    links["measured"] -= 3 * 3600
+    links["tcp"]["beta"] = 1e-9  # of an idle machine, whatever this one was
+    kept(tmp_path)[0].write_text(json.dumps(links))
+
+    throttle(hosts, "20mbit")
+    second, figures = topo(hosts, tmp_path)
+    assert "measured 3 hours ago by an earlier job" in second, second
+    assert "the links are not what they were then: measured again" in second, second
+    assert " MB/s" in second and "0.0 GB/s" not in second, second
+    assert 1e6 < 1 / figures["figures"]["tcp"]["beta"] < 4e6, figures  # 2.5 MB/s
+    now = [one for one in figures["all_reduce"] if one["bytes"] == 256 << 10 and one["chosen"]]
+    assert now and now[0]["predicted_us"] < 5 * now[0]["measured_us"] < 25 * now[0]["predicted_us"], now
+
+    kept(tmp_path)[0].write_text(json.dumps(links)) if kept(tmp_path) else None
+    flag, figures = topo(hosts, tmp_path, "--measure")
+    assert "links, measured now" in flag and "ago" not in flag, flag
+    assert 1e6 < 1 / figures["figures"]["tcp"]["beta"] < 4e6, figures
+
+
+def test_a_job_whose_first_steps_contradict_kept_figures_says_so(hosts, tmp_path):
+    """And the next one measures again; comm.measure=always does at once."""
+    def job(*arguments):
+        ranks = start(hosts, 2, tmp_path, "--sizes", "256Ki", "--seconds", "0.05", *arguments)
+        results = [rank.communicate(timeout=120) for rank in ranks]
+        assert [rank.returncode for rank in ranks] == [0] * 2, results
+        return results[0][0] + results[0][1]
+
+    until_kept(tmp_path, job)
+    file = kept(tmp_path)[0]
+    figures = json.loads(file.read_text())
+    figures["tcp"] = {"alpha": 1e-7, "beta": 1e-12}  # no link is so fast
+    wrong = json.dumps(figures)
+    file.write_text(wrong)
+    said = job()
+    assert "the links are not what they were when an earlier job measured them" in said, said
+    assert not file.exists()
+    file.write_text(wrong)
+    said = job("--set", "comm.measure=always")
+    assert "not what they were" not in said, said
+    assert not file.exists() or json.loads(file.read_text())["tcp"]["beta"] > 1e-12
 
 
 def test_a_cut_link_ends_the_job_on_both_sides(hosts, tmp_path):

@@ -13,6 +13,7 @@ namespace {
 
 constexpr double moved = 1.5;     // by so much a link has changed
 constexpr double worth_it = 0.9;  // of the present prediction
+constexpr double far = 3;         // from what an earlier job's figures predict
 
 }  // namespace
 
@@ -66,13 +67,15 @@ void SyncController::decide(std::int64_t step, double measured) {
     }
   }
   better_ = false;
-  if (!first) {
+  const bool outdated = first && ranks_->link_is_reused() && (ratio > far || ratio < 1 / far);
+  if (!first || outdated) {
     ranks_->measure_links();
     const auto link = ranks_->link();
-    say_(fmt::format(
-        "step {}: reducing took {:.2f} ms where {:.2f} were expected: the links are "
-        "measured again, alpha {:.1f} us, beta {:.3f} ns a byte",
-        step, measured * 1e3, ratio_ * expected * 1e3, link.alpha * 1e6, link.beta * 1e9));
+    say_(
+        fmt::format("step {}: reducing took {:.2f} ms where {:.2f} were expected: the links are "
+                    "measured again, alpha {:.1f} us, beta {:.3f} ns a byte",
+                    step, measured * 1e3, (first ? 1 : ratio_) * expected * 1e3, link.alpha * 1e6,
+                    link.beta * 1e9));
   }
   const Algorithm best = cheapest();
   const double now = predicted(algorithm_), then = predicted(best);

@@ -2,10 +2,10 @@
 //
 // Every rank tells it each step how long reducing took; at intervals all compare what was measured
 // with what the cost model predicts. The first interval gives the ratio of the two: what the model
-// does not know. If later the ratio has moved by half, the links are not what they were, and are
-// measured again. If another algorithm is then predicted to be a tenth cheaper, all ranks take it
-// from the next step on. All decide the same, from the same numbers; the sum is the same to
-// rounding (docs/switching.md).
+// does not know. If it is far from 1 and an earlier job measured the links, or if later the ratio
+// has moved by half, the links are not what they were, and are measured again. If another algorithm
+// is then predicted to be a tenth cheaper, all ranks take it from the next step on. All decide the
+// same, from the same numbers; the sum is the same to rounding (docs/switching.md).
 #pragma once
 
 #include <cstdint>
