@@ -1,8 +1,10 @@
 #include <fmt/format.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -15,6 +17,7 @@
 #include "echelon/base/file.h"
 #include "echelon/collective/benchmark.h"
 #include "echelon/collective/group.h"
+#include "echelon/collective/link_cache.h"
 #include "echelon/collective/schedule.h"
 #include "echelon/comm/mesh.h"
 #include "echelon/net/environment.h"
@@ -27,18 +30,58 @@ constexpr const char* examples = R"(Examples:
   echelon topo --nproc 2                              two ranks on this machine
   echelon topo --nproc 4 --set net.shared_memory=false    as if each were on a machine of its own
   srun -n 8 echelon topo                              the ranks of a cluster job
+  srun -n 8 echelon topo --measure                    links measured now, whatever an earlier job found
   echelon topo --nproc 8 --mesh 2x2x2                 which of them pipeline x data x tensor puts where
   echelon topo --nproc 8 --mesh 2x2x2 --json FILE     the mesh for scripts: "shape" has pipeline, data and tensor,
                                                       "ranks" of each its rank, host, machine and place along them
 
 alpha is the time of a message (in shared memory: of a barrier), beta that of a byte, gamma that of reducing a byte.
-An algorithm's column has the predicted time and the measured one; * marks the one that is chosen for the size.)";
+Of each algorithm and size there is the predicted time and the measured one; * marks the one that is chosen for the
+size. Figures of several hosts may be an earlier job's: topo says how old they are, measures again with --measure, and
+does so by itself where they predict something else than it sees.)";
+
+constexpr int narrowest = 60, usual = 100;
+
+// Of the terminal; ranks that were started here have it from there.
+int columns() {
+  winsize size = {};
+  if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0)
+    return std::max<int>(narrowest, size.ws_col);
+  const char* inherited = std::getenv("COLUMNS");
+  const int number = inherited ? std::atoi(inherited) : 0;
+  return number > 0 ? std::max(narrowest, number) : usual;
+}
 
 struct Arguments {
   int nproc = 2;
   std::string sizes = "64,4Ki,64Ki,1Mi,16Mi", json, mesh;
+  bool measure = false;
   std::vector<std::string> set;
 };
+
+std::string when_measured(const Figures& figures) {
+  std::string text = figures.reused
+                         ? fmt::format("measured {} ago by an earlier job (--measure: again)",
+                                       human_age(figures.age()))
+                         : "measured now";
+  if (figures.spread > LinkCache::steady)
+    text +=
+        fmt::format("; busy: some messages took {:.1f} times as long as others", figures.spread);
+  return text;
+}
+
+void print_links(Group& group) {
+  const Figures& figures = group.figures();
+  const auto link = [](const char* kind, const LinkFigures& one) {
+    fmt::print("  {:14} alpha {:>8}   beta {:>8} a KiB ({})\n", kind, human_seconds(one.alpha),
+               human_seconds(one.beta * 1024), human_rate(1 / one.beta));
+  };
+  fmt::print("links, {}\n", when_measured(figures));
+  if (group.shape().local > 1 || group.shape().hosts == 1) link("shared memory", figures.shared);
+  if (group.shape().hosts > 1) link("TCP", figures.tcp);
+  fmt::print("  {:14} gamma {:>8} a KiB ({})\n\n", "reducing", human_seconds(figures.gamma * 1024),
+             human_rate(1 / figures.gamma));
+}
 
 void print_hosts(Group& group) {
   std::map<std::string, std::vector<int>> hosts;
@@ -46,12 +89,23 @@ void print_hosts(Group& group) {
   fmt::print("{} rank{} on {} host{}\n", group.size(), group.size() > 1 ? "s" : "", hosts.size(),
              hosts.size() > 1 ? "s" : "");
   for (const auto& [host, ranks] : hosts) {
-    std::string list;
-    for (const int rank : ranks)
-      list += fmt::format("{}{} (pid {})", list.empty() ? "" : ", ", rank,
-                          group.endpoint().card(rank).process);
-    fmt::print("  {:16} at {:15}  ranks {}\n", group.endpoint().card(ranks[0]).machine,
-               group.endpoint().card(ranks[0]).address.host, list);
+    const std::string first =
+        fmt::format("  {} at {}: ranks ", group.endpoint().card(ranks[0]).machine,
+                    group.endpoint().card(ranks[0]).address.host);
+    std::string lines = first;
+    std::size_t begin = 0;  // of the last line
+    for (const int rank : ranks) {
+      const std::string one =
+          fmt::format("{} (pid {}){}", rank, group.endpoint().card(rank).process,
+                      rank == ranks.back() ? "" : ", ");
+      if (lines.size() - begin + one.size() > std::size_t(columns())) {
+        lines += '\n';
+        begin = lines.size();
+        lines += "    ";
+      }
+      lines += one;
+    }
+    fmt::print("{}\n", lines);
   }
   CpuList every(std::size_t(sysconf(_SC_NPROCESSORS_CONF)));  // this rank has only some
   std::iota(every.begin(), every.end(), 0);
@@ -59,16 +113,51 @@ void print_hosts(Group& group) {
   const std::size_t nodes = numa_nodes(every).size();
   fmt::print("this machine: {} core{}, {} NUMA node{}\n\n", cores, cores > 1 ? "s" : "", nodes,
              nodes > 1 ? "s" : "");
-  const Figures& figures = group.figures();
-  const auto link = [](const char* kind, const LinkFigures& one) {
-    fmt::print("  {:14} alpha {:8.2f} us   beta {:8.3f} ns/KiB ({:.1f} GB/s)\n", kind,
-               one.alpha * 1e6, one.beta * 1024e9, 1 / one.beta / 1e9);
-  };
-  fmt::print("links\n");
-  if (group.shape().local > 1 || group.shape().hosts == 1) link("shared memory", figures.shared);
-  if (group.shape().hosts > 1) link("TCP", figures.tcp);
-  fmt::print("  reducing       gamma {:7.3f} ns/KiB ({:.1f} GB/s)\n\n", figures.gamma * 1024e9,
-             1 / figures.gamma / 1e9);
+  print_links(group);
+}
+
+using Results = std::map<Algorithm, std::vector<BenchmarkResult>>;
+
+// Whether the largest exchange took another time than an earlier job's figures predict. The same on
+// all ranks.
+bool figures_are_outdated(Group& group, const Results& measured) {
+  std::uint8_t outdated = 0;
+  if (group.rank() == 0 && group.figures().reused) {
+    const auto& results = measured.begin()->second;
+    const auto largest = std::size_t(
+        std::ranges::max_element(results, {}, &BenchmarkResult::bytes) - results.begin());
+    const Algorithm chosen = group.algorithm(Operation::all_reduce, results[largest].bytes);
+    const BenchmarkResult& one = measured.at(chosen)[largest];
+    outdated = one.median > 3 * one.predicted || one.predicted > 3 * one.median;
+  }
+  group.broadcast(DataType::u8, &outdated, 1, 0);
+  return outdated != 0;
+}
+
+// A row for each algorithm and as many sizes beside each other as fit.
+void print_times(Group& group, const std::vector<Algorithm>& algorithms,
+                 const std::vector<std::size_t>& sizes, const Results& measured) {
+  constexpr int label = 18, cell = 20;
+  const std::size_t beside = std::size_t(std::max(1, (columns() - label) / cell));
+  fmt::print("all_reduce of fp32, private buffers: predicted / measured\n");
+  for (std::size_t first = 0; first < sizes.size(); first += beside) {
+    const std::size_t end = std::min(sizes.size(), first + beside);
+    fmt::print("{}{:{}}", first ? "\n" : "", "", label);
+    for (std::size_t i = first; i < end; ++i)
+      fmt::print("{:>{}} ", human_bytes(sizes[i]), cell - 1);
+    fmt::print("\n");
+    for (const auto algorithm : algorithms) {
+      fmt::print("{:{}}", name(algorithm), label);
+      for (std::size_t i = first; i < end; ++i) {
+        const auto& one = measured.at(algorithm)[i];
+        const bool chosen = algorithm == group.algorithm(Operation::all_reduce, sizes[i]);
+        fmt::print("{:>{}}{}",
+                   fmt::format("{} / {}", human_seconds(one.predicted), human_seconds(one.median)),
+                   cell - 1, chosen ? "*" : " ");
+      }
+      fmt::print("\n");
+    }
+  }
 }
 
 void show(Group& group, const Arguments& arguments, const std::vector<std::size_t>& sizes) {
@@ -79,30 +168,35 @@ void show(Group& group, const Arguments& arguments, const std::vector<std::size_
   BenchmarkOptions options;
   options.sizes = sizes;
   options.seconds = 0.05;
-  std::map<Algorithm, std::vector<BenchmarkResult>> measured;
+  Results measured;
   for (const auto algorithm : algorithms) {
     options.algorithm = algorithm;
     measured[algorithm] = run_benchmark(group, options);
   }
+  if (figures_are_outdated(group, measured)) {
+    group.measure_again();
+    for (auto& [algorithm, results] : measured)
+      for (auto& one : results)
+        one.predicted =
+            cost(Operation::all_reduce, algorithm, one.bytes, group.shape(), group.figures());
+    if (group.rank() == 0) {
+      fmt::print("the links are not what they were then: measured again\n");
+      print_links(group);
+    }
+  }
   if (group.rank() != 0) return;
+  print_times(group, algorithms, sizes, measured);
   nlohmann::ordered_json all = nlohmann::ordered_json::parse(group.plan().json());
-  fmt::print("all_reduce of fp32, private buffers: predicted / measured, us\n{:>10}", "size");
-  for (const auto algorithm : algorithms) fmt::print(" {:>21}", name(algorithm));
-  fmt::print("\n");
-  for (std::size_t i = 0; i < options.sizes.size(); ++i) {
-    fmt::print("{:>10}", human_bytes(options.sizes[i]));
-    const Algorithm chosen = group.algorithm(Operation::all_reduce, options.sizes[i]);
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    const Algorithm chosen = group.algorithm(Operation::all_reduce, sizes[i]);
     for (const auto algorithm : algorithms) {
       const auto& result = measured[algorithm][i];
-      fmt::print(" {:>21}", fmt::format("{:.1f} / {:.1f}{}", result.predicted * 1e6,
-                                        result.median * 1e6, algorithm == chosen ? "*" : " "));
       all["all_reduce"].push_back({{"bytes", result.bytes},
                                    {"algorithm", name(algorithm)},
                                    {"predicted_us", result.predicted * 1e6},
                                    {"measured_us", result.median * 1e6},
                                    {"chosen", algorithm == chosen}});
     }
-    fmt::print("\n");
   }
   if (!arguments.json.empty()) write_file(arguments.json, all.dump(2) + "\n");
 }
@@ -170,6 +264,8 @@ void add_topo(CLI::App& app, int& exit_code) {
   command->add_option("--sizes", arguments->sizes, "Bytes of the vector, as in 64,4Ki,1Mi")
       ->type_name("LIST")
       ->capture_default_str();
+  command->add_flag("--measure", arguments->measure,
+                    "Measure the links, also where an earlier job did");
   command
       ->add_option("--mesh", arguments->mesh,
                    "Draw how ranks make a mesh, and measure nothing: pipeline x data x tensor")
@@ -188,6 +284,8 @@ void add_topo(CLI::App& app, int& exit_code) {
   command->callback([arguments, &exit_code] {
     const auto sizes = parse_sizes(arguments->sizes);
     require_place_for(arguments->json, "--json");
+    if (arguments->measure) arguments->set.push_back("comm.measure=always");
+    if (isatty(STDOUT_FILENO)) setenv("COLUMNS", std::to_string(columns()).c_str(), 1);
     // Before there are ranks that would all say it; those that a launcher started do, and it says
     // once what they say alike.
     if (!arguments->mesh.empty()) {

@@ -482,3 +482,18 @@ def test_the_summary_has_every_field_with_sane_values(echelon):
 def test_the_summary_of_a_run_without_validation_says_so(echelon):
     echelon.train_well("a", "--json", "summary.json", data_source="random", model_vocab=50)
     assert json.loads((echelon.folder / "summary.json").read_text())["val_bits_per_byte"] is None
+
+
+@pytest.mark.parametrize("columns", [80, None])
+def test_topo_and_bench_fit_the_terminal(echelon, columns):
+    """A hundred columns where nobody says how many there are."""
+    environment = {key: value for key, value in os.environ.items() if key != "COLUMNS"}
+    if columns:
+        environment["COLUMNS"] = str(columns)
+    for command in (["topo", "--nproc", "2"], ["bench", "collectives", "--world", "2", "--seconds", "0.01", "--sizes", "64,1Mi"]):
+        result = subprocess.run([str(echelon.program), *command], cwd=echelon.folder, env=environment, capture_output=True,
+                                text=True, timeout=120)
+        assert result.returncode == 0, result.stderr
+        widest = max(result.stdout.splitlines(), key=len)
+        assert len(widest) <= (columns or 100), widest
+        assert "1.0 MiB" in result.stdout
