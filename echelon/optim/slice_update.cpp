@@ -58,17 +58,21 @@ SliceUpdate::SliceUpdate(std::vector<Part> parts, at::Device device, at::ScalarT
       parts_(std::move(parts)),
       sum_over_owners_(std::move(sum_over_owners)) {
   const auto wide = at::TensorOptions(device).dtype(master_type(type));
-  std::int64_t all = 0, longest = 0;
-  for (const auto& part : parts_) {
-    all += part.master.numel();
+  std::int64_t longest = 0;
+  for (const auto& part : parts_)
     for (const auto& range : part.ranges) longest = std::max(longest, range.numel);
-  }
-  {
-    MemoryScope scope(MemoryKind::optimizer);
-    for (std::size_t i = 0; i < optimizer_->state_names().size(); ++i)
-      moments_.push_back(at::zeros({all}, wide));
-  }
+  wide_ = wide;
   prepare(longest, parameters, wide, scaling);
+}
+
+const std::vector<at::Tensor>& SliceUpdate::moments() const {
+  if (!moments_.empty()) return moments_;
+  MemoryScope scope(MemoryKind::optimizer);
+  std::int64_t all = 0;
+  for (const auto& part : parts_) all += part.master.numel();
+  for (std::size_t i = 0; i < optimizer_->state_names().size(); ++i)
+    moments_.push_back(at::zeros({all}, wide_));
+  return moments_;
 }
 
 SliceUpdate::SliceUpdate(std::vector<std::vector<UpdateRange>> ranges, std::int64_t longest_run,
@@ -164,7 +168,7 @@ void SliceUpdate::each_slice(const std::vector<at::Tensor>& grads, bool values_c
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     const auto& [master, ranges] = parts_[i];
     Run run{i, 0, master, grads[i], {}};
-    for (const auto& moment : moments_)
+    for (const auto& moment : moments())
       run.state.push_back(moment.narrow(0, first, master.numel()));
     each_slice_of(run, ranges, fn);
     first += master.numel();
@@ -197,7 +201,7 @@ std::vector<SliceUpdate::PartedState> SliceUpdate::parted_state() const {
     all.push_back({names[i], {}});
     std::int64_t first = 0;
     for (const auto& part : parts_) {
-      all.back().parts.push_back(moments_[i].narrow(0, first, part.master.numel()));
+      all.back().parts.push_back(moments()[i].narrow(0, first, part.master.numel()));
       first += part.master.numel();
     }
   }

@@ -100,7 +100,11 @@ class SliceUpdate {
   at::ScalarType gradients_;
   bool single_;  // the model is not fp64
   std::vector<Part> parts_;
-  std::vector<at::Tensor> moments_;  // by state name: those of all parts, one after another
+  // By state name: those of all parts, one after another. Taken when they are first needed: a
+  // worker of parameter servers never needs them.
+  const std::vector<at::Tensor>& moments() const;
+  mutable std::vector<at::Tensor> moments_;
+  at::TensorOptions wide_;
   std::vector<std::vector<UpdateRange>> ranges_;  // by part, where a walk shows them
   Walk walk_;
   bool copies_ = false;              // a gradient is copied before it is used
