@@ -24,25 +24,18 @@ class MemoryScope {
   MemoryKind outer_;
 };
 
-// While it lives, what this thread takes and gives back is not counted: the memory of other
-// threads, which have no account.
-class MemoryUncounted {
- public:
-  MemoryUncounted();
-  ~MemoryUncounted();
-  MemoryUncounted(const MemoryUncounted&) = delete;
-  MemoryUncounted& operator=(const MemoryUncounted&) = delete;
-};
-
 struct MemoryUse {
   std::array<std::uint64_t, memory_kind_names.size()> bytes{};
   std::uint64_t total() const;
   std::uint64_t operator[](MemoryKind kind) const { return bytes[static_cast<std::size_t>(kind)]; }
 };
 
+// Whether an account also counts what accounts count that are made while it is the innermost.
+enum class MemoryExtent { own, with_inner };
+
 class MemoryAccount {
  public:
-  MemoryAccount();
+  explicit MemoryAccount(MemoryExtent extent = MemoryExtent::own);
   ~MemoryAccount();
   MemoryAccount(const MemoryAccount&) = delete;
   MemoryAccount& operator=(const MemoryAccount&) = delete;
@@ -51,8 +44,27 @@ class MemoryAccount {
   MemoryUse at_peak() const;
 
  private:
+  friend class MemoryContext;
   class Reporter;
   std::shared_ptr<Reporter> reporter_;
+};
+
+// The account of the thread that makes it, for work that other threads do: while a Join lives, what
+// its thread takes and gives back is counted there, or nowhere where that thread had none.
+class MemoryContext {
+ public:
+  MemoryContext();
+
+  class Join {
+   public:
+    explicit Join(const MemoryContext& context);
+    ~Join();
+    Join(const Join&) = delete;
+    Join& operator=(const Join&) = delete;
+  };
+
+ private:
+  std::shared_ptr<MemoryAccount::Reporter> reporter_;
 };
 
 }  // namespace echelon

@@ -61,6 +61,7 @@ ServerJob::ServerJob(const JobOptions& options, Communicator& ranks, const std::
             .save_every = options.train.save_every,
             .timeout = options.comm.timeout,
             .name = roles_.name_of(mine),
+            .first = roles_.name_of(0),
             .check_guest =
                 [ours = to_toml(fields_of(options_), Comments::no),
                  data](const std::string& theirs) {
@@ -116,6 +117,8 @@ void ServerJob::attach(Trainer& trainer, const Stack& stack) {
   trainer.use_servers(std::move(setup), options_.net, token_,
                       ranks_.rank() == 0 ? ServerPart::first : ServerPart::rank, ranks_.ledger());
 }
+
+void ServerJob::all_have_come() { gather_texts(ranks_, "", "servers"); }
 
 void ServerJob::wait() {
   if (server_) server_->wait();

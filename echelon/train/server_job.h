@@ -45,7 +45,10 @@ class ServerJob {
 
   std::string addresses() const;  // of the servers, "host:port,host:port"
   void attach(Trainer& trainer, const Stack& stack);
-  // Until the last worker has left this rank's server. Throws what ended the job before its end.
+  // Every rank calls it once, those that work after attach(). Throws PeerLost where a rank died
+  // before: later a job may do without some of its workers, but it begins with all.
+  void all_have_come();
+  // Until the job's workers have left this rank's server. Throws what ended the job before its end.
   void wait();
 
   const ParameterServer* server() const { return server_.get(); }

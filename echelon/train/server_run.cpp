@@ -20,6 +20,7 @@ void Trainer::use_servers(ServerWorker::Setup setup, const NetOptions& net, cons
         "or fp32, and train.reduce=auto, with server.count and sync.allow_staleness");
   servers_ = std::make_unique<ServerWorker>(std::move(setup), net, token, stack_.units(),
                                             stack_.values(), stack_.grads(), ledger);
+  batch_parts_ = servers_->shares();
   part_ = part;
   stop_told_ = false;
   spoiled_.clear();
@@ -78,10 +79,11 @@ void Trainer::run_with_servers(std::int64_t until, const std::atomic<bool>* stop
     else
       step_ = next.version;
     spoiled_ = next.spoiled;
-    if (next.task) compute_share(*next.task, next.version);
+    lost_workers_ = next.lost;
+    if (next.task) compute_share(*next.task);
     if (next.finished && told_.empty()) break;
   }
-  if (step_ >= train_.steps || step_ < until) servers_->pull(step_, {step_, servers_->shares()});
+  if (step_ >= train_.steps || step_ < until) servers_->pull_newest(step_);
 }
 
 // Several updates may be told of at once: they share the time since the last ones.
@@ -94,8 +96,7 @@ void Trainer::tell_of(const std::vector<ParameterServer::Applied>& all) {
   for (const auto& applied : all) told_.emplace_back(applied, seconds);
 }
 
-// On parameters that are at least as new as when the task was given.
-void Trainer::compute_share(const Task& task, std::int64_t at_least) {
+void Trainer::compute_share(const Task& task) {
   const auto shares = even_shares(train_.batch, servers_->shares());
   std::int64_t first = 0;
   for (int j = 0; j < task.share; ++j) first += shares[std::size_t(j)];
@@ -104,7 +105,7 @@ void Trainer::compute_share(const Task& task, std::int64_t at_least) {
   const Batch batch = batch_of(task.clock, first, first + mine);
   targets_a_step_ = batch.target.numel() / mine * train_.batch;
   const auto begin = std::chrono::steady_clock::now();
-  servers_->pull(at_least, task);
+  servers_->pull(task);
   executor_->step().fill_(task.clock);
   const at::Tensor loss = executor_->run(batch.input, batch.target, weight, first);
   share_times_ = executor_->times();

@@ -385,7 +385,7 @@ void Trainer::tell(const StepReport& report) const {
 }
 
 void Trainer::refresh_values() {
-  if (servers_) servers_->pull(step_, {step_, servers_->shares()});
+  if (servers_) servers_->pull_newest(step_);
   if (shards_) shards_->wait_for_values();
 }
 
@@ -393,7 +393,8 @@ double Trainer::evaluate(const Dataset& data, std::int64_t samples) {
   const PartsInUse stack_parts(stack_);
   refresh_values();
   MemoryScope scope(MemoryKind::activations);
-  const auto share = train_.batch / train_.micro_batches;
+  // As many at a time as a rank takes in a step: its memory was planned for that.
+  const auto share = std::max<std::int64_t>(1, train_.batch / train_.micro_batches / batch_parts_);
   samples = std::min(samples, data.size());
   // Where no rank has all parameters all are here, and those that split a batch split the samples.
   const bool together = in_parts();

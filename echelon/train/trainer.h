@@ -109,6 +109,8 @@ class Trainer {
   // Why ranks that use servers for a time had to stop: a gradient that was not finite. Nothing of
   // its step was applied. Empty where all is well.
   const std::string& spoiled() const { return spoiled_; }
+  // Workers that died or that the servers dropped, and why, as the servers told the first of them.
+  const std::vector<std::string>& lost_workers() const { return lost_workers_; }
 
   // How gradients are reduced from the next step on, and how many samples each rank takes of a
   // batch (by rank; together all): every rank says the same.
@@ -130,7 +132,7 @@ class Trainer {
   // This rank computes so many times slower than it could (chaos.slow).
   void slow_down(double factor);
 
-  // First values: by default each parameter's own Init with the seed.
+  // First values: by default each parameter's own Init with the seed. Before use_servers().
   void load(const ValueSource& source) {
     PartsInUse parts(stack_);
     parts.forget_whole();
@@ -218,7 +220,13 @@ class Trainer {
   // Of one kind, whole, on all ranks: collective likewise.
   at::Tensor whole_state(std::size_t kind, const Parameter& parameter) const;
   std::unique_ptr<Tier> make_tier(const ZeroOptions& zero, int stage, const Owners& owners) const;
-  Update& owner() const { return zero_ ? static_cast<Update&>(*zero_) : *update_; }
+  Update& owner() const {
+    if (!zero_ && !update_)
+      throw InvalidArgument(
+          "the parameter servers have the parameters and the optimiser's state, not this trainer: "
+          "load and restore before use_servers()");
+    return zero_ ? static_cast<Update&>(*zero_) : *update_;
+  }
   void issue(std::int64_t step, bool stop);
   Work vote(bool stop);
   std::int64_t first_sample() const;  // of this rank's share of a batch
@@ -233,7 +241,7 @@ class Trainer {
   void look_at_speeds();
   Batch batch_of(std::int64_t step, std::int64_t first, std::int64_t end) const;
   void run_with_servers(std::int64_t until, const std::atomic<bool>* stop);
-  void compute_share(const Task& task, std::int64_t at_least);
+  void compute_share(const Task& task);
   void fetch_state();
   void tell_of(const std::vector<ParameterServer::Applied>& all);
 
@@ -268,6 +276,7 @@ class Trainer {
   bool alike_ = false;                  // all ranks began with the same parameters
   std::uint64_t digest_ = 0;            // of the state that was restored
   std::vector<std::int64_t> shares_;    // samples of each rank
+  std::int64_t batch_parts_ = 1;  // ranks, or workers of parameter servers, that share a batch
   bool by_speed_ = false;
   std::int64_t shares_every_ = 0;
   double busy_seconds_ = 0;  // of computing, since the speeds were last looked at
@@ -281,6 +290,7 @@ class Trainer {
   std::deque<std::pair<ParameterServer::Applied, double>> told_;  // updates not yet reported
   bool begun_ = false, stop_told_ = false;
   std::string spoiled_;
+  std::vector<std::string> lost_workers_;
   bool graph_wanted_ = false;
   std::unique_ptr<InFlight> in_flight_;
 };

@@ -113,6 +113,7 @@ Trainer::Trainer(Stack& stack, const Dataset& data, const TrainOptions& train,
   const int parts = layout_.mesh.shape.data;
   check_share(train, parts);
   shares_ = even_shares(train.batch, parts);
+  batch_parts_ = parts;
   by_speed_ = ranks_ && parallel.shares == "speed";
   shares_every_ = parallel.shares_every;
   if (by_speed_ && (!device_.is_cpu() || layout_.in_parts()))

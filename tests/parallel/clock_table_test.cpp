@@ -6,11 +6,21 @@
 
 #include <random>
 #include <set>
+#include <utility>
 
 #include "echelon/base/error.h"
 
 namespace echelon {
 namespace {
+
+using Share = std::pair<std::int64_t, int>;  // of a step
+
+std::optional<Share> taken(ClockTable& table, int worker) {
+  const auto task = table.take(worker);
+  return task ? std::optional(Share(task->clock, task->share)) : std::nullopt;
+}
+
+void finish(ClockTable& table, int worker) { table.done(worker, *table.task_of(worker)); }
 
 // Runs a table to its end: workers that hold a task finish it in a random order, applied updates
 // lag behind, workers die and join. Checks the invariants on the way.
@@ -26,8 +36,8 @@ struct Simulation {
     ClockTable table(shares, 0, steps, bound);
     std::vector<int> workers;
     for (int i = 0; i < shares; ++i) workers.push_back(table.join("worker " + std::to_string(i)));
-    std::map<int, std::int64_t> read;  // by worker: the version its task is computed on
-    std::map<std::pair<std::int64_t, int>, std::int64_t> computed;
+    std::map<std::pair<std::int64_t, int>, Task> computed;
+    std::set<std::int64_t> numbers;
     std::set<std::pair<std::int64_t, int>> counted;
     std::int64_t applied = 0;
     for (int turns = 0; !table.finished(); ++turns) {
@@ -36,12 +46,15 @@ struct Simulation {
       auto pick = random() % (workers.size() + 1);
       if (seed % 2 && pick < workers.size() && random() % (1 + 10 * pick) != 0) continue;
       if (pick == workers.size()) {  // the owner applies the next update
-        if (const auto clock = table.order(applied)) {
+        if (const auto step = table.order(applied)) {
+          ASSERT_EQ(std::ssize(step->shares), shares);
           for (int j = 0; j < shares; ++j) {
-            const auto age = applied - computed.at({*clock, j});
+            const auto& task = step->shares[std::size_t(j)];
+            EXPECT_EQ(task, computed.at({step->clock, j})) << "of the worker that was done with it";
+            const auto age = applied - task.version;
             oldest = std::max(oldest, age);
             if (bound == 0) {
-              EXPECT_EQ(*clock, applied) << "a synchronous job's updates are applied in order";
+              EXPECT_EQ(step->clock, applied) << "a synchronous job's updates are applied in order";
             }
             EXPECT_LE(age, bound);
           }
@@ -55,15 +68,15 @@ struct Simulation {
         if (deaths && workers.size() > 1 && random() % 50 == 0) {
           table.drop(worker);
           workers.erase(workers.begin() + std::ptrdiff_t(pick));
-          read.erase(worker);
           if (random() % 2) workers.push_back(table.join("newcomer"));
           continue;
         }
         EXPECT_TRUE(counted.insert({task->clock, task->share}).second) << "a share counts once";
-        computed[{task->clock, task->share}] = read[worker];
+        computed[{task->clock, task->share}] = *task;
         table.done(worker, *task);
       } else if (const auto got = table.take(worker)) {
-        read[worker] = table.version();
+        EXPECT_EQ(got->version, table.version());
+        EXPECT_TRUE(numbers.insert(got->number).second) << "no two have one number";
         if (bound != ClockTable::unbounded) {
           EXPECT_LE(got->clock - table.version(), bound);
         }
@@ -107,11 +120,11 @@ TEST(ClockTable, LosesNothingWhenWorkersDieAndJoin) {
 TEST(ClockTable, AppliesInTheOrderOfCompletionWithoutABound) {
   ClockTable table(2, 0, 10, ClockTable::unbounded);
   const int slow = table.join("slow"), quick = table.join("quick");
-  ASSERT_EQ(table.take(slow), (Task{0, 0}));
+  ASSERT_EQ(taken(table, slow), Share(0, 0));
   for (int i = 0; i < 3; ++i) table.done(quick, *table.take(quick));  // (0, 1), (1, 0), (1, 1)
-  EXPECT_EQ(table.order(0), 1) << "step 0 still misses a share";
-  table.done(slow, {0, 0});
-  EXPECT_EQ(table.order(1), 0);
+  EXPECT_EQ(table.order(0)->clock, 1) << "step 0 still misses a share";
+  finish(table, slow);
+  EXPECT_EQ(table.order(1)->clock, 0);
 }
 
 // Two slow workers whose steps are equally old: neither may be let go so late that the other misses
@@ -126,10 +139,10 @@ TEST(ClockTable, LetsNoStepWaitUntilItIsTooOld) {
       ++applied;
     }
   };
-  ASSERT_EQ(table.take(a), (Task{0, 0}));
-  ASSERT_EQ(table.take(b), (Task{1, 0}));
-  ASSERT_EQ(table.take(c), (Task{2, 0}));
-  table.done(a, {0, 0});
+  ASSERT_EQ(taken(table, a), Share(0, 0));
+  ASSERT_EQ(taken(table, b), Share(1, 0));
+  ASSERT_EQ(taken(table, c), Share(2, 0));
+  finish(table, a);
   apply();
   EXPECT_EQ(applied, 1);
   if (const auto next = table.take(a)) {
@@ -137,8 +150,8 @@ TEST(ClockTable, LetsNoStepWaitUntilItIsTooOld) {
     apply();
   }
   EXPECT_EQ(applied, 1) << "steps 2 and 3 are to be applied as updates 1 and 2";
-  table.done(b, {1, 0});
-  table.done(c, {2, 0});
+  finish(table, b);
+  finish(table, c);
   apply();
   EXPECT_GE(applied, 3);
 }
@@ -170,26 +183,26 @@ TEST(ClockTable, GivesASlowWorkerFewerShares) {
 TEST(ClockTable, KeepsAShareForAWorkerThatComesLate) {
   ClockTable table(2, 3, 10, 0, ClockTable::Shares::to_each_its_own);
   const int early = table.join("early");
-  ASSERT_EQ(table.take(early), (Task{3, 0}));
-  table.done(early, {3, 0});
+  ASSERT_EQ(taken(table, early), Share(3, 0));
+  finish(table, early);
   EXPECT_EQ(table.take(early), std::nullopt) << "the other share is not its own";
   const int late = table.join("late");
-  ASSERT_EQ(table.take(late), (Task{3, 1}));
-  table.done(late, {3, 1});
-  EXPECT_EQ(table.order(3), 3);
+  ASSERT_EQ(taken(table, late), Share(3, 1));
+  finish(table, late);
+  EXPECT_EQ(table.order(3)->clock, 3);
 }
 
 TEST(ClockTable, StopsAfterTheStepsThatWereBegun) {
   ClockTable table(2, 0, 100, 1);
   const int a = table.join("a"), b = table.join("b");
-  ASSERT_EQ(table.take(a), (Task{0, 0}));
+  ASSERT_EQ(taken(table, a), Share(0, 0));
   table.stop();
   EXPECT_EQ(table.end(), 1);
-  ASSERT_EQ(table.take(b), (Task{0, 1})) << "what was begun is finished";
-  table.done(a, {0, 0});
+  ASSERT_EQ(taken(table, b), Share(0, 1)) << "what was begun is finished";
+  finish(table, a);
   EXPECT_EQ(table.take(a), std::nullopt);
-  table.done(b, {0, 1});
-  ASSERT_EQ(table.order(0), 0);
+  finish(table, b);
+  ASSERT_EQ(table.order(0)->clock, 0);
   table.applied();
   EXPECT_TRUE(table.finished());
 }
@@ -197,18 +210,18 @@ TEST(ClockTable, StopsAfterTheStepsThatWereBegun) {
 TEST(ClockTable, AbandonsWhatIsNotComplete) {
   ClockTable table(2, 4, 100, 3);
   const int a = table.join("a"), b = table.join("b");
-  ASSERT_EQ(table.take(a), (Task{4, 0}));
-  ASSERT_EQ(table.take(b), (Task{4, 1}));
-  table.done(a, {4, 0});
-  ASSERT_EQ(table.take(a), (Task{5, 0}));
-  table.done(b, {4, 1});
-  ASSERT_EQ(table.take(b), (Task{5, 1}));
+  ASSERT_EQ(taken(table, a), Share(4, 0));
+  ASSERT_EQ(taken(table, b), Share(4, 1));
+  finish(table, a);
+  ASSERT_EQ(taken(table, a), Share(5, 0));
+  finish(table, b);
+  ASSERT_EQ(taken(table, b), Share(5, 1));
   table.abandon();
   EXPECT_FALSE(table.finished()) << "step 5 is complete and is to be applied";
-  table.done(a, {5, 0});
-  table.done(b, {5, 1});
+  finish(table, a);
+  finish(table, b);
   EXPECT_EQ(table.take(a), std::nullopt);
-  ASSERT_EQ(table.order(4), 4);
+  ASSERT_EQ(table.order(4)->clock, 4);
   EXPECT_EQ(table.order(5), std::nullopt);
   table.applied();
   EXPECT_TRUE(table.finished());
@@ -221,6 +234,33 @@ TEST(ClockTable, RefusesWhatAWorkerDidNotHave) {
   table.take(a);
   EXPECT_THROW(table.done(a, {5, 0}), InvalidArgument);
   EXPECT_THROW(table.take(a), InvalidArgument) << "one at a time";
+}
+
+// Somebody who was given up on may finish after all.
+TEST(ClockTable, TakesAShareFromTheWorkerThatHasItNow) {
+  ClockTable table(1, 0, 10, 3);
+  const int slow = table.join("slow"), quick = table.join("quick");
+  const Task before = *table.take(slow);
+  table.drop(slow);
+  const Task now = *table.take(quick);
+  EXPECT_EQ(Share(now.clock, now.share), Share(before.clock, before.share));
+  EXPECT_NE(now.number, before.number);
+  EXPECT_THROW(table.done(slow, before), InvalidArgument);
+  EXPECT_THROW(table.done(quick, before), InvalidArgument);
+  table.done(quick, now);
+  EXPECT_EQ(table.order(0)->shares, std::vector<Task>{now});
+}
+
+TEST(ClockTable, KnowsWhatMayStillBeRead) {
+  ClockTable table(2, 0, 10, 3);
+  const int a = table.join("a"), b = table.join("b"), c = table.join("c");
+  const Task first = *table.take(a), second = *table.take(b), looks = table.read(c);
+  EXPECT_EQ(table.held(), (std::vector<Task>{first, second, looks}));
+  table.done(a, first);
+  table.drop(b);
+  EXPECT_EQ(table.held(), std::vector<Task>{looks});
+  EXPECT_EQ(table.take(c)->share, 1);
+  ASSERT_EQ(table.held().size(), 1u) << "who takes a share reads nothing else";
 }
 
 }  // namespace

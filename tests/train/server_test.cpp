@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include <limits>
+#include <thread>
 
 #include "echelon/nn/gpt.h"
 #include "echelon/train/server_job.h"
@@ -98,35 +99,54 @@ TEST(ParameterServer, EqualsOneProcess) {
       }
 }
 
+// Later a job may do without a worker; but it does not begin without.
+TEST(ParameterServer, DoesNotBeginWithoutARankThatDied) {
+  JobOptions options = tiny();
+  options.server = {.count = 1, .mode = "async"};
+  const Token token = Token::random();
+  const auto outcomes = run_outcomes({.world = 3}, [&](Group& group) {
+    const auto ranks = native_communicator(group.shared_from_this());
+    ServerJob job(options, *ranks, "127.0.0.1", token);
+    if (group.rank() == 2) throw Error("it cannot read its data");
+    Stack stack = gpt(options.model);
+    Trainer trainer(stack, tokens(), options.train, options.optim);
+    job.attach(trainer, stack);
+    job.all_have_come();
+  });
+  for (const int rank : {0, 1}) {
+    EXPECT_EQ(outcomes[std::size_t(rank)].kind, "PeerLost");
+    EXPECT_NE(outcomes[std::size_t(rank)].message.find("rank 2"), std::string::npos)
+        << outcomes[std::size_t(rank)].message;
+  }
+}
+
+TEST(ParameterServer, TakesFirstValuesBeforeItIsAttachedOnly) {
+  JobOptions options = tiny();
+  options.server = {.count = 1};
+  const Token token = Token::random();
+  run_ranks_well({.world = 2}, [&](Group& group) {
+    const auto ranks = native_communicator(group.shared_from_this());
+    ServerJob job(options, *ranks, "127.0.0.1", token);
+    Stack stack = gpt(options.model);
+    Trainer trainer(stack, tokens(), options.train, options.optim);
+    job.attach(trainer, stack);
+    if (group.rank() == 1) {
+      const auto seen = outcome([&] { trainer.load(random_values(1)); });
+      EXPECT_EQ(seen.kind, "InvalidArgument");
+      EXPECT_NE(seen.message.find("load and restore before use_servers()"), std::string::npos);
+    }
+    trainer.run();
+    trainer.leave_servers();
+    job.wait();
+  });
+}
+
 TEST(ParameterServer, GivesTheSameBitsEveryTimeWhenSynchronous) {
   at::set_num_threads(1);
   JobOptions options = tiny();
   options.server = {.count = 2};
   const Result first = first_of(options, 3), again = first_of(options, 3);
   EXPECT_TRUE(at::equal(first.parameters, again.parameters));
-}
-
-// A worker that sleeps gets its gradients in late, but never later than the bound.
-TEST(ParameterServer, KeepsTheBoundWhenAWorkerIsSlow) {
-  at::set_num_threads(1);
-  for (const std::int64_t staleness : {1, 3}) {
-    JobOptions options = tiny();
-    options.train.steps = 30;
-    options.server = {.count = 1, .mode = "bounded", .staleness = staleness};
-    const Token token = Token::random();
-    std::int64_t oldest = 0;
-    run_ranks_well({.world = 3}, [&](Group& group) {
-      const Result mine = with_servers(options, group, token, [&](Trainer& trainer) {
-        if (group.rank() == 2) trainer.slow_down(20);
-      });
-      if (group.rank() != 0) return;
-      EXPECT_EQ(mine.reports.size(), 30u);
-      for (const auto& report : mine.reports)
-        for (const auto age : report.ages) oldest = std::max(oldest, age);
-    });
-    EXPECT_GT(oldest, 0) << "the slow worker's gradients were of older parameters";
-    EXPECT_LE(oldest, staleness);
-  }
 }
 
 TEST(ParameterServer, SendsOnlyTheRowsThatWereTouched) {
@@ -192,22 +212,24 @@ TEST(ParameterServer, RefusesAGradientBeyondTheBound) {
     for (const int worker : {a, b}) {
       const auto next = one.server.next(worker, 0);
       ASSERT_TRUE(next.task);
-      one.server.pull(std::max(0, step - 2), *next.task);
-      one.server.push("rank 0", *next.task, std::max(0, step - 2), 0.5, one.gradient());
+      one.server.pull(worker, *next.task);
+      one.server.push(worker, "rank 0", *next.task, 0.5, one.gradient());
       one.server.done(worker, *next.task, 1);
     }
-    one.server.pull(step + 1, {});  // until it is applied
+    one.server.newest(a, step + 1);  // until it is applied
   }
   const auto next = one.server.next(a, 0);
   ASSERT_TRUE(next.task);
+  Task old = *next.task;
+  old.version = 1;
   const auto refused =
-      outcome([&] { one.server.push("rank 0 (pid 7)", *next.task, 1, 0.5, one.gradient()); });
+      outcome([&] { one.server.push(a, "rank 0 (pid 7)", old, 0.5, one.gradient()); });
   EXPECT_EQ(refused.kind, "Refused");
   EXPECT_EQ(
       refused.message,
       "the gradient that rank 0 (pid 7) sent for step 5 is of the parameters after 1 updates, "
       "and there were 4: too old for staleness 2; it was refused");
-  EXPECT_EQ(one.server.pull(0, {}).version, 4) << "nothing was applied";
+  EXPECT_EQ(one.server.newest(a, 0).version, 4) << "nothing was applied";
 }
 
 TEST(ParameterServer, RefusesAGradientThatIsNotFinite) {
@@ -216,27 +238,72 @@ TEST(ParameterServer, RefusesAGradientThatIsNotFinite) {
   const auto next = one.server.next(worker, 0);
   at::Tensor bad = one.gradient();
   bad.narrow(0, 17, 1).fill_(std::numeric_limits<double>::quiet_NaN());
-  const auto refused = outcome([&] { one.server.push("rank 3 (pid 7)", *next.task, 0, 0.5, bad); });
+  const auto refused =
+      outcome([&] { one.server.push(worker, "rank 3 (pid 7)", *next.task, 0.5, bad); });
   EXPECT_EQ(refused.kind, "Refused");
   EXPECT_EQ(refused.message,
             "the gradient that rank 3 (pid 7) sent for step 1 is not finite; it was refused. "
             "A lower optim.rate or optim.clip may help");
-  EXPECT_TRUE(at::equal(one.server.pull(0, {}).values, one.gradient(0)));
+  EXPECT_TRUE(at::equal(one.server.pull(worker, *next.task), one.gradient(0)));
 }
 
-TEST(ParameterServer, DropsAWorkerThatIsSilentAndGoesOn) {
+TEST(ParameterServer, DropsAWorkerThatIsSilentAndTellsItWhenItComesBack) {
   OneServer one({.mode = "bounded", .staleness = 0, .patience = 0.3});
-  const int silent = one.server.join("rank 1"), other = one.server.join("rank 2");
-  ASSERT_TRUE(one.server.next(silent, 0).task);
+  const int silent = one.server.join("rank 1 (pid 7)"), other = one.server.join("rank 2");
+  const auto given = one.server.next(silent, 0);
+  ASSERT_TRUE(given.task);
+  ParameterServer::Next next;
   for (int share = 0; share < 2;) {  // its own, then the one that was given back
-    const auto next = one.server.next(other, 0);
+    next = one.server.next(other, 0);
     if (!next.task) continue;
-    one.server.push("rank 2", *next.task, 0, 0.5, one.gradient());
+    one.server.push(other, "rank 2", *next.task, 0.5, one.gradient());
     one.server.done(other, *next.task, 1);
     ++share;
   }
-  EXPECT_EQ(one.server.pull(1, {}).version, 1);
-  EXPECT_EQ(outcome([&] { one.server.next(silent, 0); }).kind, "PeerLost");
+  EXPECT_EQ(one.server.newest(other, 1).version, 1);
+  EXPECT_EQ(next.lost, std::vector<std::string>{
+                           "rank 1 (pid 7) has been silent for 0.3 s with share 0 of step 1"});
+  const auto told = fmt::format(
+      "a parameter server dropped rank 1 (pid 7), which was silent for 0.3 s with share 0 of step "
+      "1: another computes it. Raise server.patience above that, or come back with --join {}",
+      one.server.address().text());
+  for (const auto& seen : {outcome([&] { one.server.next(silent, 0); }),
+                           outcome([&] { one.server.pull(silent, *given.task); }), outcome([&] {
+                             one.server.push(silent, "x", *given.task, 0.5, one.gradient(7));
+                           }),
+                           outcome([&] { one.server.done(silent, *given.task, 1); })}) {
+    EXPECT_EQ(seen.kind, "PeerLost");
+    EXPECT_EQ(seen.message, told);
+  }
+}
+
+// Over a connection: it must not be closed before the worker has heard why.
+TEST(ParameterServer, AnswersADroppedWorkerOverItsConnection) {
+  OneServer one({.mode = "async", .patience = 0.3});
+  const at::Tensor values = one.gradient(0), grads = one.gradient(1);
+  Ledger ledger;
+  const auto connect = [&](const std::string& name) {
+    return std::make_unique<ServerWorker>(
+        ServerWorker::Setup{
+            .servers = {one.server.address()}, .ranges = {{0, 64}}, .name = name, .timeout = 20},
+        NetOptions{}, one.token, std::vector<FlatUnit>{}, values, grads, ledger);
+  };
+  const auto silent = connect("rank 1 (pid 7)"), other = connect("rank 2 (pid 8)");
+  const auto given = silent->next();
+  ASSERT_TRUE(given.task);
+  silent->pull(*given.task);
+  for (int share = 0; share < 2;) {
+    const auto next = other->next();
+    if (!next.task) continue;
+    other->pull(*next.task);
+    other->push(*next.task, 0.5);
+    other->done(*next.task, 1);
+    share += next.task->clock == 0;
+  }
+  const auto seen = outcome([&] { silent->push(*given.task, 0.5); });
+  EXPECT_EQ(seen.kind, "PeerLost");
+  EXPECT_NE(seen.message.find("dropped rank 1 (pid 7), which was silent"), std::string::npos)
+      << seen.message;
 }
 
 TEST(ParameterServer, TellsAWorkerThatItMayNotJoinASynchronousJob) {
@@ -257,12 +324,24 @@ TEST(ParameterServer, TellsAWorkerThatItMayNotJoinASynchronousJob) {
 
 TEST(ParameterServer, EndsASynchronousJobWhenAWorkerLeaves) {
   OneServer one({.mode = "sync"});
-  const int gone = one.server.join("rank 1 (pid 5)"), other = one.server.join("rank 2");
+  const int gone = one.server.join_here("rank 1 (pid 5)"), other = one.server.join("rank 2");
   ASSERT_TRUE(one.server.next(gone, 0).task);
   one.server.leave(gone);
   const auto seen = outcome([&] { one.server.next(other, 0); });
   EXPECT_EQ(seen.kind, "PeerLost");
   EXPECT_EQ(seen.message, "rank 1 (pid 5) is gone (it left), and the job is synchronous");
+}
+
+OptimOptions plain_sgd() {
+  OptimOptions sgd;
+  sgd.name = "sgd";
+  sgd.rate = 1;
+  sgd.warmup = 0;
+  sgd.momentum = 0;
+  sgd.decay = 0;
+  sgd.clip = 0;
+  sgd.schedule = "constant";
+  return sgd;
 }
 
 // SGD at rate 1 over 64 zeros shows what was applied.
@@ -282,6 +361,7 @@ class Shown {
         -1);
     a_ = server_.join("a");
     b_ = server_.join("b");
+    c_ = server_.join("c", ParameterServer::Part::guest);
   }
   int a() const { return a_; }
   int b() const { return b_; }
@@ -290,35 +370,23 @@ class Shown {
     std::size_t seen = 0;
     auto next = server_.next(worker, seen);
     for (; !next.task; next = server_.next(worker, seen)) seen += next.applied.size();
-    const Task task = *next.task;
-    read_[task.share + 2 * task.clock] = server_.pull(0, task).version;
-    return task;
+    server_.pull(worker, *next.task);
+    return *next.task;
   }
   void finish(int worker, const Task& task) {  // with gradient 1 for its half of the batch
-    server_.push("x", task, read_[task.share + 2 * task.clock], 0.5,
-                 at::zeros({64}, at::kDouble).fill_(0.5));
+    server_.push(worker, "x", task, 0.5, at::zeros({64}, at::kDouble).fill_(0.5));
     server_.done(worker, task, 0);
   }
+  // Read by a third, who computes nothing.
   double value(std::int64_t after) {
-    return server_.pull(after, {}).values.sum().item<double>() / 64;
+    return server_.pull(c_, server_.newest(c_, after)).sum().item<double>() / 64;
   }
+  ParameterServer& server() { return server_; }
 
  private:
-  static OptimOptions plain_sgd() {
-    OptimOptions sgd;
-    sgd.name = "sgd";
-    sgd.rate = 1;
-    sgd.warmup = 0;
-    sgd.momentum = 0;
-    sgd.decay = 0;
-    sgd.clip = 0;
-    sgd.schedule = "constant";
-    return sgd;
-  }
   Token token_ = Token::random();
   ParameterServer server_;
-  int a_ = 0, b_ = 0;
-  std::map<std::int64_t, std::int64_t> read_;
+  int a_ = 0, b_ = 0, c_ = 0;
 };
 
 TEST(ParameterServer, CompensatesForTheDriftOfTheParameters) {
@@ -353,6 +421,126 @@ TEST(ParameterServer, CountsOldGradientsLess) {
   EXPECT_DOUBLE_EQ(after_three(false), -3);
   // Both halves of step 1 are applied last, two updates old: they count a half.
   EXPECT_DOUBLE_EQ(after_three(true), -2.5);
+}
+
+// Two servers of a part each, over which a worker may take its time.
+struct TwoServers {
+  Token token = Token::random();
+  ParameterServer first{setup(0), "127.0.0.1", {}, token}, second{setup(1), "127.0.0.1", {}, token};
+  int slow = -1, quick = -1;
+
+  static ParameterServer::Setup setup(int index) {
+    return {.server = {.count = 2, .mode = "async"},
+            .optim = plain_sgd(),
+            .index = index,
+            .shares = 1,
+            .steps = 100,
+            .timeout = 20};
+  }
+  TwoServers() {
+    const std::vector<Address> all = {first.address(), second.address()};
+    for (auto* server : {&first, &second}) {
+      server->start(all);
+      server->begin(
+          {.type = at::kDouble, .ranges = {{0, 64, true}}, .state = {at::zeros({64}, at::kDouble)}},
+          -1);
+    }
+    slow = first.join_here("slow");
+    quick = first.join("quick", ParameterServer::Part::guest);
+  }
+  // A step of the quick worker, until both servers have applied it.
+  void update() {
+    const auto next = first.next(quick, 1000);
+    ASSERT_TRUE(next.task);
+    finish(quick, *next.task);
+    const Task after = first.newest(quick, next.version + 1);
+    first.pull(quick, after);
+    second.pull(-1, after);
+  }
+  void finish(int worker, const Task& task) {
+    const at::Tensor ones = at::zeros({64}, at::kDouble).fill_(1);
+    first.push(worker, "x", task, 1, ones.clone());
+    second.push(-1, "x", task, 1, ones.clone());
+    first.done(worker, task, 0);
+  }
+};
+
+double mean_of(const at::Tensor& values) { return values.mean().item<double>(); }
+
+TEST(ParameterServer, GivesAShareOneVersionOfAllParts) {
+  TwoServers job;
+  const auto next = job.first.next(job.slow, 0);
+  ASSERT_TRUE(next.task);
+  EXPECT_EQ(mean_of(job.first.pull(job.slow, *next.task)), 0);
+  for (int i = 0; i < 3; ++i) job.update();  // while the slow worker has one part
+  EXPECT_EQ(mean_of(job.second.pull(-1, *next.task)), 0) << "as old as the first part";
+  job.finish(job.slow, *next.task);
+  const Task after = job.first.newest(job.slow, 4);
+  EXPECT_EQ(mean_of(job.first.pull(job.slow, after)), -4);
+  EXPECT_EQ(mean_of(job.second.pull(-1, after)), -4);
+  const auto told = job.first.next(job.quick, 0);
+  ASSERT_EQ(told.applied.size(), 4u);
+  for (const auto& applied : told.applied)
+    EXPECT_EQ(applied.ages, std::vector<std::int64_t>{applied.clock == 0 ? 3 : 0});
+}
+
+TEST(ParameterServer, NamesTheRankOfTheFirstServerWhenThatIsGone) {
+  const Token token = Token::random();
+  auto first =
+      std::make_unique<ParameterServer>(TwoServers::setup(0), "127.0.0.1", NetOptions{}, token);
+  auto setup = TwoServers::setup(1);
+  setup.name = "parameter server 1 (rank 5)";
+  setup.first = "parameter server 0 (rank 4)";
+  ParameterServer second(setup, "127.0.0.1", {}, token);
+  const std::vector<Address> all = {first->address(), second.address()};
+  first->start(all);
+  second.start(all);
+  second.begin(
+      {.type = at::kDouble, .ranges = {{0, 64, true}}, .state = {at::zeros({64}, at::kDouble)}},
+      -1);
+  first.reset();
+  const auto seen = outcome([&] { second.wait(); });
+  EXPECT_EQ(seen.kind, "PeerLost");
+  EXPECT_NE(seen.message.find("parameter server 0 (rank 4)"), std::string::npos) << seen.message;
+}
+
+TEST(ParameterServer, KeepsNothingForAWorkerThatIsGone) {
+  TwoServers job;
+  const auto next = job.first.next(job.slow, 0);
+  ASSERT_TRUE(next.task);
+  job.update();
+  job.first.leave(job.slow);
+  job.update();
+  const auto seen = outcome([&] { job.second.pull(-1, *next.task); });
+  EXPECT_EQ(seen.kind, "Error");
+  EXPECT_NE(seen.message.find("has not kept the parameters after 0 updates"), std::string::npos)
+      << seen.message;
+}
+
+// Of a state that is asked for while updates go on: either it is exactly that, or it is said to be
+// gone.
+TEST(ParameterServer, GivesAStateOfOneVersion) {
+  Shown job({.mode = "async"});
+  std::thread updates([&] {
+    for (int i = 0; i < 100; ++i) {
+      job.finish(job.a(), job.take(job.a()));
+      job.finish(job.b(), job.take(job.b()));
+    }
+  });
+  int seen = 0;
+  for (std::int64_t version = 0; version < 100; ++version) {
+    try {
+      job.server().show_state(version, [&](const ParameterServer::Beginning& state) {
+        EXPECT_EQ(state.version, version);
+        EXPECT_DOUBLE_EQ(mean_of(state.state.at(0)), double(-version));
+        ++seen;
+      });
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("is gone"), std::string::npos) << error.what();
+    }
+  }
+  updates.join();
+  EXPECT_GT(seen, 0);
 }
 
 }  // namespace

@@ -15,8 +15,10 @@
 #include <limits>
 
 #include "echelon/nn/loss_layer.h"
+#include "tests/base/scratch_folder.h"
 #include "tests/collective/ranks.h"
 #include "tests/nn/user_module.h"
+#include "tests/train/replay.h"
 
 namespace echelon {
 namespace {
@@ -121,6 +123,24 @@ TEST(StaleSpells, ComeWhereTheyPayAndLeaveEveryRankTheSame) {
   EXPECT_LE(oldest, 2);
   for (int r = 1; r < 3; ++r)
     EXPECT_TRUE(at::equal(seen.parameters[0], seen.parameters[std::size_t(r)])) << "rank " << r;
+}
+
+// What is logged of a run is what it did: whichever steps were of a spell, the ages are true.
+TEST(StaleSpells, ReplayFromTheirLogToTheSameParameters) {
+  auto options = slowly_learning();
+  options.optim.rate = 1e-2;  // versions differ by far more than rounding
+  const Line data;
+  const Seen seen = run(options, data);
+  ASSERT_GE(seen.spells, 1) << (seen.said.empty() ? "nothing was said" : seen.said.back());
+  const ScratchFolder folder;
+  const auto log = logged(seen.reports, folder.path());
+  std::int64_t oldest = 0;
+  for (const auto& step : log)
+    for (const auto age : step.ages) oldest = std::max(oldest, age);
+  EXPECT_GT(oldest, 0);
+  Stack stack = line_model();
+  const Replayed again = replay(stack, data, options.train, options.optim, 3, log);
+  EXPECT_LT((again.values - seen.parameters[0]).abs().max().item<double>(), 1e-12);
 }
 
 TEST(StaleSpells, DoNotComeWhileTheRateRises) {

@@ -26,7 +26,7 @@ void ClockTable::start_at(std::int64_t first) {
 }
 
 int ClockTable::join(const std::string& name) {
-  workers_.push_back({name, true, {}, first_});
+  workers_.push_back({name, true, {}, {}, first_});
   return static_cast<int>(workers_.size()) - 1;
 }
 
@@ -41,17 +41,28 @@ std::optional<Task> ClockTable::take(int worker) {
     throw InvalidArgument(
         fmt::format("{} asked for work before it was done with share {} of step {}", mine.name,
                     mine.task->share, mine.task->clock + 1));
+  mine.reads.reset();
   if (!returned_.empty()) {
     mine.task = returned_.front();
     returned_.pop_front();
   } else if (const auto task = fresh(worker)) {
     mine.task = task;
     if (task->clock >= begun_) {
-      rounds_[task->clock] = {shares_, version_};
+      rounds_[task->clock] = {version_};
       begun_ = task->clock + 1;
     }
   }
+  if (mine.task) {
+    mine.task->number = numbers_++;
+    mine.task->version = version_;
+  }
   return mine.task;
+}
+
+Task ClockTable::read(int worker) {
+  auto& mine = workers_[std::size_t(worker)];
+  mine.reads = Task{version_, shares_, numbers_++, version_};
+  return *mine.reads;
 }
 
 std::optional<Task> ClockTable::fresh(int worker) {
@@ -73,7 +84,7 @@ void ClockTable::done(int worker, const Task& task) {
                     task.share, task.clock + 1));
   mine.task.reset();
   if (abandoned_) return;
-  --rounds_.at(task.clock).missing;
+  rounds_.at(task.clock).done[task.share] = task;
   release();
 }
 
@@ -84,9 +95,10 @@ void ClockTable::release() {
     const auto older = [](const auto& a, const auto& b) { return a.second.given < b.second.given; };
     auto ready = rounds_.end();
     for (auto it = rounds_.begin(); it != rounds_.end(); ++it)
-      if (it->second.missing == 0 && (ready == rounds_.end() || older(*it, *ready))) ready = it;
+      if (std::ssize(it->second.done) == shares_ && (ready == rounds_.end() || older(*it, *ready)))
+        ready = it;
     if (ready == rounds_.end()) return;
-    const std::int64_t after = first_ + std::ssize(order_) + 1;  // version, once it is applied
+    const std::int64_t after = version_ + std::ssize(order_) + 1;  // version, once it is applied
     // The others follow one at a time, the oldest first: each must still be in time then.
     std::vector<std::int64_t> rest;
     for (auto it = rounds_.begin(); it != rounds_.end(); ++it)
@@ -94,7 +106,9 @@ void ClockTable::release() {
     std::sort(rest.begin(), rest.end());
     for (std::size_t i = 0; i < rest.size() && bound_ != unbounded; ++i)
       if (after + std::int64_t(i) - rest[i] > bound_) return;
-    order_.push_back(ready->first);
+    Complete complete{ready->first, {}};
+    for (const auto& [share, task] : ready->second.done) complete.shares.push_back(task);
+    order_.push_back(std::move(complete));
     rounds_.erase(ready);
   }
 }
@@ -102,6 +116,7 @@ void ClockTable::release() {
 void ClockTable::drop(int worker) {
   auto& mine = workers_[std::size_t(worker)];
   mine.alive = false;
+  mine.reads.reset();
   if (!mine.task) return;
   const Task task = *mine.task;
   mine.task.reset();
@@ -115,18 +130,30 @@ int ClockTable::living() const {
       std::count_if(workers_.begin(), workers_.end(), [](const Worker& one) { return one.alive; }));
 }
 
-std::optional<std::int64_t> ClockTable::order(std::int64_t update) const {
-  const auto index = std::size_t(update - first_);
-  return index < order_.size() ? std::optional(order_[index]) : std::nullopt;
+std::optional<Complete> ClockTable::order(std::int64_t update) const {
+  const auto index = update - version_;
+  return index >= 0 && index < std::ssize(order_) ? std::optional(order_[std::size_t(index)])
+                                                  : std::nullopt;
 }
 
-void ClockTable::applied() { ++version_; }
+void ClockTable::applied() {
+  order_.pop_front();
+  ++version_;
+}
+
+std::vector<Task> ClockTable::held() const {
+  std::vector<Task> all;
+  for (const auto& worker : workers_)
+    for (const auto& task : {worker.task, worker.reads})
+      if (task) all.push_back(*task);
+  return all;
+}
 
 void ClockTable::abandon(std::int64_t updates) {
   abandoned_ = true;
   rounds_.clear();
   returned_.clear();
-  end_ = std::min({end_, updates, first_ + std::ssize(order_)});
+  end_ = std::min({end_, updates, version_ + std::ssize(order_)});
 }
 
 void ClockTable::stop() { end_ = std::min(end_, begun_); }

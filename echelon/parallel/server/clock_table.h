@@ -10,7 +10,8 @@
 //
 // A share of step c is handed out while at most `bound` updates before c are missing (SSP, Ho
 // et al. 2013: the slowest is at c - S or later), so that a gradient is at most that old when it is
-// applied:
+// applied. A task names the version of the parameters that it is to be computed on, the newest when
+// it was handed out:
 //   bound 0          synchronous: every gradient of step c is of the parameters after c updates
 //   bound S          a step is applied when its shares are there, also before an earlier one,
 //   unless
@@ -28,10 +29,19 @@
 
 namespace echelon {
 
+// A share as it was handed out to a worker. One that comes back is handed out under a new number.
 struct Task {
   std::int64_t clock = 0;  // the step, from 0
   int share = 0;
+  std::int64_t number = 0;   // counts what was handed out
+  std::int64_t version = 0;  // of the parameters to compute on: how many updates they have had
   bool operator==(const Task&) const = default;
+};
+
+// A step whose gradients are all there.
+struct Complete {
+  std::int64_t clock = 0;
+  std::vector<Task> shares;
 };
 
 class ClockTable {
@@ -52,6 +62,9 @@ class ClockTable {
   std::optional<Task> take(int worker);
   // How many updates the parameters would miss that the next task is computed on.
   std::int64_t next_age() const { return returned_.empty() ? next_.clock - version_ : 0; }
+  // What this worker may read without computing anything: the newest version. Until it takes the
+  // next task or reads again.
+  Task read(int worker);
   // It has, and all owners have its gradient. Throws InvalidArgument for a task it did not have.
   void done(int worker, const Task& task);
   // It is gone: what it had is handed out again.
@@ -61,10 +74,12 @@ class ClockTable {
   const std::string& name(int worker) const { return workers_[std::size_t(worker)].name; }
   std::optional<Task> task_of(int worker) const { return workers_[std::size_t(worker)].task; }
 
-  // The steps whose shares are all there, in the order in which they are to be applied; the
-  // numbers go on over `first`.
-  std::optional<std::int64_t> order(std::int64_t update) const;
+  // What is applied as this update, counted over `first`; nothing where that is not known yet. Not
+  // for updates before version().
+  std::optional<Complete> order(std::int64_t update) const;
   void applied();  // the next in order
+  // What workers have in hand: the versions that they may still have to read.
+  std::vector<Task> held() const;
   std::int64_t version() const { return version_; }
 
   // No step is begun that has not been, up to this moment; what was begun is finished.
@@ -81,7 +96,7 @@ class ClockTable {
   struct Worker {
     std::string name;
     bool alive = true;
-    std::optional<Task> task;
+    std::optional<Task> task, reads;
     std::int64_t next = 0;  // step, where each has its own shares
   };
   bool may_run(std::int64_t clock) const;
@@ -94,14 +109,15 @@ class ClockTable {
   std::int64_t first_, end_, bound_, version_, held_ = unbounded;
   Task next_;
   std::vector<Worker> workers_;
+  std::int64_t numbers_ = 0;
   std::deque<Task> returned_;  // of workers that are gone, oldest first
   struct Round {
-    int missing = 0;         // shares
-    std::int64_t given = 0;  // the oldest version that a gradient of it may be of
+    std::int64_t given = 0;         // the oldest version that a gradient of it may be of
+    std::map<int, Task> done = {};  // by share
   };
   std::map<std::int64_t, Round> rounds_;  // that were begun and are not in order_, by step
-  std::vector<std::int64_t> order_;
-  void release();  // what may be applied now
+  std::deque<Complete> order_;            // from update version_ on
+  void release();                         // what may be applied now
 };
 
 }  // namespace echelon

@@ -1,6 +1,8 @@
 // What comes to a parameter server over connections: one thread for each, requests one at a time.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "echelon/base/error.h"
 #include "echelon/base/log.h"
 #include "echelon/parallel/server/server.h"
@@ -16,84 +18,109 @@ constexpr auto a_while = 1s;  // until a question is answered with "ask again"
 }  // namespace
 
 void ParameterServer::welcome(std::unique_ptr<Stream> stream, const Frame& first) {
-  const std::lock_guard lock(connections_mutex_);
+  reap();
+  const std::lock_guard lock(mutex_);
   auto& one = connections_.emplace_back();
   one.peer = std::make_unique<Peer>(std::move(stream));
-  one.here = true;
-  one.thread = std::thread([this, &one, first] { serve(one, first); });
+  one.thread = std::thread([this, &one, first] {
+    const MemoryContext::Join counted(memory_);
+    serve(one, first);
+  });
+}
+
+void ParameterServer::reap() {
+  std::list<Connection> ended;
+  {
+    const std::lock_guard lock(mutex_);
+    for (auto it = connections_.begin(); it != connections_.end();) {
+      const auto one = it++;
+      if (one->ended) ended.splice(ended.end(), connections_, one);
+    }
+  }
+  for (auto& one : ended) one.thread.join();
+}
+
+// Who it is and what it may ask for. Throws InvalidArgument where it may not take part.
+void ParameterServer::introduce(Connection& connection, const Frame& hello) {
+  Peer& peer = *connection.peer;
+  FrameReader reader(hello, peer.name());
+  if (hello.kind != Peer::hello) throw Corrupt(peer.name() + " did not say who it is");
+  const auto kind = reader.number_at_most(2);
+  const std::string name = reader.text(256);
+  const std::string options = reader.text(1 << 16);
+  reader.end();
+  peer.rename(name);
+  Role role = kind == 2 ? Role::server : options.empty() ? Role::rank : Role::guest;
+  int worker = -1;
+  if (role == Role::guest && setup_.check_guest) setup_.check_guest(options);
+  if (role != Role::server) worker = join(name, role == Role::guest ? Part::guest : Part::rank);
+  Lock lock(mutex_);
+  if (role == Role::server) {
+    wait_until(lock, transfer(), "its own start", [&] { return servers_ > 0; });
+    const auto others =
+        std::count_if(connections_.begin(), connections_.end(),
+                      [](const Connection& one) { return one.role == Role::server; });
+    if (others + 1 >= servers_)
+      throw InvalidArgument(
+          fmt::format("{} is no server of this job, which has {}", name, servers_));
+  }
+  connection.worker = worker;
+  connection.role = role;
+  connection.waited_for = role != Role::guest;
+  if (role == Role::guest && worker >= 0) log::info(name + " takes shares from now on");
 }
 
 void ParameterServer::serve(Connection& connection, const Frame& first) {
   Peer& peer = *connection.peer;
-  int worker = -1;
-  bool counted = false;
-  std::string why;
+  std::string why = "it left";
+  bool said_goodbye = false;
   try {
-    FrameReader reader(first, peer.name());
-    if (first.kind != Peer::hello) throw Corrupt(peer.name() + " did not say who it is");
-    const auto role = reader.number_at_most(2);
-    peer.rename(reader.text(256));
-    const std::string options = reader.text(1 << 16);
-    reader.end();
-    if (role < 2) {
-      if (!options.empty() && setup_.check_guest) setup_.check_guest(options);
-      worker = join(peer.name());
-      if (!options.empty() && worker >= 0) log::info(peer.name() + " takes shares from now on");
-    } else {
-      const std::lock_guard lock(mutex_);
-      ++present_;
-    }
-    counted = true;
-    {
-      const std::lock_guard lock(connections_mutex_);
-      connection.worker = worker;
-    }
+    introduce(connection, first);
     peer.send(FrameWriter()
-                  .number(std::uint64_t(worker))
+                  .number(std::uint64_t(connection.worker))
                   .number(std::uint64_t(setup_.shares))
                   .frame(Peer::ok),
               transfer());
-    for (bool more = true; more;) {
+    while (!said_goodbye) {
       if (!peer.asked(Deadline::in(a_moment))) {
         const std::lock_guard lock(mutex_);
-        if (stopping_) return;
+        if (stopping_) break;
         continue;
       }
       const Frame request = peer.receive(transfer());
       try {
-        more = answer(connection, request);
+        require_role(connection, request);
+        said_goodbye = !answer(connection, request);
       } catch (const Corrupt&) {
         throw;  // what follows in the stream cannot be told
       } catch (const std::exception& error) {
         peer.send(failure(error), transfer());
       }
     }
-    why = "it left";
-  } catch (const InvalidArgument& error) {  // it may not join: it is told why
-    why = error.what();
-    try {
-      if (!counted) peer.send(failure(error), transfer());
-    } catch (const std::exception&) {  // it is gone itself
-    }
   } catch (const std::exception& error) {
     why = error.what();
+    try {  // it may not join: it is told why
+      if (connection.role == Role::stranger) peer.send(failure(error), Deadline::in(a_while));
+    } catch (const std::exception&) {  // it is gone itself
+    }
   }
-  {
-    const std::lock_guard lock(connections_mutex_);
-    connection.here = false;
-  }
-  if (counted) lose(worker, why);
+  if (connection.worker >= 0) lose(connection.worker, why, said_goodbye);
+  const std::lock_guard lock(mutex_);
+  connection.peer.reset();
+  connection.waited_for = false;
+  changed_.notify_all();
+  connection.ended = true;
 }
 
-void ParameterServer::lose(int worker, const std::string& why) {
+void ParameterServer::lose(int worker, const std::string& why, bool said_goodbye) {
   const std::lock_guard lock(mutex_);
-  --present_;
   changed_.notify_all();
   if (worker < 0) return;
   if (!table_ || stopping_ || failed_ || table_->finished() || !table_->alive(worker)) return;
   since_.erase(worker);
   table_->drop(worker);
   const auto message = fmt::format("{} is gone ({})", table_->name(worker), why);
+  if (!said_goodbye) lost_.push_back(message);
   if (needs_all_workers())
     return fail(std::make_exception_ptr(
         PeerLost(message + (setup_.spell ? ", and with it a part of the model"
@@ -104,6 +131,34 @@ void ParameterServer::lose(int worker, const std::string& why) {
   if (table_->living() == 0)
     return fail(std::make_exception_ptr(PeerLost(message + "; no worker is left")));
   log::warn(message + "; the others go on");
+}
+
+// What steers a job is not for everybody who has its token.
+void ParameterServer::require_role(const Connection& connection, const Frame& request) const {
+  const auto refuse = [&](const char* whose) {
+    throw InvalidArgument(fmt::format("{} sent a request of kind {}, which is for {}",
+                                      connection.peer->name(), request.kind, whose));
+  };
+  switch (request.kind) {
+    case Peer::order:
+    case Peer::norm:
+      if (connection.role != Role::server) refuse("parameter servers");
+      break;
+    case Peer::begin:
+    case Peer::state:
+      if (connection.role != Role::rank) refuse("workers that the job began with");
+      break;
+    case Peer::saved:
+      if (!connection.first) refuse("the first worker");
+      break;
+    case Peer::stop:
+      // The ranks of a spell may each find a reason to.
+      if (!connection.first && !(setup_.spell && connection.role == Role::rank))
+        refuse("the first worker");
+      break;
+    default:
+      break;
+  }
 }
 
 bool ParameterServer::answer(Connection& connection, const Frame& request) {
@@ -134,20 +189,23 @@ bool ParameterServer::answer(Connection& connection, const Frame& request) {
     }
     case Peer::pull: {
       const Task task = wire::read_task(reader);
+      reader.end();
+      const at::Tensor values = pull(worker, task);
+      ledger_.add(Operation::send, "pull", Algorithm::direct, LinkKind::tcp, values.nbytes());
+      peer.send(FrameWriter().number(values.nbytes()).frame(Peer::ok), transfer(),
+                wire::bytes_of(values));
+      return true;
+    }
+    case Peer::newest: {
+      needs_table();
       const auto at_least = std::int64_t(reader.number());
       reader.end();
-      const Values values = pull(at_least, task);
-      ledger_.add(Operation::send, "pull", Algorithm::direct, LinkKind::tcp,
-                  values.values.nbytes());
-      peer.send(FrameWriter()
-                    .number(std::uint64_t(values.version))
-                    .number(values.values.nbytes())
-                    .frame(Peer::ok),
-                transfer(), wire::bytes_of(values.values));
+      FrameWriter reply;
+      peer.send(wire::write_task(reply, newest(worker, at_least)).frame(Peer::ok), transfer());
       return true;
     }
     case Peer::push:
-      answer_push(peer, request);
+      answer_push(connection, request);
       break;
     case Peer::order: {
       const auto update = std::int64_t(reader.number());
@@ -159,29 +217,38 @@ bool ParameterServer::answer(Connection& connection, const Frame& request) {
         return table_->order(update) || table_->finished() || failed_ || stopping_;
       });
       check();
-      const auto clock = table_->order(update);
-      const bool over = table_->finished();
+      const auto step = table_->order(update);
+      FrameWriter other;
+      std::vector<std::string> dropped;
+      for (const auto& [who, text] : dropped_) dropped.push_back(table_->name(who));
+      wire::write_texts(other, dropped);
+      const auto kind = table_->finished() ? Peer::finished : Peer::wait;
       lock.unlock();
-      peer.send(FrameWriter()
-                    .number(std::uint64_t(clock.value_or(0)))
-                    .frame(clock  ? Peer::ok
-                           : over ? Peer::finished
-                                  : Peer::wait),
-                transfer());
+      peer.send(step ? wire::encode(*step) : other.frame(kind), transfer());
       return true;
     }
     case Peer::norm: {
       const auto update = std::int64_t(reader.number());
-      const auto server = int(reader.number_at_most(std::uint64_t(servers_)));
+      const auto server = int(reader.number_at_most(std::uint64_t(servers_) - 1));
       const double square = double_of(reader.number());
       reader.end();
-      const double all = sum_squares(update, server, square);
-      peer.send(FrameWriter().number(bits_of(all)).frame(Peer::ok), transfer());
+      FrameWriter reply;
+      reply.number(bits_of(sum_squares(update, server, square)));
+      std::vector<Task> held;
+      {
+        const std::lock_guard lock(mutex_);
+        held = table_->held();
+      }
+      peer.send(wire::write_tasks(reply, held).frame(Peer::ok), transfer());
       return true;
     }
     case Peer::state: {
-      const auto bytes = wire::send(peer, state(std::int64_t(reader.number())), transfer());
-      ledger_.add(Operation::send, "state", Algorithm::direct, LinkKind::tcp, bytes);
+      const auto version = std::int64_t(reader.number());
+      reader.end();
+      show_state(version, [&](const Beginning& all) {
+        const auto bytes = wire::send(peer, all, transfer());
+        ledger_.add(Operation::send, "state", Algorithm::direct, LinkKind::tcp, bytes);
+      });
       return true;
     }
     case Peer::saved:
@@ -204,23 +271,26 @@ bool ParameterServer::answer(Connection& connection, const Frame& request) {
 
 void ParameterServer::answer_begin(Connection& connection, const Frame& request) {
   Peer& peer = *connection.peer;
+  const MemoryScope scope(MemoryKind::optimizer);
   begin(wire::receive_beginning(peer, request, transfer()), connection.worker);
   {
-    const std::lock_guard lock(connections_mutex_);
+    const std::lock_guard lock(mutex_);
     connection.first = true;
   }
   peer.send(FrameWriter().frame(Peer::ok), transfer());
 }
 
-void ParameterServer::answer_push(Peer& peer, const Frame& request) {
-  at::Tensor like;
+void ParameterServer::answer_push(Connection& connection, const Frame& request) {
+  Peer& peer = *connection.peer;
+  wire::GradientShape shape;
   {
     const std::lock_guard lock(mutex_);
-    like = published_;
+    if (!update_) throw Corrupt(peer.name() + " sent a gradient before the job began");
+    shape = {numel_, type_};
   }
-  if (!like.defined()) throw Corrupt(peer.name() + " sent a gradient before the job began");
-  auto pushed = wire::receive_push(peer, request, like, transfer());
-  push(peer.name(), pushed.task, pushed.version, pushed.weight, std::move(pushed.grad));
+  const MemoryScope scope(MemoryKind::gradients);
+  auto pushed = wire::receive_push(peer, request, shape, transfer());
+  push(connection.worker, peer.name(), pushed.task, pushed.weight, std::move(pushed.grad));
 }
 
 }  // namespace echelon

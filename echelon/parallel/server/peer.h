@@ -23,7 +23,8 @@ class Peer {
     begin,       // parameters, optimiser state and where to start: from the first worker
     next,        // what shall I compute?
     done,        // all owners have my gradient
-    pull,        // parameters that are at least so new
+    pull,        // parameters of the version that my task is to be computed on
+    newest,      // which version is the newest, which all servers keep for me
     push,        // a gradient
     order,       // which step is applied as the n-th update?
     norm,        // my part of a gradient's norm; what is the whole?

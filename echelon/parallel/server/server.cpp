@@ -11,7 +11,6 @@
 
 #include "echelon/base/error.h"
 #include "echelon/base/log.h"
-#include "echelon/nn/memory.h"
 #include "echelon/parallel/server/wire.h"
 
 namespace echelon {
@@ -22,6 +21,20 @@ using namespace std::chrono_literals;
 constexpr auto a_while = 1s;   // until a question is answered with "ask again"
 constexpr auto farewell = 5s;  // for workers to hear what has failed
 constexpr auto a_day = 24h;
+
+// A piece at a time: torch makes several temporary tensors for it.
+bool all_finite(const at::Tensor& flat) {
+  constexpr std::int64_t piece = 1 << 18;
+  for (std::int64_t at = 0; at < flat.numel(); at += piece)
+    if (!at::isfinite(flat.narrow(0, at, std::min(piece, flat.numel() - at))).all().item<bool>())
+      return false;
+  return true;
+}
+
+// Whether a tensor and its memory have no other holder.
+bool ours_alone(const at::Tensor& tensor) {
+  return tensor.use_count() == 1 && tensor.storage().use_count() == 1;
+}
 
 }  // namespace
 
@@ -49,17 +62,23 @@ ParameterServer::ParameterServer(Setup setup, const std::string& bind, const Net
 }
 
 void ParameterServer::start(const std::vector<Address>& servers) {
-  servers_ = static_cast<int>(servers.size());
+  for (const auto& one : servers)
+    all_addresses_ += (all_addresses_.empty() ? "" : ",") + one.text();
+  {
+    const std::lock_guard lock(mutex_);
+    servers_ = static_cast<int>(servers.size());
+    changed_.notify_all();
+  }
   if (setup_.index > 0) {
     const Deadline deadline = transfer();
-    first_ = std::make_unique<Peer>(connect_proven(connect_tcp(servers[0], deadline),
-                                                   "the first parameter server", net_.tls, token_,
-                                                   deadline));
+    first_ = std::make_unique<Peer>(connect_proven(connect_tcp(servers[0], deadline), setup_.first,
+                                                   net_.tls, token_, deadline));
     first_->ask(FrameWriter().number(2).text(setup_.name).text("").frame(Peer::hello), deadline);
   }
   thread_ = std::thread([this] {
     at::init_num_threads();
     at::NoGradGuard no_grad;
+    const MemoryContext::Join counted(memory_);
     try {
       run();
     } catch (const std::exception&) {
@@ -87,36 +106,48 @@ ParameterServer::~ParameterServer() {
   if (first_) first_->shut();
   acceptor_.reset();
   if (thread_.joinable()) thread_.join();
-  shut_if([](const Connection&) { return true; });
+  {
+    const std::lock_guard lock(mutex_);
+    shut_if([](const Connection&) { return true; });
+  }
   for (auto& one : connections_) one.thread.join();
-  const MemoryUncounted our_threads;  // took it
+  const MemoryContext::Join counted(memory_);
   update_.reset();
-  published_.reset();
-  rounds_.clear();
-  read_.clear();
+  snapshots_ = {};
+  arrivals_.clear();
 }
 
 void ParameterServer::shut_if(const std::function<bool(const Connection&)>& whom) {
-  const std::lock_guard lock(connections_mutex_);
   for (auto& one : connections_)
-    if (one.here && whom(one)) one.peer->shut();
+    if (one.peer && whom(one)) one.peer->shut();
+}
+
+int ParameterServer::waited_for() const {
+  return here_ +
+         static_cast<int>(std::count_if(connections_.begin(), connections_.end(),
+                                        [](const Connection& one) { return one.waited_for; }));
+}
+
+int ParameterServer::guests() const {
+  return static_cast<int>(std::count_if(
+      connections_.begin(), connections_.end(),
+      [](const Connection& one) { return one.role == Role::guest && one.peer != nullptr; }));
 }
 
 void ParameterServer::wait() {
   Lock lock(mutex_);
-  const auto over = [&] { return failed_ || (ended_ && present_ == 0); };
+  const auto over = [&] { return failed_ || (ended_ && waited_for() == 0); };
   changed_.wait(lock, [&] { return failed_ || ended_; });
   // Workers leave at once; only the first, which may have much to write, is given time.
   if (!changed_.wait_for(lock, Deadline::duration_of(setup_.timeout), over)) {
-    lock.unlock();
     shut_if([](const Connection& one) { return !one.first; });
-    lock.lock();
     if (!changed_.wait_for(lock, a_day, over))
       throw Timeout(setup_.name + " waited a day for the first worker to leave");
   }
-  if (!failed_) return;
-  changed_.wait_for(lock, farewell, [&] { return present_ == 0; });
-  std::rethrow_exception(failed_);
+  // Guests are told that the job is over when they ask for the next share.
+  changed_.wait_for(lock, farewell,
+                    [&] { return (!failed_ || waited_for() == 0) && guests() == 0; });
+  if (failed_) std::rethrow_exception(failed_);
 }
 
 void ParameterServer::fail(std::exception_ptr why) {
@@ -146,39 +177,63 @@ void ParameterServer::begin(Beginning beginning, int worker) {
   wait_until(lock, transfer(), "its own beginning", [&] { return update_ != nullptr; });
 }
 
-void ParameterServer::take_beginning(const Beginning& beginning) {
-  auto update = std::make_unique<SliceUpdate>(
-      std::vector<SliceUpdate::Part>{{beginning.state.at(0).clone(), beginning.ranges}}, at::kCPU,
-      master_type(beginning.type), setup_.optim);
+void ParameterServer::take_beginning(Beginning beginning) {
+  const MemoryScope scope(MemoryKind::optimizer);
+  at::Tensor& values = beginning.state.at(0);
+  const at::Tensor master = ours_alone(values) ? values : values.clone();
+  values.reset();
+  auto update =
+      std::make_unique<SliceUpdate>(std::vector<SliceUpdate::Part>{{master, beginning.ranges}},
+                                    at::kCPU, master_type(beginning.type), setup_.optim);
   const auto state = update->state();
   if (state.size() != beginning.state.size())
     throw InvalidArgument("the optimiser's state is not that of this job's optimiser");
-  for (std::size_t i = 1; i < state.size(); ++i)
+  for (std::size_t i = 1; i < state.size(); ++i) {
     at::Tensor(state[i].flat).copy_(beginning.state[i]);
+    beginning.state[i].reset();
+  }
   update->restart(beginning.updates);
+  const MemoryScope given_out(MemoryKind::parameters);
   const std::lock_guard lock(mutex_);
   type_ = beginning.type;
-  published_ = update->master().to(type_, /*non_blocking=*/false, /*copy=*/true);
-  version_ = beginning.version;
+  numel_ = update->master().numel();
+  snapshots_.begin(update->master().to(type_, /*non_blocking=*/false, /*copy=*/true),
+                   beginning.version);
   update_ = std::move(update);
   if (table_) {
-    table_->start_at(version_);
+    table_->start_at(now());
     const auto every = setup_.save_every;
-    table_->hold(every > 0 ? (version_ / every + 1) * every : ClockTable::unbounded);
+    table_->hold(every > 0 ? (now() / every + 1) * every : ClockTable::unbounded);
   }
   changed_.notify_all();
 }
 
-int ParameterServer::join(const std::string& name) {
+int ParameterServer::join(const std::string& name, Part part) {
   const std::lock_guard lock(mutex_);
   if (table_ && setup_.server.mode == "sync" && table_->living() >= setup_.shares)
     throw InvalidArgument(
         "a synchronous job takes no further workers; they may join a bounded one");
-  ++present_;
+  if (part == Part::rank && ranks_ >= setup_.shares)
+    throw InvalidArgument(fmt::format(
+        "all {} workers of this job have come; a further one comes with --join", setup_.shares));
+  if (part == Part::rank) ++ranks_;
   return table_ ? table_->join(name) : -1;
 }
 
-void ParameterServer::leave(int worker) { lose(worker, "it left"); }
+int ParameterServer::join_here(const std::string& name) {
+  const int worker = join(name);
+  const std::lock_guard lock(mutex_);
+  ++here_;
+  return worker;
+}
+
+void ParameterServer::leave(int worker) {
+  {
+    const std::lock_guard lock(mutex_);
+    --here_;
+  }
+  lose(worker, "it left", true);
+}
 
 ParameterServer::Next ParameterServer::next(int worker, std::size_t seen) {
   Lock lock(mutex_);
@@ -197,7 +252,7 @@ ParameterServer::Next ParameterServer::next(int worker, std::size_t seen) {
         update_ && (table_->next_age() <= 0 ||
                     Deadline::Clock::now() - asked >=
                         Deadline::duration_of(setup_.server.fresh_wait * task_seconds_));
-    if (update_ && !reply.finished && fresh) reply.task = table_->take(worker);
+    if (update_ && !applying_ && !reply.finished && fresh) reply.task = table_->take(worker);
     if (reply.task) {
       since_[worker] = Deadline::Clock::now();
       asked_.erase(worker);
@@ -208,8 +263,9 @@ ParameterServer::Next ParameterServer::next(int worker, std::size_t seen) {
     changed_.wait_for(lock, fresh || enough <= 0s ? deadline.remaining()
                                                   : std::min(deadline.remaining(), enough));
   }
-  reply.version = version_;
+  reply.version = now();
   reply.spoiled = spoiled_;
+  reply.lost = lost_;
   for (std::size_t i = seen; i < applied_.size() && reply.applied.size() < wire::most_applied; ++i)
     reply.applied.push_back(applied_[i]);
   reply.finished = reply.finished && seen + reply.applied.size() >= applied_.size();
@@ -224,6 +280,7 @@ void ParameterServer::done(int worker, const Task& task, double loss) {
   const double seconds =
       std::chrono::duration<double>(Deadline::Clock::now() - since_[worker]).count();
   task_seconds_ = task_seconds_ == 0 ? seconds : 0.9 * task_seconds_ + 0.1 * seconds;
+  longest_task_ = std::max(longest_task_, seconds);
   since_.erase(worker);
   auto& losses = losses_[task.clock];
   losses.resize(std::size_t(setup_.shares));
@@ -232,31 +289,52 @@ void ParameterServer::done(int worker, const Task& task, double loss) {
 }
 
 void ParameterServer::require_alive(int worker) const {
-  if (!table_->alive(worker))
-    throw PeerLost(fmt::format("{} was silent for longer than server.patience and was dropped",
-                               table_->name(worker)));
+  if (const auto it = dropped_.find(worker); it != dropped_.end()) throw PeerLost(it->second);
+  if (!table_->alive(worker)) throw PeerLost(table_->name(worker) + " has left the job");
 }
 
-ParameterServer::Values ParameterServer::pull(std::int64_t at_least, const Task& task) {
+Task ParameterServer::newest(int worker, std::int64_t at_least) {
   Lock lock(mutex_);
   wait_until(lock, transfer(), "updates that a worker needs",
-             [&] { return update_ && version_ >= at_least; });
-  if (setup_.server.compensate > 0 && task.share < setup_.shares && !done_.contains(task.clock))
-    read_[{task.clock, task.share}] = published_;
-  return {published_, version_};
+             [&] { return update_ && !applying_ && now() >= at_least; });
+  require_alive(worker);
+  return table_->read(worker);
 }
 
-void ParameterServer::push(const std::string& from, const Task& task, std::int64_t version,
-                           double weight, at::Tensor grad) {
+at::Tensor ParameterServer::pull(int worker, const Task& task) {
+  Lock lock(mutex_);
+  if (table_ && worker >= 0) require_alive(worker);
+  wait_until(lock, transfer(), "its own beginning", [&] { return update_ != nullptr; });
+  // No server is more than one update behind another: each waits for all others' parts of the norm.
+  if (task.version > now() + 1)
+    throw InvalidArgument(
+        fmt::format("{} was asked for the parameters after {} updates, and there were {}",
+                    setup_.name, task.version, now()));
+  wait_until(lock, transfer(), "updates that a worker needs",
+             [&] { return now() >= task.version; });
+  const at::Tensor values = snapshots_.read(task);
+  if (!values.defined())
+    throw Error(
+        fmt::format("{} has not kept the parameters after {} updates: there were {}, and "
+                    "nobody is known to compute on them",
+                    setup_.name, task.version, now()));
+  if (setup_.server.compensate > 0 && task.share < setup_.shares && !done_.contains(task.clock))
+    arrivals_[task.number] = {.task = task, .read = values};
+  return values;
+}
+
+void ParameterServer::push(int worker, const std::string& from, const Task& task, double weight,
+                           at::Tensor grad) {
   at::NoGradGuard no_grad;
-  const bool finite = at::isfinite(grad).all().item<bool>();
+  const bool finite = all_finite(grad.view({-1}));
   const std::lock_guard lock(mutex_);
   check();
+  if (table_ && worker >= 0) require_alive(worker);
   if (!update_ || task.share < 0 || task.share >= setup_.shares)
     throw InvalidArgument(fmt::format("{} sent a gradient for a share that there is not", from));
-  if (grad.numel() != published_.numel() || grad.scalar_type() != type_)
-    throw InvalidArgument(fmt::format("{} sent {} elements for a part of {}", from, grad.numel(),
-                                      published_.numel()));
+  if (grad.numel() != numel_ || grad.scalar_type() != type_)
+    throw InvalidArgument(
+        fmt::format("{} sent {} elements for a part of {}", from, grad.numel(), numel_));
   if (!finite) {
     const auto message = fmt::format(
         "the gradient that {} sent for step {} is not finite; it was refused. A lower "
@@ -265,46 +343,50 @@ void ParameterServer::push(const std::string& from, const Task& task, std::int64
     log::warn(message);
     throw Refused(message);
   }
-  if (version > version_ || version < 0)
+  if (task.version > now() || task.version < 0)
     throw InvalidArgument(
         fmt::format("{} says its gradient is of the parameters after {} updates, "
                     "and there were {}",
-                    from, version, version_));
+                    from, task.version, now()));
   const auto bound = setup_.server.bound();
-  if (bound != ClockTable::unbounded && version_ - version > bound) {
+  if (bound != ClockTable::unbounded && now() - task.version > bound) {
     const auto message = fmt::format(
         "the gradient that {} sent for step {} is of the parameters after {} updates, and there were "
         "{}: too old for staleness {}; it was refused",
-        from, task.clock + 1, version, version_, bound);
+        from, task.clock + 1, task.version, now(), bound);
     log::warn(message);
     throw Refused(message);
   }
   if (done_.contains(task.clock)) return;  // another was quicker
-  auto& round = rounds_[task.clock];
-  round.resize(std::size_t(setup_.shares));
-  // The last one counts: an earlier one may be of a worker whose other parts were refused.
-  round[std::size_t(task.share)] = {std::move(grad), version, weight};
+  Arrival& arrival = arrivals_[task.number];
+  arrival.task = task;
+  arrival.grad = std::move(grad);
+  arrival.weight = weight;
   changed_.notify_all();
 }
 
-ParameterServer::Beginning ParameterServer::state(std::int64_t version) {
+void ParameterServer::show_state(std::int64_t version,
+                                 const std::function<void(const Beginning&)>& show) {
   at::NoGradGuard no_grad;
   {
     Lock lock(mutex_);
     wait_until(lock, transfer(), "the state that is asked for",
-               [&] { return update_ && version_ >= version; });
-    if (version_ > version)
-      throw Error(
-          fmt::format("the state after {} updates is gone: there were {}", version, version_));
+               [&] { return update_ && now() >= version; });
   }
+  // An update changes state and version under this lock.
   const std::lock_guard lock(update_mutex_);
   Beginning all;
+  {
+    const std::lock_guard version_lock(mutex_);
+    all.version = now();
+  }
+  if (all.version != version)
+    throw Error(
+        fmt::format("the state after {} updates is gone: there were {}", version, all.version));
   all.type = type_;
   all.updates = update_->updates();
-  for (const auto& one : update_->state()) all.state.push_back(one.flat.clone());
-  const std::lock_guard version_lock(mutex_);
-  all.version = version_;
-  return all;
+  for (const auto& one : update_->state()) all.state.push_back(one.flat);
+  show(all);
 }
 
 void ParameterServer::saved(std::int64_t version) {
@@ -315,6 +397,7 @@ void ParameterServer::saved(std::int64_t version) {
 
 void ParameterServer::stop() {
   const std::lock_guard lock(mutex_);
+  stop_asked_ = true;
   if (table_) table_->stop();
   changed_.notify_all();
 }
@@ -326,15 +409,20 @@ void ParameterServer::abandon(const std::string& why) {
   changed_.notify_all();
 }
 
+std::int64_t ParameterServer::version() const {
+  const std::lock_guard lock(mutex_);
+  return now();
+}
+
 std::uint64_t ParameterServer::owned_bytes() const {
   const std::lock_guard lock(mutex_);
-  return published_.defined() ? published_.nbytes() : 0;
+  return std::uint64_t(numel_) * at::elementSize(type_);
 }
 
 std::uint64_t ParameterServer::held_bytes() const {
   const std::lock_guard lock(mutex_);
   if (!update_) return 0;
-  std::uint64_t bytes = published_.nbytes();
+  std::uint64_t bytes = std::uint64_t(numel_) * at::elementSize(type_);
   for (const auto& one : update_->state()) bytes += one.flat.nbytes();
   return bytes;
 }

@@ -18,6 +18,7 @@ namespace echelon {
 namespace {
 
 constexpr std::size_t most_done = 4096;  // steps that a late gradient is recognised for
+constexpr double shortest_patience = 5;  // seconds
 
 }  // namespace
 
@@ -29,73 +30,90 @@ void ParameterServer::run() {
                [&] { return beginning_.has_value(); });
     beginning = std::exchange(*beginning_, {});  // its tensors are the first worker's memory
   }
-  take_beginning(beginning);
-  beginning = {};
-  for (std::int64_t update = version_;; ++update) {
-    const auto clock = next_in_order(update);
-    if (!clock) return;
-    std::vector<Arrival> shares;
-    {
-      Lock lock(mutex_);
-      wait_until(lock, transfer(), "the gradients of a step", [&] {
-        const auto round = rounds_.find(*clock);
-        return round != rounds_.end() &&
-               std::all_of(round->second.begin(), round->second.end(),
-                           [](const Arrival& one) { return one.grad.defined(); });
-      });
-      shares = std::move(rounds_[*clock]);
-      rounds_.erase(*clock);
-      done_.insert(*clock);
-      while (done_.size() > most_done) done_.erase(done_.begin());
-    }
-    Applied applied{*clock, 0, 0, rate_at(setup_.optim, update, setup_.steps), {}};
-    for (const auto& share : shares) applied.ages.push_back(update - share.version);
-    const at::Tensor grad = sum(shares, *clock);
-    shares.clear();
+  take_beginning(std::move(beginning));
+  for (std::int64_t update = now();; ++update) {
+    const auto step = next_in_order(update);
+    if (!step) return;
+    Applied applied{step->clock, 0, 0, rate_at(setup_.optim, update, setup_.steps), {}};
+    for (const auto& task : step->shares) applied.ages.push_back(update - task.version);
+    const at::Tensor grad = sum(take_arrivals(*step), update);
     const double mine = flat_norm(grad).item<double>();
-    applied.norm = std::sqrt(whole_norm(update, mine * mine));
+    const Agreed agreed = agree(update, mine * mine);
+    applied.norm = std::sqrt(agreed.square);
     if (!std::isfinite(applied.norm)) {
       const auto message = fmt::format(
           "the gradient became infinite at step {}; a lower optim.rate or optim.clip may help",
-          *clock + 1);
+          step->clock + 1);
       if (!setup_.spell) throw Error(message);
       // All servers know this norm, and none applies the update.
       const std::lock_guard lock(mutex_);
       spoiled_ = message;
-      if (table_) table_->abandon(version_);
+      applying_ = false;
+      if (table_) table_->abandon(update);
       changed_.notify_all();
       return;
     }
-    at::Tensor fresh;
-    {
-      const std::lock_guard lock(update_mutex_);
-      const auto wide = update_->master().options();
-      update_->rate().fill_(applied.rate);
-      update_->apply({grad}, at::zeros({}, wide).fill_(applied.norm), at::zeros({}, wide));
-      fresh = update_->master().to(type_, false, /*copy=*/true);
-    }
-    const std::lock_guard lock(mutex_);
-    published_ = std::move(fresh);
-    ++version_;
-    for (int j = 0; j < setup_.shares; ++j) read_.erase({*clock, j});
-    if (table_) {
-      table_->applied();
-      for (const double loss : losses_[*clock]) applied.loss += loss;
-      losses_.erase(*clock);
-      applied_.push_back(std::move(applied));
-    }
-    changed_.notify_all();
+    apply(grad, applied, agreed.held);
   }
 }
 
-std::optional<std::int64_t> ParameterServer::next_in_order(std::int64_t update) {
+// Those that the first server counts, of the workers that finished them.
+std::vector<ParameterServer::Arrival> ParameterServer::take_arrivals(const Complete& step) {
+  Lock lock(mutex_);
+  wait_until(lock, transfer(), "the gradients of a step", [&] {
+    return std::all_of(step.shares.begin(), step.shares.end(), [&](const Task& task) {
+      const auto it = arrivals_.find(task.number);
+      return it != arrivals_.end() && it->second.grad.defined();
+    });
+  });
+  std::vector<Arrival> shares;
+  for (const auto& task : step.shares) {
+    shares.push_back(std::move(arrivals_.at(task.number)));
+    shares.back().task = task;
+  }
+  // Others of this step are of workers that were dropped.
+  std::erase_if(arrivals_, [&](const auto& one) { return one.second.task.clock == step.clock; });
+  done_.insert(step.clock);
+  while (done_.size() > most_done) done_.erase(done_.begin());
+  return shares;
+}
+
+void ParameterServer::apply(const at::Tensor& grad, const Applied& applied,
+                            const std::vector<Task>& held) {
+  const std::lock_guard update_lock(update_mutex_);
+  const auto wide = update_->master().options();
+  update_->rate().fill_(applied.rate);
+  update_->apply({grad}, at::zeros({}, wide).fill_(applied.norm), at::zeros({}, wide));
+  at::Tensor fresh;
+  {
+    const std::lock_guard lock(mutex_);
+    fresh = snapshots_.reuse(held);
+  }
+  const MemoryScope scope(MemoryKind::parameters);
+  if (fresh.defined())
+    fresh.copy_(update_->master());
+  else
+    fresh = update_->master().to(type_, false, /*copy=*/true);
+  const std::lock_guard lock(mutex_);
+  snapshots_.publish(std::move(fresh), held);
+  applying_ = false;
+  if (table_) {
+    table_->applied();
+    applied_.push_back(applied);
+    for (const double loss : losses_[applied.clock]) applied_.back().loss += loss;
+    losses_.erase(applied.clock);
+  }
+  changed_.notify_all();
+}
+
+std::optional<Complete> ParameterServer::next_in_order(std::int64_t update) {
   if (!first_) {
     Lock lock(mutex_);
     for (;;) {
       check();
-      if (const auto clock = table_->order(update)) return clock;
+      if (auto step = table_->order(update)) return step;
       if (table_->finished() || stopping_) return {};
-      look_for_silent_workers(lock);
+      look_for_silent_workers();
       changed_.wait_for(lock, a_moment);
     }
   }
@@ -106,15 +124,30 @@ std::optional<std::int64_t> ParameterServer::next_in_order(std::int64_t update) 
     }
     const Frame reply =
         first_->ask(FrameWriter().number(std::uint64_t(update)).frame(Peer::order), transfer());
-    if (reply.kind == Peer::finished) return {};
+    if (reply.kind == Peer::finished) {
+      FrameReader reader(reply, first_->name());
+      const auto dropped = wire::read_texts(reader);
+      const std::lock_guard lock(mutex_);
+      for (auto& one : connections_)
+        if (one.peer && std::count(dropped.begin(), dropped.end(), one.peer->name()) > 0)
+          one.waited_for = false;
+      return {};
+    }
     if (reply.kind == Peer::wait) continue;
-    FrameReader reader(reply, first_->name());
-    return std::int64_t(reader.number());
+    return wire::decode_complete(reply, first_->name());
   }
 }
 
-double ParameterServer::whole_norm(std::int64_t update, double square) {
-  if (!first_) return sum_squares(update, 0, square);
+ParameterServer::Agreed ParameterServer::agree(std::int64_t update, double square) {
+  if (!first_) {
+    {
+      const std::lock_guard lock(mutex_);
+      applying_ = true;
+    }
+    const double all = sum_squares(update, 0, square);
+    const std::lock_guard lock(mutex_);
+    return {all, table_->held()};
+  }
   const Frame reply = first_->ask(FrameWriter()
                                       .number(std::uint64_t(update))
                                       .number(std::uint64_t(setup_.index))
@@ -122,12 +155,21 @@ double ParameterServer::whole_norm(std::int64_t update, double square) {
                                       .frame(Peer::norm),
                                   transfer());
   FrameReader reader(reply, first_->name());
-  return double_of(reader.number());
+  const double all = double_of(reader.number());
+  Agreed agreed{all, wire::read_tasks(reader)};
+  reader.end();
+  return agreed;
 }
 
 // In the order of the servers, so that the sum has the same bits every time.
 double ParameterServer::sum_squares(std::int64_t update, int server, double square) {
   Lock lock(mutex_);
+  // No server is more than one update ahead of the first.
+  if (update < now() || update > now() + 1 || server >= servers_)
+    throw InvalidArgument(
+        fmt::format("there is no part {} of the norm of update {}: there were {} updates, of {} "
+                    "server{}",
+                    server, update, now(), servers_, servers_ == 1 ? "" : "s"));
   squares_[update][server] = square;
   changed_.notify_all();
   wait_until(lock, transfer(), "the other servers' parts of a norm",
@@ -138,55 +180,71 @@ double ParameterServer::sum_squares(std::int64_t update, int server, double squa
   return all;
 }
 
-at::Tensor ParameterServer::sum(const std::vector<Arrival>& shares, std::int64_t clock) {
+// The first share's gradient becomes the sum, where it is as wide; each is given back when it was
+// added.
+at::Tensor ParameterServer::sum(std::vector<Arrival> shares, std::int64_t update) {
+  const MemoryScope scope(MemoryKind::workspace);
   const at::Tensor& now = update_->master();
-  at::Tensor total = at::zeros(now.sizes(), now.options());
-  for (std::size_t j = 0; j < shares.size(); ++j) {
-    const auto& share = shares[j];
-    const std::int64_t age = version_ - share.version;
+  at::Tensor total;
+  for (auto& share : shares) {
+    const std::int64_t age = update - share.task.version;
     if (const auto bound = setup_.server.bound(); age > bound)
       throw Error(fmt::format("a gradient of age {} was about to be applied with staleness {}", age,
                               bound));
-    at::Tensor grad = share.grad.to(now.scalar_type());
-    if (setup_.server.compensate > 0 && age > 0) {
-      at::Tensor before;
-      {
-        const std::lock_guard lock(mutex_);
-        if (const auto it = read_.find({clock, int(j)}); it != read_.end()) before = it->second;
-      }
-      // The gradient of a share is that of its mean times its weight.
-      if (before.defined())
-        grad = grad + grad * grad * (now - before.to(now.scalar_type())) *
-                          (setup_.server.compensate / share.weight);
+    at::Tensor grad = std::exchange(share.grad, {}).to(now.scalar_type());
+    // The gradient of a share is that of its mean times its weight.
+    if (setup_.server.compensate > 0 && age > 0 && share.read.defined())
+      grad = grad + grad * grad * (now - share.read.to(now.scalar_type())) *
+                        (setup_.server.compensate / share.weight);
+    const double counts =
+        setup_.server.aware_rate ? 1.0 / double(std::max<std::int64_t>(1, age)) : 1.0;
+    if (total.defined()) {
+      total.add_(grad, counts);
+    } else {
+      total = counts == 1 ? grad : grad.mul_(counts);
+      total.add_(0.0);  // as a sum that begins at 0: -0 becomes 0
     }
-    total.add_(grad, setup_.server.aware_rate ? 1.0 / double(std::max<std::int64_t>(1, age)) : 1.0);
   }
   return total;
 }
 
-void ParameterServer::look_for_silent_workers(Lock& lock) {
+// Once the job is told to stop, shares that were begun are waited for as long as shares took so
+// far, not as long as a worker may be silent otherwise.
+double ParameterServer::patience() const {
+  const double patience = setup_.server.patience;
+  if (!stop_asked_ || needs_all_workers()) return patience;
+  return std::min(patience, std::max(shortest_patience, 3 * longest_task_));
+}
+
+void ParameterServer::look_for_silent_workers() {
   const auto now = Deadline::Clock::now();
   if (setup_.server.mode == "sync" && table_->living() < setup_.shares &&
       now - began_ > Deadline::duration_of(setup_.timeout))
     throw Timeout(fmt::format("{} of {} workers have come to the parameter servers within {} s",
                               table_->living(), setup_.shares, setup_.timeout));
-  for (const auto& [worker, since] : since_) {
-    if (now - since < Deadline::duration_of(setup_.server.patience)) continue;
-    const auto message = fmt::format(
-        "{} has been silent for {} s with share {} of step {}", table_->name(worker),
-        setup_.server.patience, table_->task_of(worker)->share, table_->task_of(worker)->clock + 1);
+  const double allowed = patience();
+  std::vector<int> silent;
+  for (const auto& [worker, since] : since_)
+    if (now - since >= Deadline::duration_of(allowed)) silent.push_back(worker);
+  for (const int worker : silent) {
+    const auto task = *table_->task_of(worker);
+    const auto message = fmt::format("{} has been silent for {:.3g} s with share {} of step {}",
+                                     table_->name(worker), allowed, task.share, task.clock + 1);
     if (needs_all_workers()) throw Timeout(message);
     log::warn(message + ": it is dropped, and the share goes to another");
     table_->drop(worker);
+    since_.erase(worker);
+    lost_.push_back(message);
+    dropped_[worker] = fmt::format(
+        "{} dropped {}, which was silent for {:.3g} s with share {} of step {}: another computes "
+        "it. Raise server.patience above that, or come back with --join {}",
+        setup_.name, table_->name(worker), allowed, task.share, task.clock + 1, all_addresses_);
+    // It is told when it comes back; nobody waits for that.
+    for (auto& one : connections_)
+      if (one.worker == worker) one.waited_for = false;
     if (table_->living() == 0) throw PeerLost(message + "; no worker is left");
     if (worker == begun_by_) throw PeerLost(message + ": it is the one that shows and saves");
-    const int gone = worker;
-    since_.erase(worker);
     changed_.notify_all();
-    lock.unlock();
-    shut_if([&](const Connection& one) { return one.worker == gone; });
-    lock.lock();
-    return;
   }
 }
 

@@ -15,7 +15,8 @@ namespace {
 // On the wire: in this order.
 constexpr at::ScalarType types[] = {at::kDouble, at::kFloat, at::kHalf, at::kBFloat16};
 constexpr std::uint64_t most_elements = std::uint64_t{1} << 40;
-constexpr std::uint64_t most_ranges = 10000, most_states = 8;
+constexpr std::uint64_t most_ranges = 10000, most_states = 8, most_tasks = 30000;
+constexpr std::size_t most_texts = 256, longest_text = 1000;
 
 std::uint64_t number_of(at::ScalarType type) {
   const auto it = std::find(std::begin(types), std::end(types), type);
@@ -66,13 +67,21 @@ std::vector<Run> runs_of(const at::Tensor& grad, const std::vector<Matrix>& matr
   };
   for (const auto& matrix : matrices) {
     keep(at, matrix.begin);
-    const at::Tensor touched = grad.narrow(0, matrix.begin, matrix.rows * matrix.columns)
-                                   .view({matrix.rows, matrix.columns})
-                                   .ne(0)
-                                   .any(1);
-    const auto* row = touched.const_data_ptr<bool>();
-    for (std::int64_t r = 0; r < matrix.rows; ++r)
-      if (row[r]) keep(matrix.begin + r * matrix.columns, matrix.begin + (r + 1) * matrix.columns);
+    // A block of rows at a time: torch makes a temporary tensor for it.
+    const auto block = std::max<std::int64_t>(1, (1 << 18) / matrix.columns);
+    for (std::int64_t first = 0; first < matrix.rows; first += block) {
+      const auto rows = std::min(block, matrix.rows - first);
+      const at::Tensor touched =
+          grad.narrow(0, matrix.begin + first * matrix.columns, rows * matrix.columns)
+              .view({rows, matrix.columns})
+              .ne(0)
+              .any(1);
+      const auto* row = touched.const_data_ptr<bool>();
+      for (std::int64_t r = 0; r < rows; ++r)
+        if (row[r])
+          keep(matrix.begin + (first + r) * matrix.columns,
+               matrix.begin + (first + r + 1) * matrix.columns);
+    }
     at = matrix.begin + matrix.rows * matrix.columns;
   }
   keep(at, grad.numel());
@@ -82,14 +91,59 @@ std::vector<Run> runs_of(const at::Tensor& grad, const std::vector<Matrix>& matr
 }
 
 FrameWriter& write_task(FrameWriter& writer, const Task& task) {
-  return writer.number(std::uint64_t(task.clock)).number(std::uint64_t(task.share));
+  return writer.number(std::uint64_t(task.clock))
+      .number(std::uint64_t(task.share))
+      .number(std::uint64_t(task.number))
+      .number(std::uint64_t(task.version));
 }
 
 Task read_task(FrameReader& reader) {
   Task task;
   task.clock = std::int64_t(reader.number_at_most(most_elements));
   task.share = int(reader.number_at_most(1 << 20));
+  task.number = std::int64_t(reader.number_at_most(most_elements));
+  task.version = std::int64_t(reader.number_at_most(most_elements));
   return task;
+}
+
+FrameWriter& write_tasks(FrameWriter& writer, const std::vector<Task>& tasks) {
+  writer.number(tasks.size());
+  for (const auto& task : tasks) write_task(writer, task);
+  return writer;
+}
+
+std::vector<Task> read_tasks(FrameReader& reader) {
+  std::vector<Task> tasks(reader.number_at_most(most_tasks));
+  for (auto& task : tasks) task = read_task(reader);
+  return tasks;
+}
+
+Frame encode(const Complete& step) {
+  FrameWriter writer;
+  writer.number(std::uint64_t(step.clock));
+  return write_tasks(writer, step.shares).frame(Peer::ok);
+}
+
+Complete decode_complete(const Frame& frame, const std::string& from) {
+  FrameReader reader(frame, from);
+  Complete step;
+  step.clock = std::int64_t(reader.number_at_most(most_elements));
+  step.shares = read_tasks(reader);
+  reader.end();
+  return step;
+}
+
+FrameWriter& write_texts(FrameWriter& writer, const std::vector<std::string>& texts) {
+  const auto count = std::min(texts.size(), most_texts);
+  writer.number(count);
+  for (std::size_t i = 0; i < count; ++i) writer.text(texts[i].substr(0, longest_text));
+  return writer;
+}
+
+std::vector<std::string> read_texts(FrameReader& reader) {
+  std::vector<std::string> texts(reader.number_at_most(most_texts));
+  for (auto& text : texts) text = reader.text(longest_text);
+  return texts;
 }
 
 Frame encode(const ParameterServer::Next& next) {
@@ -106,6 +160,7 @@ Frame encode(const ParameterServer::Next& next) {
     for (const auto age : one.ages) writer.number(std::uint64_t(age));
   }
   writer.text(next.spoiled);
+  write_texts(writer, next.lost);
   return writer.frame(next.task ? Peer::ok : next.finished ? Peer::finished : Peer::wait);
 }
 
@@ -125,6 +180,7 @@ ParameterServer::Next decode_next(const Frame& frame, const std::string& from) {
     for (auto& age : one.ages) age = std::int64_t(reader.number());
   }
   next.spoiled = reader.text();
+  next.lost = read_texts(reader);
   reader.end();
   return next;
 }
@@ -132,10 +188,7 @@ ParameterServer::Next decode_next(const Frame& frame, const std::string& from) {
 std::uint64_t send_push(Peer& peer, const Push& push, const std::vector<Run>& runs,
                         Deadline deadline) {
   FrameWriter writer;
-  write_task(writer, push.task)
-      .number(std::uint64_t(push.version))
-      .number(bits_of(push.weight))
-      .number(runs.size());
+  write_task(writer, push.task).number(bits_of(push.weight)).number(runs.size());
   std::int64_t elements = 0;
   for (const auto& run : runs) {
     writer.number(std::uint64_t(run.begin)).number(std::uint64_t(run.numel));
@@ -150,26 +203,25 @@ std::uint64_t send_push(Peer& peer, const Push& push, const std::vector<Run>& ru
   return std::uint64_t(elements) * element;
 }
 
-Push receive_push(Peer& peer, const Frame& request, const at::Tensor& like, Deadline deadline) {
+Push receive_push(Peer& peer, const Frame& request, const GradientShape& shape, Deadline deadline) {
   FrameReader reader(request, peer.name());
   Push push;
   push.task = read_task(reader);
-  push.version = std::int64_t(reader.number());
   push.weight = double_of(reader.number());
   std::vector<Run> runs(reader.number_at_most(most_runs));
   std::int64_t at = 0;
   for (auto& run : runs) {
-    run.begin = std::int64_t(reader.number_at_most(std::uint64_t(like.numel())));
-    run.numel = std::int64_t(reader.number_at_most(std::uint64_t(like.numel() - run.begin)));
+    run.begin = std::int64_t(reader.number_at_most(std::uint64_t(shape.numel)));
+    run.numel = std::int64_t(reader.number_at_most(std::uint64_t(shape.numel - run.begin)));
     if (run.begin < at) throw Corrupt(peer.name() + " sent runs of a gradient out of order");
     at = run.begin + run.numel;
   }
   reader.end();
-  const bool whole = runs.size() == 1 && runs[0].numel == like.numel();
-  push.grad =
-      whole ? at::empty(like.sizes(), like.options()) : at::zeros(like.sizes(), like.options());
+  const bool whole = runs.size() == 1 && runs[0].numel == shape.numel;
+  const auto options = at::TensorOptions(at::kCPU).dtype(shape.type);
+  push.grad = whole ? at::empty({shape.numel}, options) : at::zeros({shape.numel}, options);
   const auto bytes = writable(push.grad);
-  const std::size_t element = like.element_size();
+  const std::size_t element = at::elementSize(shape.type);
   for (const auto& run : runs)
     peer.receive_raw(
         bytes.subspan(std::size_t(run.begin) * element, std::size_t(run.numel) * element),
@@ -198,9 +250,19 @@ std::uint64_t send(Peer& peer, const ParameterServer::Beginning& beginning, Dead
   return bytes;
 }
 
-ParameterServer::Beginning receive_beginning(Peer& peer, const Frame& frame, Deadline deadline) {
-  FrameReader reader(frame, peer.name());
+namespace {
+
+// All but the tensors.
+struct StateHead {
   ParameterServer::Beginning beginning;
+  std::uint64_t states = 0;
+  std::int64_t numel = 0;
+};
+
+StateHead read_head(Peer& peer, const Frame& frame) {
+  FrameReader reader(frame, peer.name());
+  StateHead head;
+  auto& beginning = head.beginning;
   beginning.type = types[reader.number_at_most(std::size(types) - 1)];
   beginning.version = std::int64_t(reader.number_at_most(most_elements));
   beginning.updates = double_of(reader.number());
@@ -210,18 +272,46 @@ ParameterServer::Beginning receive_beginning(Peer& peer, const Frame& frame, Dea
     range.numel = std::int64_t(reader.number_at_most(most_elements));
     range.decay = reader.number_at_most(1) != 0;
   }
-  const auto states = reader.number_at_most(most_states);
-  const auto numel = std::int64_t(reader.number_at_most(most_elements));
+  head.states = reader.number_at_most(most_states);
+  head.numel = std::int64_t(reader.number_at_most(most_elements));
   reader.end();
   for (const auto& range : beginning.ranges)
-    if (range.begin + range.numel > numel)
+    if (range.begin + range.numel > head.numel)
       throw Corrupt(peer.name() + " sent a range beyond the end of its part");
+  return head;
+}
+
+void require_same_size(std::uint64_t states, std::int64_t numel,
+                       const std::vector<at::Tensor>& into) {
+  if (states != into.size() || numel != into.at(0).numel())
+    throw InvalidArgument("the servers' state is not that of this job");
+}
+
+}  // namespace
+
+ParameterServer::Beginning receive_beginning(Peer& peer, const Frame& frame, Deadline deadline) {
+  auto [beginning, states, numel] = read_head(peer, frame);
   const auto options = at::TensorOptions(at::kCPU).dtype(master_type(beginning.type));
   for (std::uint64_t i = 0; i < states; ++i) {
     beginning.state.push_back(at::empty({numel}, options));
     peer.receive_raw(writable(beginning.state.back()), deadline);
   }
-  return beginning;
+  return std::move(beginning);
+}
+
+double receive_state(Peer& peer, const Frame& frame, const std::vector<at::Tensor>& into,
+                     Deadline deadline) {
+  const auto [beginning, states, numel] = read_head(peer, frame);
+  require_same_size(states, numel, into);
+  if (master_type(beginning.type) != into[0].scalar_type())
+    throw InvalidArgument("the servers' state is of another precision than this job's");
+  for (const auto& one : into) peer.receive_raw(writable(one), deadline);
+  return beginning.updates;
+}
+
+void require_same_state(const ParameterServer::Beginning& state,
+                        const std::vector<at::Tensor>& into) {
+  require_same_size(state.state.size(), state.state.at(0).numel(), into);
 }
 
 }  // namespace echelon::wire

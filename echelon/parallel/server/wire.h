@@ -37,25 +37,41 @@ std::span<std::byte> writable(const at::Tensor& tensor);
 
 FrameWriter& write_task(FrameWriter& writer, const Task& task);
 Task read_task(FrameReader& reader);
+FrameWriter& write_tasks(FrameWriter& writer, const std::vector<Task>& tasks);
+std::vector<Task> read_tasks(FrameReader& reader);
+
+FrameWriter& write_texts(FrameWriter& writer, const std::vector<std::string>& texts);
+std::vector<std::string> read_texts(FrameReader& reader);
+
+Frame encode(const Complete& step);
+Complete decode_complete(const Frame& frame, const std::string& from);
 
 Frame encode(const ParameterServer::Next& next);
 ParameterServer::Next decode_next(const Frame& frame, const std::string& from);
 
 struct Push {
   Task task;
-  std::int64_t version = 0;
   double weight = 0;
   at::Tensor grad;
+};
+struct GradientShape {
+  std::int64_t numel = 0;
+  at::ScalarType type = at::kFloat;
 };
 // Sends a push and gives the payload's bytes.
 std::uint64_t send_push(Peer& peer, const Push& push, const std::vector<Run>& runs,
                         Deadline deadline);
-// `like` has the size and type that it must have.
-Push receive_push(Peer& peer, const Frame& request, const at::Tensor& like, Deadline deadline);
+Push receive_push(Peer& peer, const Frame& request, const GradientShape& shape, Deadline deadline);
 
 // As a request (kind begin) or as the reply to one for the state (kind ok). Gives the bytes of it.
 std::uint64_t send(Peer& peer, const ParameterServer::Beginning& beginning, Deadline deadline,
                    Peer::Kind kind = Peer::ok);
 ParameterServer::Beginning receive_beginning(Peer& peer, const Frame& frame, Deadline deadline);
+// The reply to a request for the state, into tensors of its size. Gives how many updates changed
+// anything. Throws InvalidArgument where it is another job's.
+double receive_state(Peer& peer, const Frame& frame, const std::vector<at::Tensor>& into,
+                     Deadline deadline);
+void require_same_state(const ParameterServer::Beginning& state,
+                        const std::vector<at::Tensor>& into);
 
 }  // namespace echelon::wire

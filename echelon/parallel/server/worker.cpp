@@ -18,14 +18,13 @@ ServerWorker::ServerWorker(Setup setup, const NetOptions& net, const Token& toke
       units_(units),
       values_(std::move(values)),
       grads_(std::move(grads)),
-      ledger_(ledger),
-      versions_(setup_.servers.size(), 0) {
+      ledger_(ledger) {
   for (std::size_t i = 0; i < setup_.servers.size(); ++i) {
     matrices_.push_back(wire::matrices_within(units, setup_.ranges[i]));
     int number = -1;
     if (local(i)) {
       peers_.push_back(nullptr);
-      number = setup_.local->join(setup_.name);
+      number = setup_.local->join_here(setup_.name);
       shares_ = setup_.local->shares();
     } else {
       const Deadline deadline = Deadline::in_seconds(setup_.connect_timeout);
@@ -64,7 +63,9 @@ ServerWorker::~ServerWorker() {
 
 void ServerWorker::on_all(const std::function<void(std::size_t)>& fn) {
   std::vector<std::exception_ptr> errors(peers_.size());
+  const MemoryContext here;
   const auto guarded = [&](std::size_t i) {
+    const MemoryContext::Join counted(here);
     at::NoGradGuard no_grad;
     try {
       fn(i);
@@ -108,22 +109,18 @@ ParameterServer::Next ServerWorker::next() {
   return reply;
 }
 
-void ServerWorker::pull(std::int64_t at_least, const Task& task) {
+void ServerWorker::pull(const Task& task) {
   on_all([&](std::size_t i) {
     at::Tensor mine = narrowed(values_, i);
     if (local(i)) {
-      const MemoryUncounted the_servers;  // they may be given back here
-      const auto values = setup_.local->pull(at_least, task);
-      mine.copy_(values.values);
-      versions_[i] = values.version;
+      const MemoryContext::Join the_servers(setup_.local->memory());  // may be given back here
+      mine.copy_(setup_.local->pull(i == 0 ? number_ : -1, task));
       return;
     }
     FrameWriter request;
-    const Frame reply = peers_[i]->ask(
-        wire::write_task(request, task).number(std::uint64_t(at_least)).frame(Peer::pull),
-        transfer());
+    const Frame reply =
+        peers_[i]->ask(wire::write_task(request, task).frame(Peer::pull), transfer());
     FrameReader reader(reply, peers_[i]->name());
-    versions_[i] = std::int64_t(reader.number());
     if (reader.number() != std::uint64_t(mine.nbytes()))
       throw InvalidArgument(
           fmt::format("{} owns another part of the model than this worker thinks: "
@@ -133,11 +130,23 @@ void ServerWorker::pull(std::int64_t at_least, const Task& task) {
   });
 }
 
+void ServerWorker::pull_newest(std::int64_t at_least) {
+  if (local(0)) return pull(setup_.local->newest(number_, at_least));
+  const Frame reply =
+      peers_[0]->ask(FrameWriter().number(std::uint64_t(at_least)).frame(Peer::newest), transfer());
+  FrameReader reader(reply, peers_[0]->name());
+  pull(wire::read_task(reader));
+}
+
 void ServerWorker::push(const Task& task, double weight) {
   on_all([&](std::size_t i) {
-    const wire::Push push{task, versions_[i], weight, narrowed(grads_, i)};
-    if (local(i))
-      return setup_.local->push(setup_.name, task, push.version, weight, push.grad.clone());
+    const wire::Push push{task, weight, narrowed(grads_, i)};
+    if (local(i)) {
+      const MemoryContext::Join the_servers(setup_.local->memory());
+      const MemoryScope scope(MemoryKind::gradients);
+      return setup_.local->push(i == 0 ? number_ : -1, setup_.name, task, weight,
+                                push.grad.clone());
+    }
     const auto runs = wire::runs_of(push.grad, matrices_[i]);
     const auto bytes = wire::send_push(*peers_[i], push, runs, transfer());
     ledger_.add(Operation::send, "push", Algorithm::direct, LinkKind::tcp, bytes);
@@ -156,18 +165,21 @@ double ServerWorker::fetch_state(const std::vector<SliceUpdate::State>& state,
                                  std::int64_t version) {
   double updates = 0;
   on_all([&](std::size_t i) {
-    ParameterServer::Beginning all;
+    std::vector<at::Tensor> mine;
+    for (const auto& one : state) mine.push_back(narrowed(one.flat, i));
+    double counted = 0;
     if (local(i)) {
-      all = setup_.local->state(version);
+      setup_.local->show_state(version, [&](const ParameterServer::Beginning& all) {
+        wire::require_same_state(all, mine);
+        for (std::size_t s = 0; s < mine.size(); ++s) mine[s].copy_(all.state[s]);
+        counted = all.updates;
+      });
     } else {
       const Frame reply = peers_[i]->ask(
           FrameWriter().number(std::uint64_t(version)).frame(Peer::state), transfer());
-      all = wire::receive_beginning(*peers_[i], reply, transfer());
+      counted = wire::receive_state(*peers_[i], reply, mine, transfer());
     }
-    if (all.state.size() != state.size() || all.state[0].numel() != setup_.ranges[i].numel())
-      throw InvalidArgument("the servers' state is not that of this job");
-    for (std::size_t s = 0; s < state.size(); ++s) narrowed(state[s].flat, i).copy_(all.state[s]);
-    if (i == 0) updates = all.updates;
+    if (i == 0) updates = counted;
   });
   return updates;
 }

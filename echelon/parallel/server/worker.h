@@ -6,7 +6,7 @@
 //     const auto next = worker.next();
 //     if (next.finished) break;
 //     if (!next.task) continue;              // ask again: nothing may run right now
-//     worker.pull(next.task);
+//     worker.pull(*next.task);
 //     …forward, backward…
 //     worker.push(*next.task, weight);
 //     worker.done(*next.task, loss);
@@ -56,8 +56,10 @@ class ServerWorker {
   int shares() const { return shares_; }  // that a step's batch is cut into
 
   ParameterServer::Next next();
-  // Parameters after at least so many updates. `task` is what they are for.
-  void pull(std::int64_t at_least, const Task& task);
+  // The parameters that a task is to be computed on, of one version on all servers.
+  void pull(const Task& task);
+  // The newest parameters, likewise of one version: after at least so many updates.
+  void pull_newest(std::int64_t at_least);
   // `weight` is the share of the global batch that the gradient is of.
   void push(const Task& task, double weight);
   void done(const Task& task, double loss);
@@ -86,8 +88,7 @@ class ServerWorker {
   Ledger& ledger_;
   std::vector<std::unique_ptr<Peer>> peers_;  // by server; nullptr for the local one
   std::vector<std::vector<wire::Matrix>> matrices_;
-  std::vector<std::int64_t> versions_;  // by server: of the parameters that were pulled
-  int number_ = -1;                     // in the clock table
+  int number_ = -1;  // in the clock table
   int shares_ = 1;
   std::size_t seen_ = 0;  // updates told of
 };

@@ -1,0 +1,231 @@
+// Parameter servers among strangers that know the job's token: whatever they ask for or leave
+// undone, the job goes on, ends when it is told to, and nothing of them is left.
+#include <gtest/gtest.h>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <future>
+
+#include "echelon/parallel/server/worker.h"
+#include "tests/net/connection.h"
+
+namespace echelon {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr std::uint64_t far = 1'000'000;
+
+// A server whose two workers are in this process; one of them works.
+struct Attacked {
+  Token token = Token::random();
+  std::unique_ptr<ParameterServer> server;
+  int worker = -1, idle = -1;
+
+  Attacked() {
+    ParameterServer::Setup setup;
+    setup.server.mode = "async";
+    setup.shares = 2;
+    setup.steps = 1000;
+    setup.timeout = 60;
+    server = std::make_unique<ParameterServer>(setup, "127.0.0.1", NetOptions{}, token);
+    server->start({server->address()});
+    worker = server->join_here("rank 0");
+    idle = server->join_here("rank 1");
+    const at::Tensor values = at::zeros({64}, at::kDouble);
+    server->begin({.type = at::kDouble,
+                   .ranges = {{0, 64, true}},
+                   .state = {values, values.clone(), values.clone()}},
+                  worker);
+  }
+
+  std::unique_ptr<Peer> connect(const Frame& hello) const {
+    const auto deadline = Deadline::in(60s);
+    auto peer = std::make_unique<Peer>(connect_proven(connect_tcp(server->address(), deadline),
+                                                      "the server", false, token, deadline));
+    peer->send(hello, deadline);
+    return peer;
+  }
+  // Works until the server says that the job is over.
+  void finish() {
+    std::size_t seen = 0;
+    for (;;) {
+      const auto next = server->next(worker, seen);
+      seen += next.applied.size();
+      if (next.finished) break;
+      if (!next.task) continue;
+      server->pull(worker, *next.task);
+      server->push(worker, "rank 0", *next.task, 0.5, at::zeros({64}, at::kDouble));
+      server->done(worker, *next.task, 1);
+    }
+    server->leave(worker);
+    server->leave(idle);
+  }
+};
+
+Frame hello(std::uint64_t role, const std::string& options) {
+  return FrameWriter().number(role).text("a stranger").text(options).frame(Peer::hello);
+}
+
+// Asks for something odd, and does not wait for the answer.
+void ask(Peer& peer, int which) {
+  FrameWriter writer;
+  const auto send = [&](std::uint8_t kind) { peer.send(writer.frame(kind), in_time()); };
+  const Task nobodys{.clock = 3, .share = 1, .number = 77, .version = 1};
+  switch (which) {
+    case 0:  // takes a share, and never computes it
+      writer.number(0);
+      return send(Peer::next);
+    case 1:
+      writer.number(far);
+      return send(Peer::newest);
+    case 2:  // one too large
+      writer.number(0).number(1).number(bits_of(5));
+      return send(Peer::norm);
+    case 3:
+      writer.number(0).number(0).number(bits_of(5));
+      return send(Peer::norm);
+    case 4:
+      writer.number(far);
+      return send(Peer::order);
+    case 5:
+      writer.number(far);
+      return send(Peer::state);
+    case 6:
+      writer.text("");
+      return send(Peer::stop);
+    case 7:
+      writer.text("a stranger says so");
+      return send(Peer::stop);
+    case 8:
+      writer.number(far);
+      return send(Peer::saved);
+    case 9:
+      return send(200);
+    case 10:  // half a frame
+      return peer.send_raw(std::as_bytes(std::span("ECH1@", 5)), in_time());
+    case 11:  // a gradient that never comes
+      wire::write_task(writer, nobodys).number(bits_of(1)).number(1).number(0).number(64);
+      return send(Peer::push);
+    case 12:
+      wire::write_task(writer, nobodys);
+      return send(Peer::pull);
+    case 13:
+      wire::write_task(writer, nobodys).number(bits_of(1));
+      return send(Peer::done);
+    case 14:
+      writer.number(1).number(0).number(0).number(0).number(1).number(64);
+      return send(Peer::begin);
+    case 15:
+      writer.number(0).text("again").text("");
+      return send(Peer::hello);
+    default:
+      return;  // says nothing any more
+  }
+}
+constexpr int kinds = 17;
+
+TEST(ServerAttack, EndsWhenItIsToldToWhateverStrangersHaveAskedFor) {
+  Attacked job;
+  std::vector<std::unique_ptr<Peer>> strangers;
+  for (int i = 0; i < 250; ++i) {
+    strangers.push_back(job.connect(hello(std::uint64_t(i % 3), i % 5 == 0 ? "" : "options")));
+    try {
+      ask(*strangers.back(), i % kinds);
+    } catch (const Error&) {  // it was turned away before
+    }
+  }
+  job.server->stop();
+  auto ended = std::async(std::launch::async, [&] {
+    job.finish();
+    job.server->wait();
+    job.server.reset();
+  });
+  EXPECT_EQ(ended.wait_for(50s), std::future_status::ready)
+      << "it waits for strangers, who may be silent for 60 s";
+}
+
+TEST(ServerAttack, ComputesTheSameWhateverStrangersAskFor) {
+  Attacked job;
+  std::vector<std::unique_ptr<Peer>> strangers;
+  for (int kind = 1; kind < kinds; ++kind) {
+    strangers.push_back(job.connect(hello(1, "options")));
+    strangers.back()->check(strangers.back()->receive(in_time()));  // it may take part
+    ask(*strangers.back(), kind);
+  }
+  const at::Tensor before = job.server->pull(job.worker, job.server->newest(job.worker, 0)).clone();
+  for (int share = 0; share < 6; ++share) {
+    const auto next = job.server->next(job.worker, far);
+    ASSERT_TRUE(next.task);
+    job.server->pull(job.worker, *next.task);
+    job.server->push(job.worker, "rank 0", *next.task, 0.5, at::zeros({64}, at::kDouble));
+    job.server->done(job.worker, *next.task, 1);
+  }
+  const Task after = job.server->newest(job.worker, 3);
+  EXPECT_EQ(after.version, 3);
+  EXPECT_TRUE(at::equal(job.server->pull(job.worker, after), before)) << "gradients were zero";
+  const auto told = job.server->next(job.worker, 0);
+  ASSERT_EQ(told.applied.size(), 3u);
+  for (const auto& applied : told.applied) EXPECT_EQ(applied.norm, 0);
+  EXPECT_TRUE(told.spoiled.empty());
+}
+
+TEST(ServerAttack, SaysWhoMayAskForWhat) {
+  Attacked job;
+  const auto refused = [&](int which) {
+    const auto peer = job.connect(hello(1, "options"));
+    peer->check(peer->receive(in_time()));
+    ask(*peer, which);
+    return outcome([&] { peer->check(peer->receive(in_time())); });
+  };
+  for (const auto& [which, whose] : {std::pair{3, "parameter servers"},
+                                     {4, "parameter servers"},
+                                     {5, "workers that the job began with"},
+                                     {6, "the first worker"},
+                                     {7, "the first worker"},
+                                     {8, "the first worker"},
+                                     {14, "workers that the job began with"}}) {
+    const auto seen = refused(which);
+    EXPECT_EQ(seen.kind, "InvalidArgument") << which;
+    EXPECT_NE(seen.message.find(whose), std::string::npos) << seen.message;
+  }
+  // A server that the job does not have, and a worker too many.
+  for (const auto& one : {hello(2, ""), hello(0, "")}) {
+    const auto first = job.connect(one), second = job.connect(one);
+    first->receive(in_time());
+    EXPECT_EQ(outcome([&] { second->check(second->receive(in_time())); }).kind, "InvalidArgument");
+  }
+}
+
+std::ptrdiff_t entries(const char* folder) {
+  return std::distance(std::filesystem::directory_iterator(folder), {});
+}
+
+TEST(ServerAttack, KeepsNothingOfGuestsThatLeft) {
+  Attacked job;
+  const auto come_and_go = [&](int how_many) {
+    for (int i = 0; i < how_many; ++i) {
+      const auto peer = job.connect(hello(1, "options"));
+      peer->check(peer->receive(in_time()));
+      if (i % 2) peer->send(FrameWriter().frame(Peer::bye), in_time());
+    }
+  };
+  come_and_go(4);
+  const auto threads = entries("/proc/self/task"), files = entries("/proc/self/fd");
+  come_and_go(60);
+  // Those that left last may still be on their way out; the next guests sweep them up.
+  for (const auto deadline = Deadline::in(30s); !deadline.expired();) {
+    come_and_go(1);
+    if (entries("/proc/self/task") < threads + 10 && entries("/proc/self/fd") < files + 10) break;
+    std::this_thread::sleep_for(20ms);
+  }
+  EXPECT_LT(entries("/proc/self/task"), threads + 10);
+  EXPECT_LT(entries("/proc/self/fd"), files + 10);
+}
+
+}  // namespace
+}  // namespace echelon
