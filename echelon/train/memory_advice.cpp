@@ -50,9 +50,32 @@ std::string changed(const JobOptions& from, const JobOptions& to) {
   add("zero.group", from.zero.group, to.zero.group);
   add("zero.scatter", from.zero.scatter, to.zero.scatter);
   add("zero.offload", from.zero.offload, to.zero.offload);
+  add("server.count", from.server.count, to.server.count);
+  add("server.staleness", from.server.staleness, to.server.staleness);
   if (to.zero.offload == "disk" && to.zero.offload_path.empty())
     text += " zero.offload_path=FOLDER";
   return text;
+}
+
+// The same with more servers, which own less each, and with younger gradients, of which fewer wait.
+std::vector<JobOptions> more_servers(const std::vector<JobOptions>& some, int ranks) {
+  std::vector<JobOptions> all;
+  for (const auto& one : some) {
+    const auto most = one.server.place == "separate" ? ranks / 2 : ranks;
+    for (const bool young : {false, true}) {
+      if (young && (one.server.mode != "bounded" || one.server.staleness <= 1)) continue;
+      JobOptions next = one;
+      if (young) {
+        next.server.staleness = 1;
+        all.push_back(next);
+      }
+      while (next.server.count < most) {
+        next.server.count = std::min<std::int64_t>(most, 2 * next.server.count);
+        all.push_back(next);
+      }
+    }
+  }
+  return all;
 }
 
 // What could be changed, the cheapest first: to send gradients more often and stages that share
@@ -88,6 +111,10 @@ std::vector<JobOptions> changes(const JobOptions& options, int ranks) {
         next.zero.scatter = "micro_batch";
         all.push_back(next);
       }
+  if (options.server.count > 0) {
+    const auto servers = more_servers(all, ranks);
+    all.insert(all.end(), servers.begin(), servers.end());
+  }
   if (next.parallel.zero == 3) {
     next.zero.prefetch = next.zero.group = 0;
     all.push_back(next);
@@ -117,10 +144,11 @@ std::optional<JobOptions> first_that_fits(const JobOptions& options, int ranks, 
 
 }  // namespace
 
-void require_memory(const JobOptions& options, int ranks, int local) {
-  const MemoryForecast needs = forecast_memory(options, ranks, local);
+void require_memory(const JobOptions& options, int ranks, int local, Role role) {
+  const MemoryForecast needs = forecast_memory(options, ranks, local, role);
   const std::string missing = lack(needs, options, local);
   if (missing.empty()) return;
+  if (role == Role::guest) throw InvalidArgument(missing + ": it cannot join the job here");
   const auto change = first_that_fits(options, ranks, local);
   throw InvalidArgument(fmt::format(
       "{}. {}", missing,

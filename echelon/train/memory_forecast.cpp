@@ -19,6 +19,8 @@
 #include "echelon/step/device.h"
 #include "echelon/step/widening.h"
 #include "echelon/train/activation_forecast.h"
+#include "echelon/train/server_forecast.h"
+#include "echelon/train/server_job.h"
 #include "echelon/train/trainer.h"
 
 namespace echelon {
@@ -249,21 +251,21 @@ Scatter scatter_of(const Stack& stack, const JobOptions& options, const Part& pa
 }
 
 // `ranks` split the batch; `local` ranks of the job are on this host.
-MemoryForecast forecast_part(const JobOptions& options, const Part& of, int ranks, int local) {
+MemoryForecast forecast_part(const JobOptions& options, const Part& of, int ranks, int local,
+                             Role role) {
   const auto type = compute_type(options.train);
   const std::uint64_t element = at::elementSize(type);
   const auto stage = int(options.parallel.zero);
   const bool servers = options.server.count > 0;
+  // Shares are cut for the workers that a job begins with, which a guest does not know.
+  const int workers =
+      servers && ranks > 1 ? ServerJob::Roles(options.server, ranks).workers() : ranks;
   const int owners = stage == 0 ? 1 : options.zero.shard == "host" ? std::min(local, ranks) : ranks;
   const Stack stack = laid_out(options, of, owners);
   const StepOrder step = step_of(stack, options, of);
   MemoryForecast result =
       forecast_state(stack, options.train, options.optim, options.zero, stage, owners);
-  if (servers) kind(result.tensors, MemoryKind::optimizer) = 0;
-  kind(result.tensors, MemoryKind::activations) = activation_bytes(
-      options, step,
-      servers ? ranks - (options.server.place == "separate" ? int(options.server.count) : 0)
-              : ranks);
+  kind(result.tensors, MemoryKind::activations) = activation_bytes(options, step, workers);
   const bool offloads = options.zero.offload != "none" && stage > 0;
   kind(result.tensors, MemoryKind::communication) = lent_bytes(
       stack, options, step, type,
@@ -280,17 +282,25 @@ MemoryForecast forecast_part(const JobOptions& options, const Part& of, int rank
     result.largest_group =
         names.size() == 1 ? names[0] : fmt::format("{} … {}", names.front(), names.back());
   }
+  std::int64_t numel = 0;
+  for (const auto& group : stack.groups()) numel += group.numel;
+  if (role == Role::guest)
+    result.tensors = forecast_guest(result.tensors);
+  else if (servers)
+    result.tensors = forecast_servers(options, ranks, result.tensors, numel);
+  else if (options.sync.allow_staleness > 0 && ranks > 1)
+    result.tensors = forecast_spells(options, ranks, result.tensors, numel);
   return result;
 }
 
 }  // namespace
 
 // Of the rank that needs the most.
-MemoryForecast forecast_memory(const JobOptions& options, int ranks, int local) {
+MemoryForecast forecast_memory(const JobOptions& options, int ranks, int local, Role role) {
   const MeshShape mesh = mesh_of(options.parallel, ranks);
   std::optional<MemoryForecast> most;
   for (const auto& part : parts_of(options, int(options.model.layers) + 2, mesh.pipeline)) {
-    const auto one = forecast_part(options, part, mesh.data, local);
+    const auto one = forecast_part(options, part, mesh.data, local, role);
     if (!most || one.tensors.total() > most->tensors.total()) most = one;
   }
   return *most;

@@ -5,6 +5,8 @@
 // Activations are those of a GPT by the formula of docs/recompute.md, and an estimate of what its
 // backward holds beside them: within a tenth of what was measured (docs/memory.md). In a pipeline
 // the table is walked for them too, with as many messages on their way as there can be at most.
+// With parameter servers it is what the rank needs that both works and serves, or the larger of the
+// two (server_forecast.h).
 #pragma once
 
 #include <cstdint>
@@ -34,8 +36,12 @@ struct RankMemory {
   std::uint64_t start, peak;  // of the process: before the model, and at most
 };
 
+// A rank of the job, or a worker that joins one with parameter servers (train --join).
+enum class Role { rank, guest };
+
 // `ranks` in all, of which `local` are on this host.
-MemoryForecast forecast_memory(const JobOptions& options, int ranks, int local);
+MemoryForecast forecast_memory(const JobOptions& options, int ranks, int local,
+                               Role role = Role::rank);
 
 // Of those, what is there whatever is computed: values, gradients, the optimiser's state and what
 // its update needs. For any stack that is laid out, as `owners` ranks share it out in a stage.
@@ -58,7 +64,7 @@ std::uint64_t memory_budget(const TrainOptions& train, int local);
 
 // Throws InvalidArgument where it cannot fit: says what is needed, what there is, and which change
 // would help.
-void require_memory(const JobOptions& options, int ranks, int local);
+void require_memory(const JobOptions& options, int ranks, int local, Role role = Role::rank);
 
 // For `echelon train --dry-run`: a table, whether it fits, and which changes would make it fit.
 // Gives whether it does.

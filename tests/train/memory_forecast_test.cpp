@@ -12,6 +12,7 @@
 #include "echelon/base/error.h"
 #include "echelon/nn/gpt.h"
 #include "echelon/parallel/tensor/split_plan.h"
+#include "echelon/train/server_job.h"
 #include "echelon/train/trainer.h"
 #include "tests/base/thrown.h"
 #include "tests/collective/ranks.h"
@@ -149,6 +150,113 @@ TEST(MemoryForecast, IsWithinATenthForActivations) {
             << recompute << ", " << micro_batches << " micro-batches, vocabulary " << vocab << ", "
             << precision << ": " << predicted << " bytes, seen " << seen;
       }
+}
+
+// By rank, at the peak: of the trainer and of the server in the same process.
+std::vector<MemoryUse> measured_with_servers(const JobOptions& options, int world, int slow_rank) {
+  at::set_num_threads(1);
+  const RandomTokens data(options.model.vocab, options.model.context, 1);
+  const Token token = Token::random();
+  std::vector<MemoryUse> seen{std::size_t(world)};
+  run_ranks_well({.world = world}, [&](Group& group) {
+    const auto ranks = native_communicator(group.shared_from_this());
+    MemoryAccount account(MemoryExtent::with_inner);
+    ServerJob job(options, *ranks, "127.0.0.1", token);
+    if (job.works()) {
+      Stack stack = gpt(options.model);
+      Trainer trainer(stack, data, options.train, options.optim);
+      job.attach(trainer, stack);
+      if (group.rank() == slow_rank) trainer.slow_down(20);
+      trainer.run();
+      if (group.rank() == 0) trainer.master(stack.parameters().front());  // the state comes back
+      trainer.leave_servers();
+    }
+    job.wait();
+    seen[std::size_t(group.rank())] = account.at_peak();
+  });
+  return seen;
+}
+
+std::uint64_t most_of(const std::vector<MemoryUse>& all) {
+  std::uint64_t most = 0;
+  for (const auto& one : all) most = std::max(most, one.total());
+  return most;
+}
+
+TEST(MemoryForecast, IsWithinATenthForSynchronousServers) {
+  for (const char* place : {"colocated", "separate"})
+    for (const int servers : {1, 2})
+      for (const char* precision : {"fp32", "bf16"}) {
+        JobOptions options = job(0, precision);
+        options.model.context = 16;  // so that parameters are what counts
+        options.model.width = 192;
+        options.server = {.count = servers, .place = place};
+        const int world = 3 + (place == std::string("separate") ? servers : 0);
+        const double predicted = double(forecast_memory(options, world, world).tensors.total()),
+                     seen = double(most_of(measured_with_servers(options, world, -1)));
+        EXPECT_LE(seen, 1.02 * predicted) << place << ", " << servers << ", " << precision;
+        EXPECT_GE(seen, 0.75 * predicted) << place << ", " << servers << ", " << precision;
+      }
+}
+
+// However slow a worker is, and however many gradients wait for it.
+TEST(MemoryForecast, BoundsServersWithOldGradients) {
+  for (const auto& [mode, precision, compensate] :
+       {std::tuple<const char*, const char*, double>{"bounded", "fp32", 0},
+        {"bounded", "bf16", 0},
+        {"async", "fp32", 0},
+        {"bounded", "fp32", 0.1}})
+    for (const int servers : {1, 2}) {
+      JobOptions options = job(0, precision);
+      options.model.context = 16;
+      options.model.width = 192;
+      options.train.steps = 12;
+      options.server = {.count = servers, .mode = mode, .staleness = 2};
+      options.server.compensate = compensate;
+      const double predicted = double(forecast_memory(options, 3, 3).tensors.total()),
+                   seen = double(most_of(measured_with_servers(options, 3, 2)));
+      EXPECT_LE(seen, 1.02 * predicted) << mode << ", " << servers << ", " << precision;
+      EXPECT_GE(seen, 0.3 * predicted) << mode << ", " << servers << ", " << precision;
+    }
+}
+
+TEST(MemoryForecast, RefusesServersThatDoNotFit) {
+  JobOptions options = job();
+  options.model.width = 192;
+  options.server = {.count = 1};
+  const auto needs = forecast_memory(options, 4, 4).tensors.total();
+  options.train.memory_mib = double(needs) * 1.01 / (1 << 20);
+  EXPECT_NO_THROW(require_memory(options, 4, 4));
+  options.train.memory_mib = double(needs) * 0.99 / (1 << 20);
+  try {
+    require_memory(options, 4, 4);
+    FAIL() << "it is refused";
+  } catch (const InvalidArgument& error) {
+    EXPECT_NE(std::string(error.what()).find("It would fit with"), std::string::npos)
+        << error.what();
+  }
+  // A worker that joins serves nobody.
+  EXPECT_NO_THROW(require_memory(options, 1, 1, Role::guest));
+}
+
+// However many ranks split a batch, one of them validates no more of it at a time.
+TEST(MemoryForecast, HoldsForValidation) {
+  at::set_num_threads(1);
+  JobOptions options = job();
+  options.model.layers = 1;
+  options.model.vocab = 3000;
+  options.train.batch = 32;
+  const RandomTokens data(options.model.vocab, options.model.context, 1);
+  const auto predicted = forecast_memory(options, 8, 8).tensors;
+  run_ranks_well({.world = 8}, [&](Group& group) {
+    Stack stack = gpt(options.model);
+    Trainer trainer(stack, data, options.train, options.optim,
+                    native_communicator(group.shared_from_this()));
+    trainer.run();
+    if (group.rank() == 0) trainer.evaluate(data, 40);
+    EXPECT_LE(double(trainer.memory().at_peak()[MemoryKind::activations]),
+              1.1 * double(predicted[MemoryKind::activations]));
+  });
 }
 
 // The last rank has nearly all layers and the head, of every micro-batch that it holds.

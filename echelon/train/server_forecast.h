@@ -1,0 +1,29 @@
+// What the ranks of a job with parameter servers need of memory (memory_forecast.h): those that
+// compute, those that serve, and those that do both.
+#pragma once
+
+#include <cstdint>
+
+#include "echelon/nn/memory.h"
+#include "echelon/train/options.h"
+
+namespace echelon {
+
+// Gradients that wait on a server at most, in whole parts: those of all steps that can be begun and
+// not yet applied. A step is applied when all its shares are there, so with a slow worker many wait.
+std::int64_t waiting_gradients(const ServerOptions& options, int workers);
+
+// At the largest of the moments that count: a step, and when the first worker brings or fetches the
+// state. `computing` is what one process that computes and updates by itself needs, `numel` the
+// elements of the flat buffer.
+MemoryUse forecast_servers(const JobOptions& options, int ranks, const MemoryUse& computing,
+                           std::int64_t numel);
+
+// Of ranks that may use servers for a time (sync.allow_staleness): each then also serves.
+MemoryUse forecast_spells(const JobOptions& options, int ranks, const MemoryUse& computing,
+                          std::int64_t numel);
+
+// Of a worker that joins.
+MemoryUse forecast_guest(const MemoryUse& computing);
+
+}  // namespace echelon
