@@ -46,10 +46,15 @@ using nlohmann::ordered_json;
 
 namespace {
 
+// Whether other ranks may be gone at the end.
+bool counts_alone(const JobRequest& request, const ServerJob* servers) {
+  return servers && request.options.server.mode != "sync";
+}
+
 // What all ranks sent; of this one alone where others may be gone.
 std::string ledger_of(const JobRequest& request, const ServerJob* servers) {
-  const bool all_here = !servers || request.options.server.mode == "sync";
-  return job_ledger(request.ranks.get(), all_here ? Extent::all_ranks : Extent::this_rank);
+  return job_ledger(request.ranks.get(),
+                    counts_alone(request, servers) ? Extent::this_rank : Extent::all_ranks);
 }
 
 // What ranks other than 0 do: the same steps, in the same pieces. Where the ranks share the model
@@ -57,7 +62,7 @@ std::string ledger_of(const JobRequest& request, const ServerJob* servers) {
 JobEnd follow(const JobRequest& request, Trainer& trainer, const Stack& stack, const JobData& data,
               ServerJob* servers, const std::function<void(std::int64_t)>& run_until,
               std::optional<SyncTrace>& trace, std::optional<PipelineTrace>& drawing,
-              std::uint64_t start, PeakMemory& peak) {
+              const MemoryAccount& account, std::uint64_t start, PeakMemory& peak) {
   if (trace)
     trainer.on_step([&](const StepReport& report) {
       if (report.ages.empty()) trace->step(report.step, trainer.executor());
@@ -98,8 +103,8 @@ JobEnd follow(const JobRequest& request, Trainer& trainer, const Stack& stack, c
   if (trace) trace->write({});
   if (drawing) drawing->write({}, 0);
   if (finished)
-    memory_of_ranks(request.ranks.get(), trainer.memory().at_peak(), start, peak.bytes(),
-                    servers != nullptr);
+    memory_of_ranks(request.ranks.get(), account.at_peak(), start, peak.bytes(),
+                    counts_alone(request, servers));
   if (evaluates && finished) trainer.evaluate(*data.validation, data.validation->size());
   return finished ? JobEnd::finished : JobEnd::interrupted;
 }
@@ -188,28 +193,38 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   Stack stack = gpt(options.model);
   const int all_ranks = request.ranks ? request.ranks->size() : 1;
   const int local_ranks = read_environment().local_world;
-  require_memory(options, all_ranks, local_ranks);
+  require_memory(options, all_ranks, local_ranks, request.join.empty() ? Role::rank : Role::guest);
   if (!request.join.empty()) return join_job(request, data, stack, stop);
+  std::optional<MemoryAccount> memory_here;  // of the trainer and the server in this process
   std::optional<ServerJob> servers;
   if (options.server.count > 0) {
+    memory_here.emplace(MemoryExtent::with_inner);
     servers.emplace(options, *request.ranks,
                     Endpoint::listening_address(read_environment(), options.net), Token::find(),
                     data.fingerprint);
     if (!servers->works()) {
+      servers->all_have_come();
       servers->wait();
       ledger_of(request, &*servers);
+      if (servers->server()->version() >= options.train.steps)
+        memory_of_ranks(request.ranks.get(), memory_here->at_peak(), start, peak.bytes(),
+                        counts_alone(request, &*servers));
       return JobEnd::finished;
     }
   }
   Trainer trainer(stack, *data.training, options.train, options.optim,
                   servers ? nullptr : request.ranks, options.parallel, options.zero,
                   options.pipeline, gpt_plan(options.model));
-  if (servers) servers->attach(trainer, stack);
   trainer.note("data", data_note(data.fingerprint));
+  // Of the workers of parameter servers the first brings the parameters.
+  if (!resuming && !options.model.init.empty() && (!servers || request.ranks->rank() == 0))
+    trainer.load(gpt2_values(options.model.init, stack));
+  if (servers) {
+    servers->attach(trainer, stack);
+    servers->all_have_come();
+  }
   trainer.slow_down(options.chaos.slowness(request.ranks ? request.ranks->rank() : 0,
                                            request.ranks ? request.ranks->size() : 1));
-  if (!resuming && !options.model.init.empty())
-    trainer.load(gpt2_values(options.model.init, stack));
 
   JobOutcome outcome;
   const auto decided = [&outcome](const std::string& decision) {
@@ -237,13 +252,15 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
     drawing.emplace(trainer.layout(), options.pipeline);
   }
   ServerJob* const served = servers ? &*servers : nullptr;
+  const MemoryAccount& account = memory_here ? *memory_here : trainer.memory();
   std::vector<std::string> left_behind;  // by ranks that were killed
   if (trainer.tier() && request.ranks)
     left_behind = gather_texts(*request.ranks, trainer.tier()->left_behind(), "offload");
   if (request.ranks && is_expendable(options, request.ranks->rank(), all_ranks))
     LauncherReport(request.ranks->rank(), all_ranks).expendable();
   if (request.ranks && request.ranks->rank() != 0)
-    return follow(request, trainer, stack, data, served, run_until, trace, drawing, start, peak);
+    return follow(request, trainer, stack, data, served, run_until, trace, drawing, account, start,
+                  peak);
 
   RunDirectory run = former ? std::move(*former) : RunDirectory::create(request.runs, request.name);
   if (resuming) {
@@ -349,6 +366,7 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   std::string timelines;
   const auto leave = [&] {
     if (served) {
+      outcome.lost_workers = trainer.lost_workers();
       trainer.leave_servers();
       served->wait();
     }
@@ -360,6 +378,7 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
     trainer.save(run.state());
     leave();
     log::info(fmt::format("interrupted after step {}", trainer.step()));
+    show_lost_workers(outcome, served ? served->roles().workers() : 0);
     fmt::print("interrupted after step {}; go on with: {}\n", trainer.step(),
                resume_command(run.path(), read_environment()));
     return JobEnd::interrupted;
@@ -375,8 +394,8 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
         data.bytes ? Tokens::bytes : Tokens::others);
   leave();
   const std::uint64_t peak_process = peak.bytes();
-  const auto all_memory = memory_of_ranks(request.ranks.get(), trainer.memory().at_peak(), start,
-                                          peak_process, served != nullptr);
+  const auto all_memory = memory_of_ranks(request.ranks.get(), account.at_peak(), start,
+                                          peak_process, counts_alone(request, served));
   run.write_memory(forecast, all_memory);
   if (data.validation != nullptr) {
     outcome.validation_loss = trainer.evaluate(*data.validation, data.validation->size());
@@ -394,6 +413,7 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
              outcome.step_seconds.size() == 1 ? "" : "s",
              human_count(summary["tokens_per_s"].get<double>()), seconds);
   show_synchronisation(outcome, run);
+  show_lost_workers(outcome, served ? served->roles().workers() : 0);
   show_loss_scale(outcome);
   if (trace) fmt::print("trace       {}/trace.json opens in Perfetto\n", run.path().string());
   if (drawing)

@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -58,6 +59,7 @@ ordered_json summary_of(const JobOptions& options, const JobOutcome& outcome,
   };
   if (outcome.validated && bytes)
     summary["val_bits_per_byte"] = outcome.validation_loss / std::numbers::ln2;
+  if (options.server.count > 0) summary["lost_workers"] = outcome.lost_workers.size();
   if (outcome.loss_scale != 0) {
     summary["skipped_steps"] = outcome.skipped;
     summary["loss_scale"] = outcome.loss_scale;
@@ -232,6 +234,15 @@ void show_synchronisation(const JobOutcome& outcome, const RunDirectory& run) {
   if (outcome.decisions > 0)
     fmt::print("{}", report_line("decisions", fmt::format("{} on how to synchronise, in {}",
                                                           outcome.decisions, run.log().string())));
+}
+
+void show_lost_workers(const JobOutcome& outcome, int workers) {
+  if (outcome.lost_workers.empty()) return;
+  fmt::print("{}",
+             report_line("lost", fmt::format("{} of the {} workers that the job began with, or "
+                                             "that joined it:\n{}",
+                                             outcome.lost_workers.size(), workers,
+                                             fmt::join(outcome.lost_workers, "\n"))));
 }
 
 void show_loss_scale(const JobOutcome& outcome) {

@@ -30,6 +30,7 @@ struct JobOutcome {
   int decisions = 0;                               // on how ranks synchronise
   double loss_scale = 0;                           // fp16: of the last step
   std::int64_t skipped = 0;                        // fp16: steps
+  std::vector<std::string> lost_workers = {};      // of parameter servers, and why
 };
 
 std::string precision_name(at::ScalarType type);
@@ -53,14 +54,16 @@ void show_layout(const JobOptions& options, const Trainer& trainer, const Stack&
 std::string one_micro_batch_warning(std::string_view schedule, const PipelineShape& shape,
                                     std::int64_t samples);
 
-// What each rank took. Every rank calls it; where parameter servers are used ranks come and go, and
-// it is of this one alone.
+// What each rank took. Every rank calls it; where workers of parameter servers come and go, it is
+// of this one alone.
 std::vector<RankMemory> memory_of_ranks(Communicator* ranks, const MemoryUse& peak,
                                         std::uint64_t start, std::uint64_t peak_process,
                                         bool this_one_alone);
 void show_memory(const MemoryForecast& forecast, const std::vector<RankMemory>& ranks);
 void show_servers(const ServerOptions& servers, int workers);
 void show_synchronisation(const JobOutcome& outcome, const RunDirectory& run);
+// Where parameter servers did without some of a job's workers.
+void show_lost_workers(const JobOutcome& outcome, int workers);
 void show_loss_scale(const JobOutcome& outcome);
 void show_validation(const JobOutcome& outcome, const JobData& data, std::int64_t context);
 void show_sample(Stack& stack, std::int64_t context);

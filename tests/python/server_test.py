@@ -70,6 +70,44 @@ def test_a_synchronous_job_ends_and_names_the_worker_that_was_killed(tmp_path):
     assert re.search(r"rank 2 \(pid \d+\) was killed by signal 9", err), err
 
 
+@pytest.mark.parametrize("mode", ["sync", "bounded", "async"])
+def test_servers_begin_with_the_weights_that_are_given(tmp_path, mode):
+    """Of several workers one brings them; what it brings is what a process alone would begin with."""
+    steps = ["train.steps=12", "optim.warmup=2"]
+    assert end(start(tmp_path, "--name", "first", settings=steps))[0] == 0
+    weights = ["model.init=runs/first/weights", *steps]
+    assert end(start(tmp_path, "--name", "alone", settings=weights))[0] == 0
+    status, out, err = end(start(tmp_path, "--nproc", "3", "--name", "job",
+                                 settings=["server.count=2", f"server.mode={mode}", *weights]))
+    assert status == 0 and "signal" not in err and "gone" not in err, out + err
+
+    def first_loss(name):
+        return json.loads((tmp_path / f"runs/{name}/metrics.jsonl").read_text().splitlines()[0])
+
+    job, alone = first_loss("job"), first_loss("alone")
+    if job.get("batch", 1) == 1:
+        assert abs(job["loss"] - alone["loss"]) < 1e-5, (job, alone)
+
+
+def test_a_worker_that_was_dropped_is_told_why_and_how_to_come_back(tmp_path):
+    job = start(tmp_path, "--nproc", "3", "--name", "job",
+                settings=["server.count=2", "server.mode=bounded", "train.steps=400", "server.patience=2",
+                          'chaos.slow=["0:3.0", "1:3.0", "2:3.0"]'])
+    wait_for_steps(job, tmp_path, 10)
+    stopped = rank_process(job, 2)
+    os.kill(stopped, signal.SIGSTOP)
+    wait_for_steps(job, tmp_path, steps_done(tmp_path) + 60)  # more than the bound lets through without it
+    os.kill(stopped, signal.SIGCONT)
+    status, out, err = end(job)
+    assert status == 0, out + err
+    assert re.search(r"rank 2 \(pid \d+\) has been silent for 2 s with share \d of step \d+: it is dropped", err), err
+    assert re.search(r"error: parameter server 0 \(rank 0\) dropped rank 2 \(pid \d+\), which was silent for 2 s with "
+                     r"share \d of step \d+: another computes it. Raise server.patience above that, or come back with "
+                     r"--join [\d.:,]+", err), err
+    assert "Broken pipe" not in err, err
+    assert re.search(r"lost +1 of the 3 workers", out), out
+
+
 @pytest.mark.parametrize("mode", ["sync", "bounded"])
 def test_a_dead_server_ends_the_job_and_its_last_state_goes_on(tmp_path, mode):
     settings = ["server.count=1", "server.place=separate", f"server.mode={mode}", "train.save_every=50"]
