@@ -66,8 +66,7 @@ struct Served {
     MemoryUse use = between_steps();
     // While somebody reads the newest values, the next ones get memory of their own.
     if (!sync) kind(use, MemoryKind::parameters) += values;
-    kind(use, MemoryKind::gradients) =
-        std::uint64_t(waiting_gradients(options, workers)) * values;
+    kind(use, MemoryKind::gradients) = std::uint64_t(waiting_gradients(options, workers)) * values;
     if (widens) kind(use, MemoryKind::workspace) = 2 * wide;
     if (options.compensate > 0 && !sync) {  // what shares were computed on, and a few terms
       kind(use, MemoryKind::parameters) += std::uint64_t(workers) * values;
@@ -84,9 +83,9 @@ std::int64_t waiting_gradients(const ServerOptions& options, int workers) {
   if (options.mode == "sync") return shares;
   // Each worker may hold up one step, of which all other shares are there; one more is applied.
   const std::int64_t held_up = shares * (shares - 1) + shares;
-  return options.mode == "async" ? held_up
-                                 : std::min(held_up + options.staleness * shares,
-                                            (options.staleness + 1) * shares);
+  return options.mode == "async"
+             ? held_up
+             : std::min(held_up + options.staleness * shares, (options.staleness + 1) * shares);
 }
 
 MemoryUse forecast_servers(const JobOptions& options, int ranks, const MemoryUse& computing,

@@ -50,11 +50,12 @@ inline std::vector<LoggedStep> logged(const std::vector<StepReport>& reports,
 }
 
 struct Replayed {
-  at::Tensor values;                // the flat buffer, at the end
+  at::Tensor values;                  // the flat buffer, at the end
   std::vector<double> losses, norms;  // by step
 };
 
-// `stack` is the model with its first values not yet given; `shares` those that a batch is cut into.
+// `stack` is the model with its first values not yet given; `shares` those that a batch is cut
+// into.
 inline Replayed replay(Stack& stack, const Dataset& data, const TrainOptions& train,
                        OptimOptions optim, int shares, const std::vector<LoggedStep>& log) {
   at::NoGradGuard no_grad;

@@ -11,8 +11,7 @@ void Snapshots::begin(at::Tensor values, std::int64_t version) {
 }
 
 at::Tensor Snapshots::read(const Task& task) {
-  if (const auto it = kept_.find(task.number); it != kept_.end())
-    return kept_.extract(it).mapped();
+  if (const auto it = kept_.find(task.number); it != kept_.end()) return kept_.extract(it).mapped();
   if (task.version != version_) return {};
   served_.insert(task.number);
   return newest_;
