@@ -1,6 +1,5 @@
 #include "echelon/base/checksum.h"
 
-#include <array>
 #include <cstring>
 
 namespace echelon {
@@ -14,30 +13,17 @@ std::uint64_t stirred(std::uint64_t hash, std::uint64_t word) {
   return x ^ (x >> 31);
 }
 
-__extension__ using Wide = unsigned __int128;
-
-// Both halves of a product: 16 bytes for one multiplication, as wyhash has it.
-std::uint64_t folded(std::uint64_t a, std::uint64_t b) {
-  const Wide product = static_cast<Wide>(a) * b;
-  return static_cast<std::uint64_t>(product) ^ static_cast<std::uint64_t>(product >> 64);
-}
-
-constexpr std::array<std::uint64_t, 4> odd = {0x9e3779b97f4a7c15u, 0xbf58476d1ce4e5b9u,
-                                              0x94d049bb133111ebu, 0xd6e8feb86659fd93u};
-
 }  // namespace
 
-// Four sums side by side, so that one multiplication need not wait for the other. A sum is added
-// to, so that a product of zero does not wipe out what came before it.
+// Four sums side by side, so that one multiplication need not wait for the other.
 std::uint64_t checksum(std::span<const std::byte> bytes) {
   std::uint64_t sums[4] = {1, 2, 3, 4};
   const std::byte* at = bytes.data();
   std::size_t left = bytes.size();
-  for (; left >= 64; at += 64, left -= 64) {
-    std::uint64_t words[8];
+  for (; left >= 32; at += 32, left -= 32) {
+    std::uint64_t words[4];
     std::memcpy(words, at, sizeof words);
-    for (std::size_t i = 0; i < 4; ++i)
-      sums[i] += folded(words[2 * i] ^ sums[i], words[2 * i + 1] ^ odd[i]);
+    for (int i = 0; i < 4; ++i) sums[i] = stirred(sums[i], words[i]);
   }
   for (; left > 0;) {
     std::uint64_t word = 0;
