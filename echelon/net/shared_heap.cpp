@@ -30,8 +30,9 @@ std::size_t machine_memory() {
   return pages > 0 && size > 0 ? std::size_t(pages) * std::size_t(size) : std::size_t{1} << 33;
 }
 
-std::byte* map_shared(int file, std::size_t bytes) {
-  void* start = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
+std::byte* map_shared(int file, std::size_t from, std::size_t bytes) {
+  void* start = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file,
+                     off_t(from));
   return start == MAP_FAILED ? nullptr : static_cast<std::byte*>(start);
 }
 
@@ -84,35 +85,50 @@ std::shared_ptr<HeapMapping> HeapMapping::map(Descriptor file) {
 }
 
 HeapMapping::HeapMapping(Descriptor file, std::size_t size) : file_(std::move(file)), size_(size) {
-  grow(std::min(size, first_window));
+  grow(0, std::min(size, first_window));
 }
 
 HeapMapping::~HeapMapping() {
   for (const Window& window : windows_) munmap(window.bytes.data(), window.bytes.size());
 }
 
-// A window that has so many bytes from the file's start.
-const HeapMapping::Window& HeapMapping::grow(std::size_t bytes) const {
+// The newest window that has these bytes; nullptr: none has.
+const HeapMapping::Window* HeapMapping::find(std::size_t offset, std::size_t bytes) const {
+  const Window* window = newest_.load(std::memory_order_acquire);
+  while (window && !window->has(offset, bytes)) window = window->older;
+  return window;
+}
+
+// The first that can be mapped of: twice the widest window, all up to the end of these bytes, these
+// bytes alone.
+const HeapMapping::Window& HeapMapping::grow(std::size_t offset, std::size_t bytes) const {
   const std::lock_guard lock(mutex_);
-  const Window* const last = newest_.load(std::memory_order_relaxed);
-  if (last && last->bytes.size() >= bytes) return *last;
-  const std::size_t enough = rounded(bytes, page);
-  std::size_t size = std::min(std::max(enough, last ? 2 * last->bytes.size() : 0), size_);
-  std::byte* start = map_shared(file_.get(), size);
-  if (!start && size > enough) start = map_shared(file_.get(), size = enough);
-  if (!start)
-    throw Error(with_errno(fmt::format("no address space for {} of the memory that ranks share; {}",
-                                       human_bytes(enough), what_is_missing())));
-  windows_.push_front({{start, size}, last});
-  newest_.store(&windows_.front(), std::memory_order_release);
-  return windows_.front();
+  if (const Window* window = find(offset, bytes)) return *window;
+  std::size_t widest = 0;
+  for (const Window& window : windows_) widest = std::max(widest, window.bytes.size());
+  const std::size_t end = std::min(rounded(offset + bytes, page), size_);
+  const std::size_t page_of_first = offset / page * page;
+  struct Range {
+    std::size_t from, size;
+  };
+  for (const Range range : {Range{0, std::min(std::max(end, 2 * widest), size_)}, Range{0, end},
+                            Range{page_of_first, end - page_of_first}}) {
+    std::byte* const start = map_shared(file_.get(), range.from, range.size);
+    if (!start) continue;
+    windows_.push_front(
+        {{start, range.size}, range.from, newest_.load(std::memory_order_relaxed)});
+    newest_.store(&windows_.front(), std::memory_order_release);
+    return windows_.front();
+  }
+  throw Error(with_errno(fmt::format("no address space for {} of the memory that ranks share; {}",
+                                     human_bytes(bytes), what_is_missing())));
 }
 
 std::byte* HeapMapping::at(std::size_t offset, std::size_t bytes) const {
   if (offset > size_ || bytes > size_ - offset) return nullptr;
-  const Window* window = newest_.load(std::memory_order_acquire);
-  if (window->bytes.size() < offset + bytes) window = &grow(offset + bytes);
-  return window->bytes.data() + offset;
+  const Window* window = find(offset, bytes);
+  if (!window) window = &grow(offset, bytes);
+  return window->bytes.data() + (offset - window->from);
 }
 
 std::optional<std::size_t> HeapMapping::offset(const void* pointer, std::size_t bytes) const {
@@ -121,9 +137,9 @@ std::optional<std::size_t> HeapMapping::offset(const void* pointer, std::size_t 
        window = window->older) {
     const std::byte* base = window->bytes.data();
     if (std::less<>()(start, base) || !std::less<>()(start, base + window->bytes.size())) continue;
-    const auto offset = std::size_t(start - base);
-    if (bytes > window->bytes.size() - offset) return {};
-    return offset;
+    const auto within = std::size_t(start - base);
+    if (bytes > window->bytes.size() - within) return {};
+    return window->from + within;
   }
   return {};
 }

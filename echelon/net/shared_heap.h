@@ -25,7 +25,8 @@ namespace echelon {
 //
 // What is mapped is a window from the file's start. Where a buffer ends behind it, a window of at
 // least twice the size is mapped beside it, and the old one stays: addresses in it remain good. All
-// windows together have less than four times the address space of what is in use.
+// windows together have less than four times the address space of what is in use. Where there is
+// no address space for that, the buffer gets a window of its own.
 class HeapMapping {
  public:
   // Throws Corrupt when the file can still change its size: a peer could take pages away under us.
@@ -47,9 +48,15 @@ class HeapMapping {
  private:
   struct Window {
     std::span<std::byte> bytes;
+    std::size_t from;  // offset of its first byte in the file
     const Window* older;
+    bool has(std::size_t offset, std::size_t length) const {
+      return offset >= from && offset - from <= bytes.size() &&
+             length <= bytes.size() - (offset - from);
+    }
   };
-  const Window& grow(std::size_t bytes) const;
+  const Window* find(std::size_t offset, std::size_t bytes) const;
+  const Window& grow(std::size_t offset, std::size_t bytes) const;
 
   Descriptor file_;
   std::size_t size_;

@@ -169,11 +169,16 @@ TEST(HeapMapping, SaysWhatIsMissingWhereAddressSpaceIsLimited) {
         setrlimit(RLIMIT_AS, &limit);
         heap.allocate(600 * mebibyte);
         const auto error = outcome([&] { heap.allocate(2 * gibibyte); });
-        const bool told = error.message.find("no address space for 2.6 GiB") == 0 &&
+        const bool told = error.message.find("no address space for 2.0 GiB") == 0 &&
                           error.message.find("'ulimit -v'") != std::string::npos;
         if (!told) fmt::print(stderr, "{}\n", error.message);
-        heap.allocate(4096);  // and it still works
-        _exit(told ? 0 : 1);
+        std::byte* small = heap.allocate(4096);  // and it still works, in a window of its own
+        small[4095] = std::byte(7);
+        const auto place = heap.offset(small, 4096);
+        const bool works = place && *place == 600 * mebibyte &&
+                           heap.mapping()->at(*place, 4096)[4095] == std::byte(7);
+        heap.free(small);
+        _exit(told && works ? 0 : 1);
       },
       testing::ExitedWithCode(0), "");
 }
