@@ -2,10 +2,8 @@
 
 #include <fmt/format.h>
 
-#include <filesystem>
-#include <iterator>
-
 #include "echelon/base/error.h"
+#include "echelon/base/folder.h"
 
 namespace echelon {
 
@@ -19,8 +17,7 @@ rlimit raise_file_limit() {
 
 std::size_t open_files() {
   std::error_code error;
-  const std::filesystem::directory_iterator files("/proc/self/fd", error);
-  return error ? 0 : std::size_t(std::distance(files, {}));
+  return list_folder("/proc/self/fd", error).size();
 }
 
 void require_files(std::size_t further, const std::string& what) {
