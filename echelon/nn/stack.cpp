@@ -458,7 +458,10 @@ PartsAside::PartsAside(Stack& stack)
 
 PartsAside::~PartsAside() {
   stack_.users_of_parts_ = users_;
-  if (stack_.lends_values()) stack_.show();
+  if (stack_.uses_whole())
+    stack_.use_parts();  // gathered meanwhile: training goes on with the parts
+  else if (stack_.lends_values())
+    stack_.show();
 }
 
 std::string Stack::name_of(int layer) const {

@@ -44,8 +44,10 @@ at::Tensor Trainer::infer(const at::Tensor& input) {
 
 at::Tensor Trainer::whole_value(const Parameter& parameter) const {
   const bool sliced = parameter.trainable && shards_ && shards_->stage() == 3;
-  return sliced ? whole_state(0, parameter).to(stack_.type())
-                : everywhere(parameter.value, parameter);
+  if (sliced) return whole_state(0, parameter).to(stack_.type());
+  const at::Tensor whole = everywhere(parameter.value, parameter);
+  // What no rank has a part of is this rank's own, which the next step trains.
+  return parameter.here && whole.is_alias_of(parameter.value) ? whole.clone() : whole;
 }
 
 void Trainer::gather() {

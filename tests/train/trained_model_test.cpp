@@ -66,6 +66,15 @@ std::vector<Case> gpt_cases() {
           {"pipeline x zero 3", {.zero = 3, .pipeline = 2, .data = 2}, {.group = 0}, 4}};
 }
 
+JobOptions gpt_job(const Case& one) {
+  JobOptions job = tiny_options("adamw", 1, 2);
+  job.model = {.layers = 3, .width = 24, .heads = 6, .vocab = 33, .context = 8};
+  job.parallel = one.parallel;
+  job.zero = one.zero;
+  job.pipeline.balance = "count";
+  return job;
+}
+
 std::map<std::string, at::Tensor> read_weights(const std::filesystem::path& path) {
   const safetensors::Reader reader(path);
   std::map<std::string, at::Tensor> all;
@@ -229,19 +238,11 @@ TEST(TrainedModel, CanBeUsedAndTrainedOnInEveryLayout) {
 TEST(TrainedModel, OfAGptIsThatOfOneProcessInEveryLayout) {
   at::set_num_threads(1);
   const ScratchFolder folder;
-  const auto job_of = [](const Case& one) {
-    JobOptions job = tiny_options("adamw", 1, 2);
-    job.model = {.layers = 3, .width = 24, .heads = 6, .vocab = 33, .context = 8};
-    job.parallel = one.parallel;
-    job.zero = one.zero;
-    job.pipeline.balance = "count";
-    return job;
-  };
   // Five tokens do not divide over two ranks that split rows, nor do three samples of them.
   const at::Tensor x = at::randint(33, {3, 5});
   at::Tensor output;
   const auto use = [&](const Case& one, std::shared_ptr<Communicator> ranks) {
-    const JobOptions job = job_of(one);
+    const JobOptions job = gpt_job(one);
     Stack stack = gpt(job.model);
     const auto trainer = tiny_trainer(job, stack, ranks);
     trainer->run();
@@ -358,6 +359,66 @@ TEST(TrainedModel, ObserversOfAStepFindModulesAsTheyAreBetweenCalls) {
     EXPECT_TRUE(
         at::equal(all_parameters(model.stack, *trainer), all_parameters(unobserved.stack, *other)));
   });
+}
+
+TEST(TrainedModel, IsTheSameWhereAnObserverGathersItInEveryStep) {
+  at::set_num_threads(1);
+  const at::Tensor x = at::randint(33, {4, 8});
+  for (const Case& one : gpt_cases())
+    on_ranks(one, [&](std::shared_ptr<Communicator> ranks) {
+      const JobOptions job = gpt_job(one);
+      Stack stack = gpt(job.model), unobserved = gpt(job.model);
+      const auto trainer = tiny_trainer(job, stack, ranks),
+                 other = tiny_trainer(job, unobserved, ranks);
+      std::vector<double> losses, expected;
+      trainer->on_step([&](const StepReport& report) {
+        losses.push_back(report.loss);
+        trainer->gather();
+        EXPECT_EQ(stack.infer(x).size(0), 4);
+      });
+      other->on_step([&](const StepReport& report) { expected.push_back(report.loss); });
+      trainer->run();
+      other->run();
+      EXPECT_EQ(losses, expected);
+      EXPECT_FALSE(stack.uses_whole()) << "what an observer gathered is dropped";
+      EXPECT_TRUE(at::equal(all_parameters(stack, *trainer), all_parameters(unobserved, *other)));
+      EXPECT_TRUE(at::equal(trainer->infer(x), other->infer(x)));
+    });
+}
+
+// Those that every rank has whole (tensor: norms; zero 3: what is frozen) among them.
+TEST(TrainedModel, IsGatheredIntoCopiesThatAUserMayChange) {
+  at::set_num_threads(1);
+  const auto change_all = [](const Stack& stack) {
+    const at::NoGradGuard no_grad;
+    for (const auto& parameter : stack.parameters()) at::Tensor(parameter.value).fill_(7);
+  };
+  for (const Case& one : gpt_cases())
+    on_ranks(one, [&](std::shared_ptr<Communicator> ranks) {
+      const JobOptions job = gpt_job(one);
+      Stack stack = gpt(job.model), untouched = gpt(job.model);
+      const auto trainer = tiny_trainer(job, stack, ranks),
+                 other = tiny_trainer(job, untouched, ranks);
+      trainer->run_until(2);
+      trainer->gather();
+      change_all(stack);
+      trainer->run();
+      other->run();
+      EXPECT_TRUE(at::equal(all_parameters(stack, *trainer), all_parameters(untouched, *other)));
+      const at::Tensor x = at::zeros({4, 8}, at::kLong);
+      EXPECT_TRUE(at::equal(trainer->infer(x), other->infer(x)));
+    });
+  for (const Case& one : {Case{"zero 3", {.zero = 3}}, Case{"pipeline", {.pipeline = 2}}})
+    on_ranks(one, [&](std::shared_ptr<Communicator> ranks) {
+      Model model, untouched;
+      const auto trainer = trainer_of(one, model, ranks), other = trainer_of(one, untouched, ranks);
+      trainer->gather();
+      change_all(model.stack);
+      trainer->run();
+      other->run();
+      EXPECT_TRUE(at::equal(all_parameters(model.stack, *trainer),
+                            all_parameters(untouched.stack, *other)));
+    });
 }
 
 // In stages 2 and 3 gradients have memory while backward runs: afterwards there are none to read.
