@@ -25,10 +25,14 @@ std::vector<std::string> everyones(Communicator* ranks, const std::string& mine)
   return ranks ? gather_texts(*ranks, mine, "setup") : std::vector{mine};
 }
 
-// What is wrong with the data, in a sentence that says what to do; empty: nothing. The same on all
-// ranks.
-std::string objection_to(const DataFingerprint& mine, const FormerData& former,
-                         Communicator* ranks) {
+// The same on all ranks.
+struct Verdict {
+  std::string objection;  // in a sentence that says what to do; empty: there is none
+  bool allowed = false;   // by any rank
+};
+
+Verdict verdict_on(const DataFingerprint& mine, const FormerData& former, Communicator* ranks,
+                   bool allowed) {
   std::string to_run;
   if (is_first(ranks) && !former.run.empty()) {
     to_run = difference(mine, mine.source, former.data, former.run);
@@ -38,19 +42,22 @@ std::string objection_to(const DataFingerprint& mine, const FormerData& former,
           "data.validation and train.validate_every",
           former.run, to_run);
   }
-  const json words = {{"data", to_json(mine)}, {"objection", to_run}};
+  const json words = {{"data", to_json(mine)}, {"objection", to_run}, {"allowed", allowed}};
   std::vector<DataFingerprint> all;
-  for (const auto& text : everyones(ranks, words.dump(-1, ' ', false, json::error_handler_t::replace))) {
+  for (const auto& text :
+       everyones(ranks, words.dump(-1, ' ', false, json::error_handler_t::replace))) {
     const json one = json::parse(text);
     if (all.empty()) to_run = one["objection"];
+    if (one["allowed"]) allowed = true;
     all.push_back(fingerprint_of(one["data"]));
   }
-  if (!to_run.empty()) return to_run;
+  if (!to_run.empty()) return {to_run, allowed};
   for (std::size_t r = 1; r < all.size(); ++r)
     if (const auto how = difference(all[r], fmt::format("rank {}", r), all[0], "rank 0");
         !how.empty())
-      return fmt::format("ranks have different data: {} ({} and {}); give every rank the same", how,
-                         all[r].source, all[0].source);
+      return {fmt::format("ranks have different data: {} ({} and {}); give every rank the same",
+                          how, all[r].source, all[0].source),
+              allowed};
   return {};
 }
 
@@ -75,12 +82,12 @@ void require_no_objection(const std::string& objection, Communicator* ranks) {
 
 void require_same_data(JobData& data, const FormerData& former, Communicator* ranks, bool allowed) {
   const auto consider = [&] {
-    const std::string objection = objection_to(data.fingerprint, former, ranks);
-    if (!objection.empty() && !allowed)
-      throw InvalidArgument(objection + ", or --allow-other-data if that is meant");
-    if (!objection.empty() && is_first(ranks))
-      log::warn(objection + "; --allow-other-data: the job goes on");
-    return objection.empty();
+    const Verdict verdict = verdict_on(data.fingerprint, former, ranks, allowed);
+    if (verdict.objection.empty()) return true;
+    if (!verdict.allowed)
+      throw InvalidArgument(verdict.objection + ", or --allow-other-data if that is meant");
+    if (is_first(ranks)) log::warn(verdict.objection + "; --allow-other-data: the job goes on");
+    return false;
   };
   const bool alike = consider();
   read_whole(data, ranks);

@@ -10,8 +10,8 @@ namespace echelon {
 
 class Communicator;
 
-// Throws InvalidArgument, on every rank, with the first rank's objection; nothing where it has none.
-// Collective; without ranks: this process's own.
+// Throws InvalidArgument, on every rank, with the first rank's objection; nothing where it has
+// none. Collective; without ranks: this process's own.
 void require_no_objection(const std::string& objection, Communicator* ranks);
 
 // The data that a run was trained on so far.
@@ -21,8 +21,8 @@ struct FormerData {
 };
 
 // Throws InvalidArgument, saying who has what, where ranks have different data, or others than the
-// run has had (the first rank's `former` counts). With `allowed` that is only warned of. Ranks
-// compare a sample first, then all of it, which takes reading the data once. Collective.
+// run has had (the first rank's `former` counts). Where any rank says `allowed` that is only warned
+// of. Ranks compare a sample first, then all of it, which takes reading the data once. Collective.
 void require_same_data(JobData& data, const FormerData& former, Communicator* ranks, bool allowed);
 
 // What a worker that joins a job tells of its data, behind its options as TOML (a comment there),

@@ -102,7 +102,7 @@ Trainer::Trainer(Stack& stack, const Dataset& data, const TrainOptions& train,
     throw InvalidArgument("there is no sample to train on: the dataset is empty");
   check_threads(train);
   if (train.threads > 0) at::set_num_threads(static_cast<int>(train.threads));
-  if (all_ && !train.allow_other_data) require_same_dataset(data, *all_);
+  if (all_) require_same_dataset(data, *all_, train.allow_other_data);
   const at::Tensor sample = data.get(std::vector<std::int64_t>{0}).input;
   layout_ = lay_over(stack, all_, parallel, pipeline, plan, static_cast<int>(train.micro_batches),
                      sample.dim() > 1 ? sample.size(1) : 1,

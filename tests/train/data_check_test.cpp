@@ -29,16 +29,17 @@ JobData data_of(const std::string& source) {
   return open_data(options);
 }
 
-// What every rank says to its data; empty: nothing.
+// What every rank says to its data; empty: nothing. `allowed`: by this rank, or by all.
 std::vector<std::string> said(const std::vector<std::string>& sources, const FormerData& former,
-                              bool allowed) {
+                              bool allowed, int by = -1) {
   std::vector<std::string> all(sources.size());
   run_ranks_well({.world = int(sources.size())}, [&](Group& group) {
     const auto rank = std::size_t(group.rank());
     const auto ranks = native_communicator(group.shared_from_this());
     JobData data = data_of(sources[rank]);
     try {
-      require_same_data(data, rank == 0 ? former : FormerData{}, ranks.get(), allowed);
+      require_same_data(data, rank == 0 ? former : FormerData{}, ranks.get(),
+                        allowed && (by < 0 || by == int(rank)));
       EXPECT_NE(data.fingerprint.digest, "");
     } catch (const InvalidArgument& refusal) {
       all[rank] = refusal.what();
@@ -59,8 +60,7 @@ TEST(DataCheck, TellsEveryRankWhichOneHasOtherData) {
   const auto a = write(folder / "a", std::string(1000, 'x')),
              cut = write(folder / "cut", std::string(999, 'x')),
              other = write(folder / "other", std::string(999, 'x') + "y");
-  const std::string end =
-      "; give every rank the same, or --allow-other-data if that is meant";
+  const std::string end = "; give every rank the same, or --allow-other-data if that is meant";
   for (const auto& sentence : said({a, a, cut}, {}, false))
     EXPECT_EQ(sentence,
               "ranks have different data: rank 2 has 999 bytes to train on and rank 0 has 1000 (" +
@@ -71,6 +71,14 @@ TEST(DataCheck, TellsEveryRankWhichOneHasOtherData) {
               "ones (" +
                   other + " and " + a + ")" + end);
   EXPECT_EQ(said({a, other}, {}, true), (std::vector<std::string>(2)));
+}
+
+TEST(DataCheck, AllowsOtherDataWhereAnyRankDoes) {
+  ScratchFolder folder;
+  const auto a = write(folder / "a", std::string(1000, 'x')),
+             cut = write(folder / "cut", std::string(999, 'x'));
+  for (const int rank : {0, 1, 2})
+    EXPECT_EQ(said({a, cut, a}, {}, true, rank), (std::vector<std::string>(3))) << "rank " << rank;
 }
 
 // What no sample sees.
