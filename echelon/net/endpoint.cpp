@@ -151,7 +151,7 @@ Endpoint::Endpoint(int rank, int world, const std::string& bind, const NetOption
         listen(bind, mine), token_, [this](std::unique_ptr<Stream> stream, const Frame& first) {
           welcome(std::move(stream), first);
         });
-  const auto texts = exchange(encode_card(mine), deadline);
+  const auto [texts, assembly] = exchange(encode_card(mine), deadline);
   if (int(texts.size()) != world)
     throw Corrupt(
         fmt::format("the rendezvous gave {} cards for a world of {}", texts.size(), world));
@@ -172,7 +172,10 @@ Endpoint::Endpoint(int rank, int world, const std::string& bind, const NetOption
     std::erase_if(filed_, [&](const auto& one) { return std::get<0>(one.first) != *job_; });
   }
   heaps_[std::size_t(rank)] = heap_->mapping();
+  assembly_ = assembly;
   connect_controls(deadline);
+  if (assembly_) assembly_->connected(deadline);
+  assembly_.reset();
   watcher_ = std::thread([this] { watch(); });
 }
 
@@ -282,6 +285,7 @@ std::unique_ptr<Stream> Endpoint::connect(int rank, const Purpose& purpose, int 
       socket = local ? connect_local(other.local, soon) : connect_tcp(other.address, soon);
     } catch (const Timeout&) {
       health_->check_present({rank}, purpose.group);
+      if (assembly_) assembly_->look();
       if (deadline.expired()) throw;
     }
   }
@@ -322,6 +326,7 @@ std::unique_ptr<Stream> Endpoint::take(int rank, const Purpose& purpose, int ind
         std::min<Deadline::Clock::duration>(deadline.remaining(), std::chrono::milliseconds(50));
     filed_changed_.wait_for(lock, wait);
     health_->check_present({rank}, purpose.group);
+    if (assembly_) assembly_->look();
     if (deadline.expired())
       throw Timeout(fmt::format("{} did not connect in time", health_->name(rank)));
   }

@@ -126,6 +126,7 @@ class Endpoint {
   std::vector<std::unique_ptr<Stream>> controls_;
   std::vector<std::shared_ptr<HeapMapping>> heaps_;
   std::vector<int> processes_;
+  std::shared_ptr<Assembly> assembly_;  // while ranks connect
   LauncherReport report_;
 
   std::mutex filed_mutex_;  // filed_ and job_

@@ -399,6 +399,8 @@ JobEnvironment read_environment(const Lookup& lookup,
   job.identity.launch = variables.text("ECHELON_LAUNCH_ID").value_or("");
   job.identity.launch.resize(std::min(job.identity.launch.size(), JobIdentity::longest));
   job.identity.first_rank = std::max(0, job.rank - job.local_rank);
+  job.identity.command = variables.text("ECHELON_LAUNCH_COMMAND").value_or("");
+  job.identity.command.resize(std::min(job.identity.command.size(), JobIdentity::longest));
   return job;
 }
 

@@ -17,6 +17,9 @@ struct JobIdentity {
   // ranks of a launch have the same, from `first_rank` on. Empty: something else started it.
   std::string launch = {};
   int first_rank = 0;
+  // What `echelon launch` starts on several nodes, as text (ECHELON_LAUNCH_COMMAND): the launches
+  // of a job have different numbers and the same command. Empty: nobody said.
+  std::string command = {};
 };
 
 }  // namespace echelon

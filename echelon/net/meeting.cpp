@@ -59,6 +59,7 @@ Frame Hello::frame() const {
       .text(identity.job)
       .text(identity.launch)
       .number(std::uint64_t(identity.first_rank))
+      .text(identity.command)
       .number(number)
       .text(card)
       .frame(number_of(MeetingFrame::hello));
@@ -75,6 +76,7 @@ Hello Hello::read(const Frame& frame, const std::string& peer) {
   hello.identity.job = reader.text(JobIdentity::longest);
   hello.identity.launch = reader.text(JobIdentity::longest);
   hello.identity.first_rank = int(reader.number_at_most(1 << 24));
+  hello.identity.command = reader.text(JobIdentity::longest);
   hello.number = reader.number();
   hello.card = reader.text(longest_card);
   reader.end();
@@ -83,11 +85,11 @@ Hello Hello::read(const Frame& frame, const std::string& peer) {
 
 Meeting::Meeting(const Rendezvous& setup, Hello mine, std::vector<Listener> listeners)
     : setup_(setup), mine_(std::move(mine)) {
-  acceptor_ = std::make_unique<Acceptor>(
-      std::move(listeners), setup.token,
-      [this](std::unique_ptr<Stream> stream, const Frame& first) {
-        welcome(std::move(stream), first);
-      });
+  acceptor_ =
+      std::make_unique<Acceptor>(std::move(listeners), setup.token,
+                                 [this](std::unique_ptr<Stream> stream, const Frame& first) {
+                                   welcome(std::move(stream), first);
+                                 });
 }
 
 void Meeting::welcome(std::unique_ptr<Stream> stream, const Frame& frame) {
@@ -115,8 +117,13 @@ std::string Meeting::why_not_ours(const Hello& guest) const {
   const std::string advice =
       fmt::format("two jobs use {}, so give each a port of its own", setup_.address.text());
   if (theirs.job != ours.job)
-    return fmt::format("rank {} ({}) is of {} and rank 0 ({}) of {}: {}", guest.rank,
-                       guest.who, quoted(theirs.job), mine_.who, quoted(ours.job), advice);
+    return fmt::format("rank {} ({}) is of {} and rank 0 ({}) of {}: {}", guest.rank, guest.who,
+                       quoted(theirs.job), mine_.who, quoted(ours.job), advice);
+  if (ours.job.empty() && theirs.command != ours.command)
+    return fmt::format(
+        "rank {} ({}) was launched to run '{}' and rank 0 ({}) to run '{}': {}; where the commands of "
+        "one job differ by machine, set ECHELON_JOB_ID to the same text on all",
+        guest.rank, guest.who, theirs.command, mine_.who, ours.command, advice);
   if (theirs.first_rank == ours.first_rank && theirs.launch != ours.launch && guest.rank != 0)
     return fmt::format("rank {} ({}) and rank 0 ({}) were started by different launches: {}",
                        guest.rank, guest.who, mine_.who, advice);
@@ -182,22 +189,21 @@ std::string Meeting::who_is_missing() const {
   for (int r = 1; r < setup_.world; ++r)
     if (!guests_.contains(r)) missing.push_back(r);
   return fmt::format("rendezvous at {}: rank{} {} of {} did not come in time{}",
-                     setup_.address.text(), missing.size() > 1 ? "s" : "",
-                     fmt::join(missing, ", "), setup_.world, setup_.loopback_hint());
+                     setup_.address.text(), missing.size() > 1 ? "s" : "", fmt::join(missing, ", "),
+                     setup_.world, setup_.loopback_hint());
 }
 
-std::vector<std::string> Meeting::gather(Deadline deadline) {
+Gathered Meeting::gather(Deadline deadline) {
   {
     std::unique_lock lock(mutex_);
-    const auto over = [&] {
-      return !problem_.empty() || int(guests_.size()) == setup_.world - 1;
-    };
+    const auto over = [&] { return !problem_.empty() || int(guests_.size()) == setup_.world - 1; };
     while (!over()) {
       const auto wait = std::min<Deadline::Clock::duration>(deadline.remaining(), look_time);
       if (arrived_.wait_for(lock, wait, over)) break;
       look_after_guests();
       if (!over() && deadline.expired()) end_with(kind_of(Timeout("")), who_is_missing());
     }
+    look_after_guests();  // also after the last one has come
   }
   acceptor_.reset();  // nobody comes any more
   if (!problem_.empty()) fail();
@@ -208,8 +214,15 @@ std::vector<std::string> Meeting::gather(Deadline deadline) {
     writer.text(all.back());
   }
   const Frame cards = writer.frame(number_of(MeetingFrame::cards));
-  for (auto& [r, guest] : guests_) write_frame(*guest.stream, cards, deadline);
-  return all;
+  std::map<int, Assembly::Member> members;
+  for (auto& [r, guest] : guests_) {
+    try {
+      write_frame(*guest.stream, cards, deadline);
+    } catch (const Error&) {  // the assembly sees that it is gone
+    }
+    members[r] = {guest.hello.who, std::move(guest.stream)};
+  }
+  return {std::move(all), std::move(members)};
 }
 
 void Meeting::fail() {

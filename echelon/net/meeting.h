@@ -12,6 +12,7 @@
 
 #include "echelon/base/deadline.h"
 #include "echelon/net/acceptor.h"
+#include "echelon/net/assembly.h"
 #include "echelon/net/rendezvous.h"
 
 namespace echelon {
@@ -33,10 +34,11 @@ struct Hello {
 // Kinds of frames: the hello, and what rank 0 answers.
 enum class MeetingFrame : std::uint8_t {
   hello = 1,
-  cards,     // of all ranks
-  misfit,    // the class of an error, and its sentence
-  yourself,  // rank 0 came to its own rendezvous
-  late,      // from a guest: its time is over
+  cards,      // of all ranks
+  misfit,     // the class of an error, and its sentence
+  yourself,   // rank 0 came to its own rendezvous
+  late,       // from a guest: its time is over
+  connected,  // from a guest: it is connected to all others (assembly.h)
 };
 
 class Meeting {
@@ -45,7 +47,7 @@ class Meeting {
   Meeting(const Rendezvous& setup, Hello mine, std::vector<Listener> listeners);
 
   // All ranks' cards. Throws what Rendezvous::exchange does; the guests are told the same.
-  std::vector<std::string> gather(Deadline deadline);
+  Gathered gather(Deadline deadline);
   // Ends the meeting, since rank 0 cannot go on: the next gather() throws this.
   void call_off(const std::exception& error);
 

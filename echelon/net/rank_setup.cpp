@@ -8,8 +8,10 @@
 #include <span>
 #include <string_view>
 
+#include "echelon/base/checksum.h"
 #include "echelon/base/error.h"
 #include "echelon/base/terminal.h"
+#include "echelon/net/job_identity.h"
 #include "echelon/net/token.h"
 
 namespace echelon {
@@ -69,6 +71,15 @@ int threads_a_rank(const LaunchOptions& options, const JobSetup& job) {
   return std::max(1, job.cores / options.nproc);
 }
 
+// The same on every node, wherever the program lies there.
+std::string command_text(const std::vector<std::string>& program) {
+  std::string text = std::filesystem::path(program.front()).filename().string();
+  for (std::size_t i = 1; i < program.size(); ++i) text += ' ' + program[i];
+  if (text.size() <= JobIdentity::longest) return text;
+  const std::string mark = fmt::format("... {:016x}", checksum(std::as_bytes(std::span(text))));
+  return text.substr(0, JobIdentity::longest - mark.size()) + mark;
+}
+
 // Round-robin, and only where every rank gets as many cores as before: not when nodes would be left
 // empty, shared unevenly, or differ in size.
 CpuList cpus_of(const LaunchOptions& options, const JobSetup& job, int local_rank) {
@@ -124,6 +135,8 @@ RankSetup rank_setup(const LaunchOptions& options, const JobSetup& job, int loca
     variables["ECHELON_RENDEZVOUS_FD"] = std::to_string(job.listener.get());
   variables["ECHELON_TOKEN"] = job.token;
   variables["ECHELON_LAUNCH_ID"] = job.launch_id;
+  variables["ECHELON_LAUNCH_COMMAND"] = std::nullopt;
+  if (options.nodes > 1) variables["ECHELON_LAUNCH_COMMAND"] = command_text(options.program);
   // Nobody else can know it, so nobody else can come.
   variables["ECHELON_TOKEN_MADE"] = std::nullopt;
   if (job.made_token) variables["ECHELON_TOKEN_MADE"] = "1";

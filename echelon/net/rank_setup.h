@@ -6,6 +6,7 @@
 //   ECHELON_TOKEN           the job's secret
 //   ECHELON_TERMINAL        rank 0, where its output is passed on as it is: the launcher's terminal
 //   ECHELON_LAUNCH_ID       random: which launch this rank is of (job_identity.h)
+//   ECHELON_LAUNCH_COMMAND  several nodes: what they all run, likewise
 //   ECHELON_LAUNCHER_FD     a pipe to the launcher (launcher_report.h)
 //   MASTER_ADDR, MASTER_PORT   for torch's own store
 //   OMP_NUM_THREADS         this rank's share of the cores, unless it was set

@@ -65,8 +65,8 @@ bool in_kubernetes() { return std::getenv("KUBERNETES_SERVICE_HOST") != nullptr;
 
 }  // namespace
 
-std::vector<std::string> Rendezvous::exchange(const std::string& card, Deadline deadline) {
-  if (world == 1) return {card};
+Gathered Rendezvous::exchange(const std::string& card, Deadline deadline) {
+  if (world == 1) return std::vector{card};
   return rank == 0 ? gather(card, deadline) : visit(card, deadline);
 }
 
@@ -125,7 +125,7 @@ void Rendezvous::require_here(const Hello& mine) const {
   log::warn(problem);
 }
 
-std::vector<std::string> Rendezvous::gather(const std::string& card, Deadline deadline) {
+Gathered Rendezvous::gather(const std::string& card, Deadline deadline) {
   const Hello mine = hello_of(*this, card);
   const bool given = bool(listener);
   std::vector<Listener> listeners;
@@ -140,7 +140,7 @@ std::vector<std::string> Rendezvous::gather(const std::string& card, Deadline de
   return meeting.gather(deadline);
 }
 
-std::vector<std::string> Rendezvous::visit(const std::string& card, Deadline deadline) {
+Gathered Rendezvous::visit(const std::string& card, Deadline deadline) {
   const std::string name = fmt::format("the rendezvous at {}", address.text());
   std::unique_ptr<Stream> stream;
   try {
@@ -157,7 +157,9 @@ std::vector<std::string> Rendezvous::visit(const std::string& card, Deadline dea
   std::vector<std::string> all;
   for (int r = 0; r < world; ++r) all.push_back(reader.text(Hello::longest_card));
   reader.end();
-  return all;
+  std::map<int, Assembly::Member> rank_0;
+  rank_0[0] = {"at " + address.text(), std::move(stream)};
+  return {std::move(all), std::move(rank_0)};
 }
 
 Descriptor inherited_listener() {

@@ -1,7 +1,7 @@
 // How the ranks of a job find each other: rank 0 listens at an address that all know; every rank
 // brings a card (who it is and where it listens), and takes home the cards of all.
 //
-//   rank r -> rank 0   hello: rank, world, process, job, launch, card
+//   rank r -> rank 0   hello: rank, world, process, job, launch, command, card
 //   rank 0 -> rank r   cards of ranks 0 … world-1, once all are there; or what does not fit
 //
 // A rank of another job (job_identity.h) is refused and the job goes on without it. Ranks of one
@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "echelon/base/deadline.h"
+#include "echelon/net/assembly.h"
 #include "echelon/net/job_identity.h"
 #include "echelon/net/socket.h"
 #include "echelon/net/token.h"
@@ -23,8 +24,7 @@ namespace echelon {
 struct Hello;
 
 // Gives every rank's card for one's own: the seam through which another store (torch's) can serve.
-using Exchange =
-    std::function<std::vector<std::string>(const std::string& card, Deadline deadline)>;
+using Exchange = std::function<Gathered(const std::string& card, Deadline deadline)>;
 
 struct Rendezvous {
   int rank = 0;
@@ -42,14 +42,14 @@ struct Rendezvous {
   // the worlds differ, this rank is of another job than rank 0, or rank 0 runs on a machine that
   // does not have the address; PeerLost when a rank that came ended before all had come; Refused
   // for another token.
-  std::vector<std::string> exchange(const std::string& card, Deadline deadline);
+  Gathered exchange(const std::string& card, Deadline deadline);
 
   // What to add where ranks are missing at an address that each machine takes for its own.
   std::string loopback_hint() const;
 
  private:
-  std::vector<std::string> gather(const std::string& card, Deadline deadline);
-  std::vector<std::string> visit(const std::string& card, Deadline deadline);
+  Gathered gather(const std::string& card, Deadline deadline);
+  Gathered visit(const std::string& card, Deadline deadline);
   Descriptor listen(const Hello& mine) const;
   std::optional<std::string> ask_who_is_there(const Hello& mine, Deadline deadline) const;
   void require_here(const Hello& mine) const;

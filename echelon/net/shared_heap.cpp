@@ -31,8 +31,8 @@ std::size_t machine_memory() {
 }
 
 std::byte* map_shared(int file, std::size_t from, std::size_t bytes) {
-  void* start = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file,
-                     off_t(from));
+  void* start =
+      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, off_t(from));
   return start == MAP_FAILED ? nullptr : static_cast<std::byte*>(start);
 }
 
@@ -115,8 +115,7 @@ const HeapMapping::Window& HeapMapping::grow(std::size_t offset, std::size_t byt
                             Range{page_of_first, end - page_of_first}}) {
     std::byte* const start = map_shared(file_.get(), range.from, range.size);
     if (!start) continue;
-    windows_.push_front(
-        {{start, range.size}, range.from, newest_.load(std::memory_order_relaxed)});
+    windows_.push_front({{start, range.size}, range.from, newest_.load(std::memory_order_relaxed)});
     newest_.store(&windows_.front(), std::memory_order_release);
     return windows_.front();
   }

@@ -74,6 +74,42 @@ TEST(Endpoint, SharesItsHeapWithItsNeighbours) {
   }));
 }
 
+// It has taken the cards home and connects to nobody.
+TEST(Endpoint, NamesARankThatDiesBetweenTheRendezvousAndItsConnections) {
+  constexpr int world = 3;
+  for (int dying = 0; dying < world; ++dying) {
+    Descriptor listener = listen_tcp("127.0.0.1", 0);
+    const Address address = local_address(listener);
+    std::vector<Outcome> outcomes(world);
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < world; ++rank)
+      threads.emplace_back([&, rank] {
+        outcomes[std::size_t(rank)] = outcome([&] {
+          NetOptions net;
+          net.heap = 16 << 20;
+          Rendezvous meeting{.rank = rank,
+                             .world = world,
+                             .address = address,
+                             .listener = rank == 0 ? std::move(listener) : Descriptor(),
+                             .token = a_token()};
+          Endpoint endpoint(rank, world, "127.0.0.1", net, a_token(),
+                            [&](const std::string& card, Deadline deadline) {
+                              Gathered all = meeting.exchange(card, deadline);
+                              if (rank == dying) throw Corrupt("killed");
+                              return all;
+                            });
+        });
+      });
+    for (auto& thread : threads) thread.join();
+    for (int rank = 0; rank < world; ++rank) {
+      if (rank == dying) continue;
+      const Outcome& seen = outcomes[std::size_t(rank)];
+      EXPECT_EQ(seen, "PeerLost") << "rank " << rank << ": " << seen;
+      EXPECT_NE(seen.message.find(fmt::format("rank {} ", dying)), std::string::npos) << seen;
+    }
+  }
+}
+
 TEST(Endpoint, KnowsWhetherEachRankHasACoreOfItsOwn) {
   const CpuList cpus = allowed_cpus();
   if (cpus.size() < 2 || cores() < 2) GTEST_SKIP() << "one core";

@@ -44,7 +44,7 @@ struct Meeting {
                                  .tls = tls,
                                  .token = guests[i].token,
                                  .identity = guests[i].identity};
-              cards[i] = meeting.exchange("card " + std::to_string(i), deadline);
+              cards[i] = meeting.exchange("card " + std::to_string(i), deadline).cards;
             });
             gone[i].set_value();
           });
@@ -157,6 +157,33 @@ TEST(Rendezvous, TellsAllThatTwoLaunchesHaveOneNodeRank) {
   }
 }
 
+TEST(Rendezvous, RefusesARankOfALaunchThatRunsSomethingElse) {
+  const auto launched = [](int rank, const std::string& command, int after = -1) {
+    return Guest{.rank = rank,
+                 .world = 2,
+                 .after = after,
+                 .identity = {.launch = command, .first_rank = rank, .command = command}};
+  };
+  const Meeting meeting(
+      {launched(0, "train a.toml"), launched(1, "train b.toml"), launched(1, "train a.toml", 1)});
+  EXPECT_EQ(meeting.outcomes[1], "InvalidArgument") << meeting.outcomes[1];
+  EXPECT_NE(meeting.outcomes[1].message.find("to run 'train b.toml' and rank 0"), std::string::npos)
+      << meeting.outcomes[1];
+  EXPECT_EQ(meeting.outcomes[0], "done") << meeting.outcomes[0];
+  EXPECT_EQ(meeting.outcomes[2], "done") << meeting.outcomes[2];
+}
+
+TEST(Rendezvous, TakesDifferentCommandsForOneJobWhereBothNameIt) {
+  const auto launched = [](int rank, const std::string& command) {
+    return Guest{
+        .rank = rank,
+        .world = 2,
+        .identity = {.job = "one", .launch = command, .first_rank = rank, .command = command}};
+  };
+  const Meeting meeting({launched(0, "train a.toml"), launched(1, "train b.toml")});
+  for (const auto& one : meeting.outcomes) EXPECT_EQ(one, "done") << one;
+}
+
 TEST(Rendezvous, TellsBothThatTwoProcessesAreRankZero) {
   Descriptor listener = listen_tcp("127.0.0.1", 0);
   const Address address = local_address(listener);
@@ -256,7 +283,7 @@ TEST(Rendezvous, SaysThatItsPortIsTaken) {
 
 TEST(Rendezvous, OfOneRankNeedsNobody) {
   Rendezvous alone{.address = {}, .listener = {}, .token = a_token()};
-  EXPECT_EQ(alone.exchange("mine", in_time()), std::vector<std::string>{"mine"});
+  EXPECT_EQ(alone.exchange("mine", in_time()).cards, std::vector<std::string>{"mine"});
 }
 
 TEST(InheritedListener, IsTakenOnceAndOnlyIfItListens) {
