@@ -159,8 +159,11 @@ TEST_F(Gpt2Folder, IsCorruptWithoutItsSizes) {
             path() + "/config.json: n_embd is -8, not a positive number of reasonable size");
   replace(folder_.path(), "\"n_embd\": -8", "\"n_embedding\": 8");
   EXPECT_EQ(reading(), path() + "/config.json has no n_embd");
-  std::ofstream(folder_ / "config.json") << "[1, 2";
+  std::ofstream(folder_ / "config.json") << "[1, 2]";
   EXPECT_EQ(reading(), path() + "/config.json is not a JSON object");
+  std::ofstream(folder_ / "config.json") << "[1, 2";
+  EXPECT_EQ(reading(),
+            path() + "/config.json is not JSON: it cannot be read on from line 1, column 6");
 }
 
 TEST_F(Gpt2Folder, IsRefusedWhereAFileIsMissing) {
