@@ -114,11 +114,24 @@ void ServerJob::attach(Trainer& trainer, const Stack& stack) {
   setup.local = server_.get();
   setup.local_index = roles_.server_of(ranks_.rank());
   setup.timeout = options_.comm.timeout;
-  trainer.use_servers(std::move(setup), options_.net, token_,
-                      ranks_.rank() == 0 ? ServerPart::first : ServerPart::rank, ranks_.ledger());
+  try {
+    trainer.use_servers(std::move(setup), options_.net, token_,
+                        ranks_.rank() == 0 ? ServerPart::first : ServerPart::rank, ranks_.ledger());
+  } catch (const Error& error) {
+    // A server may have ended because another rank died: the ranks know which was first.
+    meet(error.what());
+    throw;
+  }
 }
 
-void ServerJob::all_have_come() { gather_texts(ranks_, "", "servers"); }
+void ServerJob::meet(const std::string& objection) {
+  const auto objections = gather_texts(ranks_, objection, "servers");
+  if (!objection.empty()) return;
+  for (std::size_t rank = 0; rank < objections.size(); ++rank)
+    if (!objections[rank].empty())
+      throw PeerLost(fmt::format("rank {} could not come to the parameter servers: {}", rank,
+                                 objections[rank]));
+}
 
 void ServerJob::wait() {
   if (server_) server_->wait();

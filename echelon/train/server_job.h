@@ -46,14 +46,17 @@ class ServerJob {
   std::string addresses() const;  // of the servers, "host:port,host:port"
   void attach(Trainer& trainer, const Stack& stack);
   // Every rank calls it once, those that work after attach(). Throws PeerLost where a rank died
-  // before: later a job may do without some of its workers, but it begins with all.
-  void all_have_come();
+  // before, or could not reach the servers: later a job may do without some of its workers, but it
+  // begins with all.
+  void all_have_come() { meet(""); }
   // Until the job's workers have left this rank's server. Throws what ended the job before its end.
   void wait();
 
   const ParameterServer* server() const { return server_.get(); }
 
  private:
+  void meet(const std::string& objection);
+
   ServerJob(const JobOptions& options, Communicator& ranks, const std::string& bind,
             const Token& token, const DataFingerprint& data, std::int64_t end, bool spell);
 

@@ -171,7 +171,7 @@ StaleSpells::Outcome StaleSpells::run_spell(std::int64_t end, const std::atomic<
     job.attach(trainer_, stack_);
     const UsingServers until_left(trainer_);
     // A server ends when all who came have left: nobody leaves before all have come.
-    ranks_->barrier({.tag = "staleness"}).wait();
+    job.all_have_come();
     const bool watches = ranks_->rank() == 0;  // it alone is told of every step
     while (trainer_.step() < end) {
       const auto before = trainer_.step();

@@ -137,16 +137,23 @@ def test_a_worker_may_join_a_job_that_runs(tmp_path):
     assert len(lines) == 1500 and max(age for line in lines for age in line["ages"]) <= 3
 
 
-def test_ctrl_c_ends_after_a_whole_step_and_the_run_goes_on(tmp_path):
-    settings = ["server.count=2", "server.mode=bounded", "train.steps=3000"]
-    job = start(tmp_path, "--nproc", "3", "--name", "job", settings=settings)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("mode, place", [("sync", "colocated"), ("bounded", "colocated"), ("sync", "separate"),
+                                         ("bounded", "separate")])
+def test_a_signal_ends_after_a_whole_step_and_the_run_goes_on(tmp_path, mode, place, count, number):
+    settings = [f"server.count={count}", f"server.place={place}", f"server.mode={mode}", "train.steps=100000"]
+    ranks = str(2 + count)
+    job = start(tmp_path, "--nproc", ranks, "--name", "job", settings=settings)
     wait_for_steps(job, tmp_path, 20)
-    job.send_signal(signal.SIGINT)
+    job.send_signal(number)
     status, out, err = end(job)
-    assert status == 130, out + err
+    assert status == 130 and err == "", out + err
     after = int(re.search(r"interrupted after step (\d+)", out)[1])
-    job = start(tmp_path, "--nproc", "3", "--resume", "runs/job", settings=[f"train.steps={after + 10}"])
-    assert end(job)[0] == 0
+    assert steps_done(tmp_path) == after
+    job = start(tmp_path, "--nproc", ranks, "--resume", "runs/job", settings=[f"train.steps={after + 10}"])
+    status, out, err = end(job)
+    assert status == 0 and f"resumed     after step {after}" in out, out + err
     assert steps_done(tmp_path) == after + 10
 
 

@@ -26,7 +26,7 @@ struct Attacked {
   std::unique_ptr<ParameterServer> server;
   int worker = -1, idle = -1;
 
-  Attacked() {
+  explicit Attacked(int ranks_here = 2) {
     ParameterServer::Setup setup;
     setup.server.mode = "async";
     setup.shares = 2;
@@ -35,7 +35,7 @@ struct Attacked {
     server = std::make_unique<ParameterServer>(setup, "127.0.0.1", NetOptions{}, token);
     server->start({server->address()});
     worker = server->join_here("rank 0");
-    idle = server->join_here("rank 1");
+    if (ranks_here > 1) idle = server->join_here("rank 1");
     const at::Tensor values = at::zeros({64}, at::kDouble);
     server->begin({.type = at::kDouble,
                    .ranges = {{0, 64, true}},
@@ -185,8 +185,8 @@ TEST(ServerAttack, SaysWhoMayAskForWhat) {
   for (const auto& [which, whose] : {std::pair{3, "parameter servers"},
                                      {4, "parameter servers"},
                                      {5, "workers that the job began with"},
-                                     {6, "the first worker"},
-                                     {7, "the first worker"},
+                                     {6, "workers that the job began with"},
+                                     {7, "workers that the job began with"},
                                      {8, "the first worker"},
                                      {14, "workers that the job began with"}}) {
     const auto seen = refused(which);
@@ -199,6 +199,23 @@ TEST(ServerAttack, SaysWhoMayAskForWhat) {
     first->receive(in_time());
     EXPECT_EQ(outcome([&] { second->check(second->receive(in_time())); }).kind, "InvalidArgument");
   }
+}
+
+// A signal reaches every rank, and each says so; only the first may give up what was begun.
+TEST(ServerAttack, LetsEveryRankStopTheJob) {
+  Attacked job(1);
+  const auto rank = job.connect(hello(0, ""));
+  rank->check(rank->receive(in_time()));
+  ask(*rank, 7);
+  const auto refused = outcome([&] { rank->check(rank->receive(in_time())); });
+  EXPECT_EQ(refused.kind, "InvalidArgument");
+  EXPECT_NE(refused.message.find("the first worker"), std::string::npos) << refused.message;
+  EXPECT_FALSE(job.server->next(job.worker, far).finished);
+  ask(*rank, 6);
+  EXPECT_EQ(outcome([&] { rank->check(rank->receive(in_time())); }).kind, "done");
+  ask(*rank, 0);  // the other share of the step that was begun
+  const Frame reply = rank->receive(in_time());
+  EXPECT_EQ(reply.kind, Peer::ok) << "what was begun is finished";
 }
 
 std::ptrdiff_t entries(const char* folder) {

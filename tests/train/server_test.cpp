@@ -120,6 +120,27 @@ TEST(ParameterServer, DoesNotBeginWithoutARankThatDied) {
   }
 }
 
+// Those that wait for it are told why it did not come.
+TEST(ParameterServer, DoesNotBeginWithoutARankThatCannotReachTheServers) {
+  JobOptions options = tiny();
+  options.server = {.count = 1, .mode = "async"};
+  const Token token = Token::random(), other = Token::random();
+  const auto outcomes = run_outcomes({.world = 3}, [&](Group& group) {
+    const auto ranks = native_communicator(group.shared_from_this());
+    ServerJob job(options, *ranks, "127.0.0.1", group.rank() == 2 ? other : token);
+    Stack stack = gpt(options.model);
+    Trainer trainer(stack, tokens(), options.train, options.optim);
+    job.attach(trainer, stack);
+    job.all_have_come();
+  });
+  EXPECT_EQ(outcomes[2].kind, "Refused") << outcomes[2].message;
+  for (const int rank : {0, 1}) {
+    EXPECT_EQ(outcomes[std::size_t(rank)].kind, "PeerLost");
+    EXPECT_NE(outcomes[std::size_t(rank)].message.find("rank 2 could not come"), std::string::npos)
+        << outcomes[std::size_t(rank)].message;
+  }
+}
+
 TEST(ParameterServer, TakesFirstValuesBeforeItIsAttachedOnly) {
   JobOptions options = tiny();
   options.server = {.count = 1};
@@ -486,9 +507,10 @@ TEST(ParameterServer, GivesAShareOneVersionOfAllParts) {
 
 TEST(ParameterServer, NamesTheRankOfTheFirstServerWhenThatIsGone) {
   const Token token = Token::random();
-  auto first =
-      std::make_unique<ParameterServer>(TwoServers::setup(0), "127.0.0.1", NetOptions{}, token);
-  auto setup = TwoServers::setup(1);
+  auto setup = TwoServers::setup(0);
+  setup.name = "parameter server 0 (rank 4)";  // it may still answer that it ends
+  auto first = std::make_unique<ParameterServer>(setup, "127.0.0.1", NetOptions{}, token);
+  setup = TwoServers::setup(1);
   setup.name = "parameter server 1 (rank 5)";
   setup.first = "parameter server 0 (rank 4)";
   ParameterServer second(setup, "127.0.0.1", {}, token);
@@ -512,7 +534,7 @@ TEST(ParameterServer, KeepsNothingForAWorkerThatIsGone) {
   job.first.leave(job.slow);
   job.update();
   const auto seen = outcome([&] { job.second.pull(-1, *next.task); });
-  EXPECT_EQ(seen.kind, "Error");
+  EXPECT_EQ(seen.kind, "another error");
   EXPECT_NE(seen.message.find("has not kept the parameters after 0 updates"), std::string::npos)
       << seen.message;
 }

@@ -151,11 +151,15 @@ void ParameterServer::require_role(const Connection& connection, const Frame& re
     case Peer::saved:
       if (!connection.first) refuse("the first worker");
       break;
-    case Peer::stop:
-      // The ranks of a spell may each find a reason to.
-      if (!connection.first && !(setup_.spell && connection.role == Role::rank))
-        refuse("the first worker");
+    case Peer::stop: {
+      // Every rank may be told to stop, by a signal that all of them get. To give up what was begun
+      // is for the first; the ranks of a spell may each find a reason to.
+      FrameReader reader(request, connection.peer->name());
+      const bool gives_up = !reader.text().empty();
+      if (connection.role != Role::rank) refuse("workers that the job began with");
+      if (gives_up && !connection.first && !setup_.spell) refuse("the first worker");
       break;
+    }
     default:
       break;
   }

@@ -22,9 +22,10 @@ constexpr auto a_while = 1s;   // until a question is answered with "ask again"
 constexpr auto farewell = 5s;  // for workers to hear what has failed
 constexpr auto a_day = 24h;
 
-// A piece at a time: torch makes several temporary tensors for it.
+// A small piece at a time: torch makes several temporary tensors for it, and every connection may
+// be at it at once.
 bool all_finite(const at::Tensor& flat) {
-  constexpr std::int64_t piece = 1 << 18;
+  constexpr std::int64_t piece = 1 << 15;
   for (std::int64_t at = 0; at < flat.numel(); at += piece)
     if (!at::isfinite(flat.narrow(0, at, std::min(piece, flat.numel() - at))).all().item<bool>())
       return false;
