@@ -117,8 +117,6 @@ Text::Text(std::shared_ptr<const Text> whole, std::int64_t begin, std::int64_t e
 
 Text::~Text() = default;
 
-std::size_t Text::files() const { return whole_ ? whole_->files() : files_->count(); }
-
 void Text::read(std::int64_t offset, std::span<std::uint8_t> out) const {
   const auto end = offset + static_cast<std::int64_t>(out.size());
   if (offset < 0 || end > size_) {

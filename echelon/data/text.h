@@ -15,8 +15,9 @@
 namespace echelon {
 
 // Several files, one after another, as one sequence of bytes. They are read when bytes are asked
-// for, a few open at a time. A file that is changed meanwhile is noticed: one that still has the
-// bytes it had (it was touched, copied, or grew) is read on, any other is an Error.
+// for; as many as the process's limit allows stay open, those used last. A file that is changed
+// meanwhile is noticed: where it still has the bytes that it had (it was touched, copied, or grew)
+// it is read on, a read of any others is an Error.
 // Several threads may read.
 class Text {
  public:
@@ -26,7 +27,6 @@ class Text {
   ~Text();
 
   std::int64_t size() const { return size_; }
-  std::size_t files() const;
   void read(std::int64_t offset,
             std::span<std::uint8_t> out) const;  // InvalidArgument past the end
 

@@ -1,9 +1,11 @@
 #include "echelon/data/text_files.h"
 
 #include <fmt/format.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 
 #include "echelon/base/checksum.h"
 #include "echelon/base/error.h"
@@ -11,81 +13,106 @@
 namespace echelon {
 namespace {
 
-constexpr std::size_t most_open = 32;           // a process may commonly have 1,024
-constexpr std::uint64_t piece = std::uint64_t{1} << 20;  // read at a time for a digest
+constexpr std::uint64_t block_size = std::uint64_t{1} << 20;
+
+// A quarter of what the process may have: a job has two texts, and connections beside them.
+std::size_t most_open() {
+  constexpr rlim_t least = 8, most = 2048;
+  rlimit limit = {};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return least;
+  return static_cast<std::size_t>(std::clamp(limit.rlim_cur / 4, least, most));
+}
 
 std::uint64_t combined(std::uint64_t a, std::uint64_t b) {
   const std::array<std::uint64_t, 2> both = {a, b};
   return checksum(std::as_bytes(std::span(both)));
 }
 
+[[noreturn]] void refuse(const std::filesystem::path& path, std::uint64_t size, std::uint64_t now) {
+  throw Error(fmt::format(
+      "{} was changed while the job was reading it: it has {}; leave it as it is until the job has "
+      "ended, and put the former text back to go on",
+      path.string(),
+      now == size ? "other text now" : fmt::format("{} bytes now, and had {}", now, size)));
+}
+
 }  // namespace
+
+std::size_t Text::Files::File::blocks() const { return (size + block_size - 1) / block_size; }
+
+bool Text::Files::File::changed_in(std::uint64_t begin, std::uint64_t end) const {
+  if (changed.empty()) return false;
+  for (auto block = begin / block_size; block * block_size < end; ++block)
+    if (changed[block]) return true;
+  return false;
+}
 
 Text::Files::Files(const std::vector<std::filesystem::path>& paths) {
   std::int64_t end = 0;
   for (const auto& path : paths) {
     const FileStamp stamp = InputFile(path).stamp();
-    files_.push_back({.path = path, .size = stamp.size, .stamp = stamp, .digest = {}});
+    files_.push_back({.path = path, .size = stamp.size, .stamp = stamp});
     ends_.push_back(end += static_cast<std::int64_t>(stamp.size));
   }
+  places_.assign(files_.size(), open_.end());
 }
 
 const InputFile& Text::Files::opened(std::size_t file) {
-  for (const auto& [index, open] : open_)
-    if (index == file) return open;
-  if (open_.size() == most_open) open_.pop_front();
-  return open_.emplace_back(file, files_[file].path).second;
-}
-
-bool Text::Files::digest_on(const InputFile& file, std::uint64_t size, Progress& progress,
-                            const Deadline& until) {
-  std::vector<std::byte> bytes(std::min(piece, size));
-  while (progress.offset < size) {
-    if (until.expired()) return false;
-    const auto n = std::min(piece, size - progress.offset);
-    const auto part = std::span(bytes).first(n);
-    file.read(progress.offset, part);
-    progress.sum = combined(progress.sum, checksum(part));
-    progress.offset += n;
+  auto& place = places_[file];
+  if (place != open_.end()) {
+    open_.splice(open_.end(), open_, place);
+    return place->second;
   }
-  return true;
+  for (const auto most = most_open(); open_.size() >= most; open_.pop_front())
+    places_[open_.front().first] = open_.end();
+  open_.emplace_back(file, files_[file].path);
+  place = std::prev(open_.end());
+  return place->second;
 }
 
-// After bytes were read: are they those that the text began with?
-void Text::Files::check(std::size_t file, const InputFile& opened) {
-  File& known = files_[file];
-  const FileStamp now = opened.stamp();
-  if (now == known.stamp || !known.unchecked.expired()) return;
-  const auto began = Deadline::Clock::now();
-  Progress again;
-  // Without a digest nothing can be said for it.
-  const bool same = known.digest && now.size >= known.size &&
-                    digest_on(opened, known.size, again, Deadline::never()) &&
-                    again.sum == *known.digest;
-  if (!same)
-    throw Error(fmt::format(
-        "{} was changed while the job was reading it: it has {}; leave it as it is until the job "
-        "has ended, and put the former text back to go on",
-        known.path.string(),
-        now.size == known.size ? "other text now"
-                               : fmt::format("{} bytes now, and had {}", now.size, known.size)));
-  known.stamp = now;
-  known.unchecked = Deadline::in(100 * (Deadline::Clock::now() - began));
+std::span<const std::byte> Text::Files::read_block(const File& file, const InputFile& source,
+                                                   std::size_t block) {
+  const auto begin = block * block_size;
+  block_.resize(std::min(block_size, file.size - begin));
+  source.read(begin, block_);
+  return block_;
+}
+
+// What is given is what was compared: the file may be changed again meanwhile.
+void Text::Files::read_compared(File& file, const InputFile& source, const FileStamp& now,
+                                std::uint64_t begin, std::span<std::byte> out) {
+  const bool known = file.sums.size() == file.blocks();
+  if (!known || now.size < file.size) refuse(file.path, file.size, now.size);
+  if (now != file.stamp) file.changed.assign(file.blocks(), true);
+  file.stamp = now;
+  while (!out.empty()) {
+    const auto block = begin / block_size, offset = begin % block_size;
+    const auto bytes = read_block(file, source, block);
+    if (checksum(bytes) != file.sums[block]) refuse(file.path, file.size, now.size);
+    file.changed[block] = false;
+    const auto n = std::min<std::uint64_t>(out.size(), bytes.size() - offset);
+    std::memcpy(out.data(), bytes.data() + offset, n);
+    out = out.subspan(n);
+    begin += n;
+  }
 }
 
 void Text::Files::read(std::int64_t offset, std::span<std::byte> out) {
   const std::lock_guard lock(mutex_);
-  auto file = static_cast<std::size_t>(std::upper_bound(ends_.begin(), ends_.end(), offset) -
-                                       ends_.begin());
-  for (; !out.empty(); ++file) {
-    const auto size = files_[file].size;
+  auto index = static_cast<std::size_t>(std::upper_bound(ends_.begin(), ends_.end(), offset) -
+                                        ends_.begin());
+  for (; !out.empty(); ++index) {
+    File& file = files_[index];
     const auto begin =
-        static_cast<std::uint64_t>(offset - (ends_[file] - static_cast<std::int64_t>(size)));
-    const auto n = std::min<std::uint64_t>(out.size(), size - begin);
+        static_cast<std::uint64_t>(offset - (ends_[index] - static_cast<std::int64_t>(file.size)));
+    const auto n = std::min<std::uint64_t>(out.size(), file.size - begin);
     if (n == 0) continue;
-    const InputFile& source = opened(file);
+    const InputFile& source = opened(index);
     source.read(begin, out.first(n));
-    check(file, source);
+    // A stamp that is the same afterwards was the same when the bytes were read.
+    const FileStamp now = source.stamp();
+    if (now != file.stamp || file.changed_in(begin, begin + n))
+      read_compared(file, source, now, begin, out.first(n));
     out = out.subspan(n);
     offset += static_cast<std::int64_t>(n);
   }
@@ -93,11 +120,16 @@ void Text::Files::read(std::int64_t offset, std::span<std::byte> out) {
 
 bool Text::Files::read_for_digest(const Deadline& until) {
   const std::lock_guard lock(mutex_);
-  for (auto& at = progress_; at.file < files_.size(); at = {.file = at.file + 1}) {
-    const InputFile& source = opened(at.file);
-    if (!digest_on(source, files_[at.file].size, at, until)) return false;
-    check(at.file, source);
-    files_[at.file].digest = at.sum;
+  for (; digested_ < files_.size(); ++digested_) {
+    File& file = files_[digested_];
+    const InputFile& source = opened(digested_);
+    while (file.sums.size() < file.blocks()) {
+      if (until.expired()) return false;
+      file.sums.push_back(checksum(read_block(file, source, file.sums.size())));
+    }
+    // Without the sums of what it had nothing can be said for a file that was changed.
+    if (const FileStamp now = source.stamp(); now != file.stamp)
+      refuse(file.path, file.size, now.size);
   }
   return true;
 }
@@ -106,8 +138,11 @@ std::uint64_t Text::Files::digest() {
   const std::lock_guard lock(mutex_);
   std::uint64_t sum = files_.size();
   for (const auto& file : files_) {
-    if (!file.digest) throw Error("a digest was asked for before the text was read for it");
-    sum = combined(sum, combined(file.size, *file.digest));
+    if (file.sums.size() < file.blocks())
+      throw Error("a digest was asked for before the text was read for it");
+    std::uint64_t all = 0;
+    for (const auto one : file.sums) all = combined(all, one);
+    sum = combined(sum, combined(file.size, all));
   }
   return sum;
 }

@@ -1,11 +1,15 @@
 // The files of a text, and whether they still are what they were.
+//
+// Of every block of a file (1 MiB) a checksum is kept once it was read for the digest, 8 bytes
+// each. A read of a file whose stamp is still the same is a plain read. After a change the blocks
+// that are asked for are compared with their checksums: at most two for a sample, so that no step
+// waits for a whole file to be read again. Each is compared once for every change.
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <filesystem>
+#include <list>
 #include <mutex>
-#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -21,7 +25,6 @@ class Text::Files {
   explicit Files(const std::vector<std::filesystem::path>& paths);
 
   std::int64_t size() const { return ends_.empty() ? 0 : ends_.back(); }
-  std::size_t count() const { return files_.size(); }
   void read(std::int64_t offset, std::span<std::byte> out);
   bool read_for_digest(const Deadline& until);
   std::uint64_t digest();
@@ -29,29 +32,32 @@ class Text::Files {
  private:
   struct File {
     std::filesystem::path path;
-    std::uint64_t size;                   // at first; a file may grow
-    FileStamp stamp;                      // when its bytes were last known to be those it had
-    std::optional<std::uint64_t> digest;  // of them
-    // A file that changes all the time (a log that grows) is not read whole again each time.
-    Deadline unchecked = Deadline::in({});
+    std::uint64_t size;                    // at first; a file may grow
+    FileStamp stamp;                       // as it was seen last
+    std::vector<std::uint64_t> sums = {};  // of its blocks, as far as they were read for the digest
+    // By block: not compared with its sum since the stamp is another. Empty: there was no change.
+    std::vector<bool> changed = {};
+
+    std::size_t blocks() const;
+    bool changed_in(std::uint64_t begin, std::uint64_t end) const;
   };
-  // A digest on its way through a file.
-  struct Progress {
-    std::size_t file = 0;
-    std::uint64_t offset = 0, sum = 0;
-  };
+  using Open = std::list<std::pair<std::size_t, InputFile>>;
 
   const InputFile& opened(std::size_t file);
-  void check(std::size_t file, const InputFile& opened);
-  // False: the deadline came first.
-  bool digest_on(const InputFile& file, std::uint64_t size, Progress& progress,
-                 const Deadline& until);
+  // Until the next call.
+  std::span<const std::byte> read_block(const File& file, const InputFile& source,
+                                        std::size_t block);
+  // `now` is a stamp from before.
+  void read_compared(File& file, const InputFile& source, const FileStamp& now, std::uint64_t begin,
+                     std::span<std::byte> out);
 
   std::mutex mutex_;  // of all below
   std::vector<File> files_;
-  std::vector<std::int64_t> ends_;  // of each file in the sequence
-  std::deque<std::pair<std::size_t, InputFile>> open_;  // the one opened last is the last
-  Progress progress_;
+  std::vector<std::int64_t> ends_;      // of each file in the sequence
+  Open open_;                           // the one used last is the last
+  std::vector<Open::iterator> places_;  // of each file in `open_`; its end: not open
+  std::size_t digested_ = 0;            // files that were read for the digest
+  std::vector<std::byte> block_;
 };
 
 }  // namespace echelon

@@ -1,10 +1,12 @@
 #include "echelon/data/text.h"
 
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <fstream>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -109,7 +111,33 @@ void overwrite(const fs::path& path, const std::string& content, bool append = f
 
 bool read_whole(const Text& text) { return text.read_for_digest(Deadline::never()); }
 
+// How many files a process may have open, for a while.
+class FileLimit {
+ public:
+  explicit FileLimit(rlim_t files) {
+    ::getrlimit(RLIMIT_NOFILE, &before_);
+    const rlimit limit{files, before_.rlim_max};
+    EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+  }
+  ~FileLimit() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  rlimit before_ = {};
+};
+
+// Names of files in a folder that this process has open.
+std::set<std::string> open_in(const fs::path& folder) {
+  std::set<std::string> names;
+  for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;  // the one that lists them
+    const fs::path file = fs::read_symlink(entry.path(), gone);
+    if (file.parent_path() == folder) names.insert(file.filename().string());
+  }
+  return names;
+}
+
 TEST(Text, ReadsMoreFilesThanItKeepsOpen) {
+  const FileLimit few(100);
   ScratchFolder folder;
   std::vector<fs::path> files;
   std::string whole;
@@ -118,8 +146,31 @@ TEST(Text, ReadsMoreFilesThanItKeepsOpen) {
     whole += "<" + std::to_string(i) + ">";
   }
   const Text text(files);
-  EXPECT_EQ(text.files(), 200U);
   for (int round = 0; round < 2; ++round) EXPECT_EQ(all(text), whole);
+  EXPECT_EQ(open_in(folder.path()).size(), 25U) << "a quarter of the limit";
+}
+
+TEST(Text, KeepsAsManyFilesOpenAsTheLimitAllows) {
+  const FileLimit many(500);
+  ScratchFolder folder;
+  std::vector<fs::path> files;
+  for (int i = 0; i < 120; ++i) files.push_back(write(folder / std::to_string(i), letters(10)));
+  const Text text(files);
+  all(text);
+  EXPECT_EQ(open_in(folder.path()).size(), 120U);
+}
+
+TEST(Text, ClosesTheFileThatWasUsedLongestAgo) {
+  const FileLimit few(40);  // of which ten
+  ScratchFolder folder;
+  std::vector<fs::path> files;
+  for (int i = 0; i < 12; ++i) files.push_back(write(folder / std::to_string(i), letters(10)));
+  const Text text(files);
+  for (int i = 0; i < 10; ++i) read(text, 10 * i, 10);
+  read(text, 0, 10);
+  read(text, 100, 10);
+  EXPECT_TRUE(open_in(folder.path()).contains("0"));
+  EXPECT_FALSE(open_in(folder.path()).contains("1"));
 }
 
 TEST(Text, SaysThatAFileWasCutWhileItIsRead) {
@@ -166,7 +217,47 @@ TEST(Text, IsReadOnWhereAChangedFileStillBeginsAsItDid) {
   EXPECT_EQ(all(text), letters(3000)) << "it was written again";
 }
 
+// No time passes in which a changed file is trusted, however long its digest took.
+TEST(Text, NoticesAChangeRightAfterAHarmlessOne) {
+  ScratchFolder folder;
+  const std::string content = letters(16 << 20);
+  const auto file = write(folder / "a", content);
+  const Text text({file});
+  ASSERT_TRUE(read_whole(text));
+  overwrite(file, "more", /*append=*/true);
+  EXPECT_EQ(read(text, 50, 10), content.substr(50, 10));
+  overwrite(file, std::string(content.size() + 4, '!'));
+  const auto sentence = thrown<Error>([&] { read(text, 50, 10); });
+  EXPECT_EQ(sentence.find(file.string() + " was changed"), 0U) << sentence;
+  overwrite(file, content);
+  EXPECT_EQ(read(text, 50, 10), content.substr(50, 10)) << "the former text is back";
+}
+
+// A step must not wait until a file of any size was read again.
+TEST(Text, ComparesOnlyWhatItReadsOfAChangedFile) {
+  ScratchFolder folder;
+  std::string content = letters(4 << 20);
+  const auto file = write(folder / "a", content);
+  const Text text({file});
+  ASSERT_TRUE(read_whole(text));
+  const std::string former = content;
+  content[(3 << 20) + 5] = '!';
+  overwrite(file, content);
+  const std::int64_t across = (2 << 20) - 100;  // two blocks
+  for (int round = 0; round < 2; ++round) {
+    EXPECT_EQ(read(text, 10, 100), former.substr(10, 100));
+    EXPECT_EQ(read(text, across, 200), former.substr(static_cast<std::size_t>(across), 200));
+    for (const std::int64_t place : {3 << 20, (3 << 20) - 50, (4 << 20) - 100})
+      EXPECT_EQ(thrown<Error>([&] { read(text, place, 100); })
+                    .find(file.string() + " was changed while the job was reading it: it has other "
+                                          "text now"),
+                0U)
+          << place;
+  }
+}
+
 TEST(Text, NoticesAnotherFileThatTookTheNameOfOneThatIsNotOpen) {
+  const FileLimit few(64);
   ScratchFolder folder;
   std::vector<fs::path> files;
   for (int i = 0; i < 100; ++i) files.push_back(write(folder / std::to_string(i), letters(50)));
