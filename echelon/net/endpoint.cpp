@@ -133,7 +133,7 @@ Endpoint::Endpoint(int rank, int world, const std::string& bind, const NetOption
       stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!stop_) throw Error(with_errno("cannot make an eventfd"));
   raise_file_limit();
-  require_files_for(1);
+  require_files_for(1, 0);  // at least: who is near is not known yet
   const Deadline deadline = Deadline::in_seconds(options.connect_timeout);
   Card mine;
   // A rank that shares no memory is on a host of its own.
@@ -163,9 +163,10 @@ Endpoint::Endpoint(int rank, int world, const std::string& bind, const NetOption
   health_ = std::make_unique<Health>(
       std::move(names), [this](int blamed) { report_.blames(blamed, health_->name(blamed)); });
   check_cards(bind);
-  require_files_for(int(std::count_if(cards_.begin(), cards_.end(), [&](const Card& one) {
+  const auto near_ranks = int(std::count_if(cards_.begin(), cards_.end(), [&](const Card& one) {
     return one.host == cards_[std::size_t(rank)].host;
-  })));
+  }));
+  require_files_for(near_ranks, world - near_ranks);
   {
     const std::lock_guard lock(filed_mutex_);
     job_ = cards_[0].job;
@@ -198,13 +199,15 @@ bool Endpoint::have_cores(const std::vector<int>& ranks) const {
 
 // Each rank has a control connection to every other and the heaps of those that share its host
 // (`near` of them, this one too). At the rendezvous rank 0 holds a connection of everyone besides.
-// Links for data are opened when they are needed, the fewest by a ring: to two neighbours.
-void Endpoint::require_files_for(int near) const {
+// Links for data are opened when they are needed: a ring's to two neighbours, an exchange of small
+// vectors' to all `far` ranks of other hosts.
+void Endpoint::require_files_for(int near, int far) const {
   if (world_ == 1) return;
   constexpr std::size_t listeners_and_logs = 16;
   const auto others = std::size_t(world_) - 1;
   require_files(others * (rank_ == 0 ? 2 : 1) + std::size_t(near) +
-                    4 * std::size_t(options_.connections) + listeners_and_logs,
+                    std::size_t(std::max(4, far)) * std::size_t(options_.connections) +
+                    listeners_and_logs,
                 fmt::format("a job of {} ranks", world_));
 }
 

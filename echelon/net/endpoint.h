@@ -105,7 +105,7 @@ class Endpoint {
 
   std::vector<Listener> listen(const std::string& bind, Card& card);
   void check_cards(const std::string& bind) const;
-  void require_files_for(int near) const;
+  void require_files_for(int near, int far) const;
   void welcome(std::unique_ptr<Stream> stream, const Frame& first);
   void connect_controls(Deadline deadline);
   std::unique_ptr<Stream> connect(int rank, const Purpose& purpose, int index, Deadline deadline);
