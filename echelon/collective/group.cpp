@@ -323,9 +323,10 @@ void Group::run(Call& call, const CallOptions& options) {
     if ((chosen == Algorithm::shared || chosen == Algorithm::shared_direct) && across)
       throw InvalidArgument(
           fmt::format("{} is for ranks of one host; these are on {}", name(chosen), shape_.hosts));
-    const auto start = watch_ && across ? Deadline::Clock::now() : Deadline::Clock::time_point();
+    const bool watched = across && watch_ && !watch_->done();
+    const auto start = watched ? Deadline::Clock::now() : Deadline::Clock::time_point();
     run_checked(call, chosen, spins_ && !options.patient);
-    if (watch_ && across)
+    if (watched)
       watch_->saw(call.operation, bytes,
                   std::chrono::duration<double>(Deadline::Clock::now() - start).count(),
                   cost(call.operation, chosen, bytes, shape_, plan_.figures));

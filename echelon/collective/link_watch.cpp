@@ -12,15 +12,21 @@ namespace echelon {
 LinkWatch::LinkWatch(LinkCache cache, const Figures& figures)
     : cache_(std::move(cache)), figures_(figures) {}
 
-void LinkWatch::retire() {
-  const std::lock_guard lock(mutex_);
-  seen_ = enough;
+namespace {
+
+bool waits_for_others(Operation operation) {
+  return operation == Operation::all_reduce || operation == Operation::reduce_scatter ||
+         operation == Operation::all_gather || operation == Operation::all_to_all;
 }
 
+}  // namespace
+
+void LinkWatch::retire() { done_ = true; }
+
 void LinkWatch::saw(Operation operation, std::size_t bytes, double seconds, double predicted) {
-  if (bytes < large || predicted <= 0) return;
+  if (bytes < large || predicted <= 0 || !waits_for_others(operation)) return;
   const std::lock_guard lock(mutex_);
-  if (seen_ == enough) return;
+  if (done_) return;
   const double ratio = seconds / predicted;
   if (seen_++ == 0 || ratio < ratio_) {
     ratio_ = ratio;
@@ -29,7 +35,9 @@ void LinkWatch::saw(Operation operation, std::size_t bytes, double seconds, doub
     bytes_ = bytes;
     operation_ = operation;
   }
-  if (seen_ < enough || (ratio_ < far && ratio_ > 1 / far)) return;
+  if (seen_ < enough) return;
+  done_ = true;
+  if (ratio_ < far && ratio_ > 1 / far) return;
   cache_.discard();
   log::warn(fmt::format(
       "the links are not what they were when an earlier job measured them ({} ago): {} of {} takes "

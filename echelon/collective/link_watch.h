@@ -1,10 +1,13 @@
-// Whether figures that an earlier job measured still hold: compares the first large operations of
-// this job with what the figures predict. An operation takes longer than predicted for many reasons
-// (a rank that comes late), but not every time: the fastest of several counts. Where that is far
-// off, the figures are discarded and the next job measures again. This one keeps its plan, so that
-// the same plan gives the same bits; sync.adapt changes it while a job runs.
+// Whether figures that an earlier job measured still hold once this job runs: compares its first
+// large operations with what the figures predict. An operation takes longer than predicted for many
+// reasons (a rank that comes late), but not every time: the fastest of several counts. Only those
+// count after which every rank has heard from others; a broadcast's root is done when its bytes
+// lie in the kernel. Where the fastest is far off, the figures are discarded and the next job
+// measures again. This one keeps its plan, so that the same plan gives the same bits; sync.adapt
+// changes it while a job runs.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <mutex>
 
@@ -20,6 +23,7 @@ class LinkWatch {
   // An operation that this rank took part in. Thread-safe: groups work beside each other.
   void saw(Operation operation, std::size_t bytes, double seconds, double predicted);
   void retire();  // the links were measured again
+  bool done() const { return done_; }
 
   static constexpr int enough = 8;
   static constexpr std::size_t large = 64 << 10;  // bytes: where beta counts
@@ -28,6 +32,7 @@ class LinkWatch {
  private:
   LinkCache cache_;
   Figures figures_;
+  std::atomic<bool> done_ = false;
   std::mutex mutex_;  // what follows
   int seen_ = 0;
   double ratio_ = 0, seconds_ = 0, predicted_ = 0;  // of the fastest so far

@@ -10,7 +10,10 @@
 #include <utility>
 #include <vector>
 
+#include "echelon/base/bytes.h"
+#include "echelon/base/log.h"
 #include "echelon/collective/group.h"
+#include "echelon/collective/link_watch.h"
 #include "echelon/collective/reduce.h"
 #include "echelon/net/interface.h"
 
@@ -105,40 +108,84 @@ bool measure_single_copy(Group& host) {
   return best[true] < 0.85 * best[false];
 }
 
-// Between rank 0 and the first rank on another host, the others waiting: half of a round trip, and
-// what each byte of a large message adds. How far large messages differ says whether something else
-// used the link.
-void measure_tcp(Group& group, int other, Figures& figures) {
-  std::vector<std::byte> buffer(2 * large);
-  const auto pass = [&](std::size_t bytes) {
-    const auto send = [&](int to) {
-      group.wait(group.send(buffer.data(), bytes, to, 0, {.tag = "measure"}, false));
-    };
-    const auto receive = [&](int from) {
-      group.wait(group.receive(buffer.data(), bytes, from, 0, {.tag = "measure"}, false));
-    };
-    if (group.rank() == 0) {
-      send(other);
-      receive(other);
+// A message to the other rank and one back, between rank 0 and `other`.
+class Pair {
+ public:
+  static constexpr std::size_t longest = 2 * large;
+
+  Pair(Group& group, int other) : group_(group), other_(other), buffer_(longest) {}
+
+  void pass(std::size_t bytes) {
+    if (first()) {
+      send(bytes, other_);
+      receive(bytes, other_);
     } else {
-      receive(0);
-      send(0);
+      receive(bytes, 0);
+      send(bytes, 0);
     }
-  };
-  for (int i = 0; i < 5; ++i) pass(8);
-  figures.tcp.alpha = time_of(51, 0.3, [&] { pass(8); }) / 2;
-  // As large a message as a slow link can take in a moment; rank 0 says whether it is enough.
+  }
+  bool first() const { return group_.rank() == 0; }
+  // Rank 0 says whether; the other learns it.
+  bool agree(bool yes) {
+    buffer_[0] = std::byte(yes);
+    pass(1);
+    return buffer_[0] != std::byte(0);
+  }
+
+ private:
+  void send(std::size_t bytes, int to) {
+    group_.wait(group_.send(buffer_.data(), bytes, to, 0, {.tag = "measure"}, false));
+  }
+  void receive(std::size_t bytes, int from) {
+    group_.wait(group_.receive(buffer_.data(), bytes, from, 0, {.tag = "measure"}, false));
+  }
+
+  Group& group_;
+  int other_;
+  std::vector<std::byte> buffer_;
+};
+
+// Half of a round trip, and what each byte of a large message adds: from two sizes, since the first
+// bytes may pass faster than the rest (a shaper's burst, buffers on the way). How far large
+// messages differ says whether something else used the link.
+void measure_tcp(Pair pair, Figures& figures) {
+  for (int i = 0; i < 5; ++i) pair.pass(8);
+  figures.tcp.alpha = time_of(51, 0.3, [&] { pair.pass(8); }) / 2;
+  // As large a message as a slow link can take in a moment.
   constexpr double a_moment = 0.02;
   std::size_t bytes = 64 << 10;
   for (;; bytes *= 2) {
-    const double once = time_of(1, 0, [&] { pass(bytes); });
-    buffer[0] = std::byte(once > a_moment || 2 * bytes > buffer.size());
-    pass(1);
-    if (buffer[0] != std::byte(0)) break;
+    const double once = time_of(1, 0, [&] { pair.pass(bytes); });
+    if (pair.agree(once > a_moment || 4 * bytes > Pair::longest)) break;
   }
-  const Times large_ones = times_of(9, [&] { pass(bytes); });
-  figures.tcp.beta = std::max((large_ones.at(0.3) / 2 - figures.tcp.alpha) / double(bytes), 1e-12);
-  figures.spread = large_ones.spread();
+  const Times half = times_of(7, [&] { pair.pass(bytes); });
+  const Times whole = times_of(9, [&] { pair.pass(2 * bytes); });
+  const double n = double(bytes), a_byte = (whole.at(0.3) - half.at(0.3)) / 2 / n,
+               on_average = (whole.at(0.3) / 2 - figures.tcp.alpha) / (2 * n);
+  figures.tcp.beta = std::max({a_byte, on_average, 1e-12});
+  figures.spread = whole.spread();
+}
+
+// Whether a message takes the time that figures of an earlier job predict, to a factor of
+// LinkWatch::far: the one of three tries that comes nearest counts.
+bool still_hold(Pair pair, const Figures& figures) {
+  constexpr double short_time = 2e-3;
+  const auto bytes = std::size_t(std::clamp(short_time / figures.tcp.beta, 64e3, 256e3));
+  const double predicted = 2 * (figures.tcp.alpha + double(bytes) * figures.tcp.beta);
+  pair.pass(8);
+  double seconds = 0;
+  for (int i = 0; i < 3; ++i) {
+    seconds = time_of(1, 0, [&] { pair.pass(bytes); });
+    const bool near = seconds < LinkWatch::far * predicted && seconds > predicted / LinkWatch::far;
+    if (pair.agree(near)) return true;
+  }
+  if (!pair.first()) return false;
+  log::warn(
+      fmt::format("the links are not what they were when an earlier job measured them ({} ago): {} "
+                  "and back take {} where {} were predicted; they are measured again",
+                  human_age(figures.age()), human_bytes(bytes), human_seconds(seconds),
+                  human_seconds(predicted)));
+  return false;
 }
 
 // What each rank is reached by: its address and the interface behind it. Collective.
@@ -203,32 +250,37 @@ Measured measure_figures(Group& group, Measure when) {
     f.reused = numbers[8] != 0;
     return f;
   };
+  int other = -1, colour = 0;  // other: the first rank on another host than rank 0's
+  std::map<std::string, int> hosts;
+  for (int i = 0; i < group.size(); ++i) {
+    const auto& host = group.endpoint().card(group.members()[std::size_t(i)]).host;
+    hosts.try_emplace(host, i);
+    if (i == group.rank()) colour = hosts[host];
+    if (other < 0 && host != group.endpoint().card(group.members()[0]).host) other = i;
+  }
+  const bool in_pair = other > 0 && (group.rank() == 0 || group.rank() == other);
   if (group.rank() == 0 && usual && when == Measure::once && group.options().measure == "auto")
     if (const auto kept = cache.read()) pack(*kept);
   share();
-  if (numbers[7] != 0) {
-    group.ledger().restore(before);
-    return {unpack(), cache};
+  if (numbers[7] != 0) {  // others wait in share() for what the two say
+    const Figures kept = unpack();
+    if (in_pair && !still_hold({group, other}, kept)) numbers[7] = 0;
+    share();
+    if (numbers[7] != 0) {
+      group.ledger().restore(before);
+      return {kept, cache};
+    }
   }
   Figures figures;
   figures.measured = std::chrono::duration_cast<std::chrono::seconds>(
                          std::chrono::system_clock::now().time_since_epoch())
                          .count();
   figures.gamma = measure_gamma();
-  int other = -1, colour = 0;
-  std::map<std::string, int> hosts;
-  for (int i = 0; i < group.size(); ++i) {
-    const auto& host = group.endpoint().card(group.members()[std::size_t(i)]).host;
-    hosts.try_emplace(host, i);
-    if (i == group.rank()) colour = hosts[host];
-    if (other < 0 && !host.empty() && host != group.endpoint().card(group.members()[0]).host)
-      other = i;
-  }
   if (const auto host = group.split(colour, group.rank()); host->size() > 1) {
     figures.shared = measure_shared(*host, figures.gamma);
     figures.single_copy = measure_single_copy(*host);
   }
-  if (other > 0 && (group.rank() == 0 || group.rank() == other)) measure_tcp(group, other, figures);
+  if (in_pair) measure_tcp({group, other}, figures);
   if (group.rank() == 0) {
     pack(figures);
     if (usual) cache.write(figures);

@@ -85,11 +85,12 @@ TEST_F(LinkCaches, MeasureAgainWhereTheFileIsBroken) {
 
 constexpr std::size_t large = LinkWatch::large;
 
-bool survives(const std::vector<double>& times_as_long, std::size_t bytes = large) {
+bool survives(const std::vector<double>& times_as_long, std::size_t bytes = large,
+              Operation operation = Operation::all_reduce) {
   const LinkCache cache("links");
   cache.write(measured());
   LinkWatch watch(cache, *cache.read());
-  for (const double ratio : times_as_long) watch.saw(Operation::all_reduce, bytes, ratio * 0.01, 0.01);
+  for (const double ratio : times_as_long) watch.saw(operation, bytes, ratio * 0.01, 0.01);
   return cache.read().has_value();
 }
 
@@ -104,6 +105,8 @@ TEST_F(LinkCaches, KeepFiguresThatOneOperationBearsOut) {
   EXPECT_TRUE(survives(late));
   EXPECT_TRUE(survives(std::vector<double>(LinkWatch::enough - 1, 200.0))) << "too few to tell";
   EXPECT_TRUE(survives(std::vector<double>(LinkWatch::enough, 200.0), large - 1)) << "too small";
+  EXPECT_TRUE(survives(std::vector<double>(LinkWatch::enough, 0.1), large, Operation::broadcast))
+      << "its root waits for nobody";
 }
 
 }  // namespace
