@@ -15,6 +15,7 @@
 
 #include "cli/commands.h"
 #include "cli/interrupt.h"
+#include "cli/limits.h"
 #include "cli/words.h"
 #include "echelon/base/error.h"
 #include "echelon/base/log.h"
@@ -83,7 +84,7 @@ int run(int argc, char** argv) {
   app.require_subcommand(1);
   app.footer("Start with: echelon train     Help on one command: echelon train --help");
   app.failure_message([](const CLI::App* command, const CLI::Error& error) {
-    return fmt::format("echelon: error: {}; {}\n", error.what(), hint(*command, error));
+    return fmt::format("echelon: error: {}; {}\n", one_line(error.what()), hint(*command, error));
   });
   int exit_code = 0;
   add_train(app, exit_code);
@@ -108,28 +109,28 @@ int run(int argc, char** argv) {
     app.exit(error, std::cout, std::cerr);
     return 2;
   } catch (const InvalidArgument& error) {
-    log::error(error.what());
+    log::error(one_line(error.what()));
     return 2;
   } catch (const Corrupt& error) {
-    log::error(error.what());
+    log::error(one_line(error.what()));
     return 2;
   } catch (const PeerLost& error) {
     log::error(error.what());
     return exit_after_lost_peer;
   } catch (const Error& error) {
-    log::error(error.what());
+    log::error(with_limit(error.what(), error));
     return 1;
   } catch (const c10::Error& error) {
-    log::error(error.what_without_backtrace());
+    log::error(with_limit(error.what_without_backtrace(), error));
     return 1;
-  } catch (const std::bad_alloc&) {
-    log::error("there is not enough memory");
+  } catch (const std::bad_alloc& error) {
+    log::error(with_limit("there is not enough memory", error));
     return 1;
   } catch (const std::filesystem::filesystem_error& error) {
     log::error(fmt::format("{}: {}", error.path1().string(), error.code().message()));
     return 1;
   } catch (const std::exception& error) {
-    log::error(error.what());
+    log::error(with_limit(error.what(), error));
     return 1;
   }
   return exit_code;

@@ -4,6 +4,7 @@
 
 #include "cli/commands.h"
 #include "cli/interrupt.h"
+#include "cli/limits.h"
 #include "cli/ranks.h"
 #include "echelon/base/error.h"
 #include "echelon/base/log.h"
@@ -108,7 +109,7 @@ void add_train(CLI::App& app, int& exit_code) {
       ->add_option("--progress", arguments->progress,
                    "auto: a bar on a terminal, a line every few seconds elsewhere; plain: lines;\n"
                    "none: no steps")
-      ->check(CLI::IsMember({"auto", "plain", "none"}))
+      ->check(CLI::IsMember({"auto", "plain", "none"}).description(""))  // too wide for its column
       ->type_name("HOW")
       ->capture_default_str();
   command->add_flag("--allow-other-data", arguments->allow_other_data,
@@ -134,6 +135,7 @@ void add_train(CLI::App& app, int& exit_code) {
           show_forecast(request.options, ranks, here ? ranks : environment.local_world) ? 0 : 1;
       return;
     }
+    require_address_space();
     if (environment.world == 1 && arguments->nproc > 1) {
       check_job(request, arguments->nproc);
       if (request.options.train.device == "cpu") {  // a GPU is not to be touched before the fork

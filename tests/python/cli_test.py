@@ -375,6 +375,13 @@ def test_options_are_explained_in_one_column(echelon):
     assert len(ends) > 5 and [line for line in ends if line[29] != " " or line[30] == " "] == []
 
 
+@pytest.mark.parametrize("words", [["train", "--a\nb"], ["tr\nain"], ["train", "--set", "x\ny\x1b[2J=1"], ["generate", "no\nfolder"]])
+def test_control_characters_that_come_back_in_a_message_are_escaped(echelon, words):
+    result = echelon(*words)
+    assert result.returncode == 2 and result.stderr.count("\n") == 1 and "\\n" in result.stderr, result.stderr
+    assert "\x1b" not in result.stderr, result.stderr
+
+
 def test_the_program_lists_its_commands(echelon):
     result = echelon("--help")
     assert result.returncode == 0
