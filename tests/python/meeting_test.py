@@ -57,16 +57,18 @@ def test_a_rank_of_another_job_is_refused_by_name_and_the_job_goes_on(echelon):
     assert status == 0 and "2 ranks on 1 host" in out, out + err
 
 
-def launch(echelon, node, port, **variables):
+def launch(echelon, node, port, *before, **variables):
     words = ["launch", "--nproc", "2", "--nodes", "2", "--node-rank", str(node), "--rendezvous", f"127.0.0.1:{port}", "--",
-             str(echelon.program), *TOPO]
+             *before, str(echelon.program), *TOPO]
     return subprocess.Popen([str(echelon.program), *words], cwd=echelon.folder, text=True, stdout=subprocess.PIPE,
                             stderr=subprocess.PIPE, env={**ENVIRONMENT, "ECHELON_TOKEN": TOKEN, **variables})
 
 
 def test_two_launches_with_one_node_rank_are_told_so(echelon):
     port = free_port()
-    jobs = [launch(echelon, node, port) for node in (0, 1, 1)]
+    # Rank 1 comes last, or two of the launches would meet and finish before the third comes.
+    late = ["sh", "-c", '[ "$RANK" != 1 ] || sleep 5; exec "$@"', "sh"]
+    jobs = [launch(echelon, node, port, *late) for node in (0, 1, 1)]
     said = [end(job) for job in jobs]
     assert all(status in (1, 2) for status, _, _ in said), said
     # As one of the two comes first: two launches, or two processes of one rank.

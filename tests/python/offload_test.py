@@ -110,8 +110,10 @@ def test_a_killed_job_says_what_is_lost_and_goes_on_to_the_same_bits(echelon, tm
     (dict(zero_offload="host"), "set parallel.zero too"),
     (dict(parallel_zero=1, zero_offload="disk"), "set zero.offload_path"),
     (dict(parallel_zero=1, zero_offload="tape"), "zero.offload"),
-    (dict(parallel_zero=1, zero_offload="disk", zero_offload_path="/no/such/folder"), "cannot be written"),
-    (dict(parallel_zero=3, train_memory_mib=0.1), "in one piece, and a rank may take"),
+    (dict(parallel_zero=1, zero_offload="disk", zero_offload_path="/no/such/folder"), "there is no folder"),
+    (dict(parallel_zero=1, zero_offload="disk", zero_offload_path="/proc"), "cannot be written"),  # not by root either
+    (dict(parallel_zero=3, train_memory_mib=0.1), "less than a MiB"),
+    (dict(parallel_zero=3, train_memory_mib=1, model_width=256, zero_group=0), "in one piece, and a rank may take"),
 ])
 def test_what_cannot_work_is_refused_before_the_first_step(echelon, settings, words):
     result = echelon.train("--nproc", 2, "--name", "job", **settings)
@@ -167,4 +169,4 @@ def test_what_a_dry_run_says_would_fit_does(echelon, ranks, mib):
 def test_a_dry_run_looks_at_the_offload_folder(echelon):
     missing = echelon.train("--nproc", 2, "--dry-run", **SMALL, parallel_zero=3, zero_offload="disk",
                             zero_offload_path=echelon.folder / "missing")
-    assert missing.returncode == 1 and "is no folder; make it, or give another" in missing.stdout, missing.stdout
+    assert missing.returncode == 2 and f"there is no folder {echelon.folder / 'missing'}" in missing.stderr, missing.stderr
