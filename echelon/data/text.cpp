@@ -152,6 +152,14 @@ std::uint64_t Text::digest() const {
   return checksum(std::as_bytes(std::span(part)));
 }
 
+std::uint64_t Text::stamp() const { return whole_ ? whole_->stamp() : files_->stamp(); }
+
+std::vector<std::uint64_t> Text::sums() const { return whole_ ? whole_->sums() : files_->sums(); }
+
+void Text::take_sums(std::span<const std::uint64_t> sums) const {
+  whole_ ? whole_->take_sums(sums) : files_->take_sums(sums);
+}
+
 TextWindows::TextWindows(std::shared_ptr<const Text> text, std::int64_t length)
     : text_(std::move(text)), length_(length) {}
 
@@ -184,6 +192,28 @@ bool TextSplit::read_for_digest(const Deadline& until) const {
 
 std::string TextSplit::digest() const {
   return hexadecimal({training->digest(), validation ? validation->digest() : 0});
+}
+
+std::string TextSplit::stamp() const {
+  return training ? hexadecimal({training->stamp(), validation ? validation->stamp() : 0}) : "";
+}
+
+std::vector<std::uint64_t> TextSplit::sums() const {
+  std::vector<std::uint64_t> all;
+  for (const auto& part : {training, validation}) {
+    const auto some = part ? part->sums() : std::vector<std::uint64_t>();
+    all.insert(all.end(), some.begin(), some.end());
+  }
+  return all;
+}
+
+void TextSplit::take_sums(std::span<const std::uint64_t> sums) const {
+  for (const auto& part : {training, validation}) {
+    if (!part) continue;
+    const auto count = part->sums().size();
+    part->take_sums(sums.first(count));
+    sums = sums.subspan(count);
+  }
 }
 
 TextSplit open_text(const std::string& source, double validation, std::int64_t length) {

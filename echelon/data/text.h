@@ -37,6 +37,14 @@ class Text {
   // A checksum of all bytes, once they were read.
   std::uint64_t digest() const;
 
+  // Which files these are and when they were last changed: equal on one host where they are the
+  // very same, so that one process can read them for all there.
+  std::uint64_t stamp() const;
+  // What read_for_digest() has found out: a number for each block, zeros where it was not called.
+  // With those of a text that has the same bytes it need not be.
+  std::vector<std::uint64_t> sums() const;
+  void take_sums(std::span<const std::uint64_t> sums) const;
+
  private:
   class Files;
 
@@ -68,6 +76,11 @@ struct TextSplit {
   DataFingerprint fingerprint() const;
   bool read_for_digest(const Deadline& until) const;
   std::string digest() const;
+
+  // As in Text, of both parts; nothing where there is no text.
+  std::string stamp() const;
+  std::vector<std::uint64_t> sums() const;
+  void take_sums(std::span<const std::uint64_t> sums) const;
 };
 
 // `source` is "stdlib", a file or a folder (every regular file below it, in the order of their

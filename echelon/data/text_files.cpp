@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <ranges>
 
 #include "echelon/base/checksum.h"
 #include "echelon/base/error.h"
@@ -145,6 +146,35 @@ std::uint64_t Text::Files::digest() {
     sum = combined(sum, combined(file.size, all));
   }
   return sum;
+}
+
+std::uint64_t Text::Files::stamp() {
+  const std::lock_guard lock(mutex_);
+  std::uint64_t sum = files_.size();
+  for (const auto& [device, inode, size, changed] : files_ | std::views::transform(&File::stamp))
+    sum = combined(combined(sum, combined(device, inode)),
+                   combined(size, static_cast<std::uint64_t>(changed)));
+  return sum;
+}
+
+std::vector<std::uint64_t> Text::Files::sums() {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::uint64_t> all;
+  for (const auto& file : files_) {
+    all.insert(all.end(), file.sums.begin(), file.sums.end());
+    all.resize(all.size() + file.blocks() - file.sums.size());
+  }
+  return all;
+}
+
+void Text::Files::take_sums(std::span<const std::uint64_t> sums) {
+  const std::lock_guard lock(mutex_);
+  for (auto& file : files_) {
+    const auto mine = sums.first(file.blocks());
+    file.sums.assign(mine.begin(), mine.end());
+    sums = sums.subspan(mine.size());
+  }
+  digested_ = files_.size();
 }
 
 }  // namespace echelon

@@ -28,6 +28,9 @@ class Text::Files {
   void read(std::int64_t offset, std::span<std::byte> out);
   bool read_for_digest(const Deadline& until);
   std::uint64_t digest();
+  std::uint64_t stamp();
+  std::vector<std::uint64_t> sums();
+  void take_sums(std::span<const std::uint64_t> sums);
 
  private:
   struct File {

@@ -1,11 +1,15 @@
 #include "echelon/train/data_check.h"
 
+#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
+#include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "echelon/base/bytes.h"
 #include "echelon/base/error.h"
 #include "echelon/base/log.h"
 #include "echelon/comm/communicator.h"
@@ -63,14 +67,31 @@ Verdict verdict_on(const DataFingerprint& mine, const FormerData& former, Commun
 
 // In slices, after each of which the ranks meet: one with a slow disk lets the others wait, and no
 // wait may be longer than comm.timeout.
-void read_whole(JobData& data, Communicator* ranks) {
+void read_whole(JobData& data, Communicator* ranks, bool reads) {
   constexpr auto slice = std::chrono::milliseconds(500);
-  bool all = false;
-  while (!all) {
-    const bool done = data.read_for_digest(Deadline::in(slice));
+  auto to_say = is_first(ranks) ? Deadline::in(std::chrono::seconds(3)) : Deadline::never();
+  for (bool all = false; !all;) {
+    const bool done = !reads || data.read_for_digest(Deadline::in(slice));
     const auto texts = everyones(ranks, done ? "read" : "");
     all = std::none_of(texts.begin(), texts.end(), [](const auto& text) { return text.empty(); });
+    if (all || !to_say.expired()) continue;
+    fmt::print("data        reading all {} once, to compare every byte\n",
+               human_bytes(std::uint64_t(data.fingerprint.training + data.fingerprint.validation)));
+    std::fflush(stdout);
+    to_say = Deadline::never();
   }
+}
+
+// Where all have the same data: the first rank's sums of blocks, for those that did not read it.
+void take_first_sums(const JobData& data, Communicator& ranks) {
+  const auto mine = data.text.sums();
+  const at::Tensor sums = at::empty({std::int64_t(mine.size())}, at::kLong);
+  std::memcpy(sums.data_ptr(), mine.data(), sums.nbytes());
+  const at::Tensor there = sums.to(ranks.device());
+  ranks.broadcast(there, 0, {.tag = "setup", .blocking = true}).wait();
+  const at::Tensor first = there.cpu();
+  const auto* begin = static_cast<const std::uint64_t*>(first.const_data_ptr());
+  data.text.take_sums({begin, mine.size()});
 }
 
 }  // namespace
@@ -90,8 +111,24 @@ void require_same_data(JobData& data, const FormerData& former, Communicator* ra
     return false;
   };
   const bool alike = consider();
-  read_whole(data, ranks);
-  if (alike) consider();
+  // One rank of a host reads for all there that have the very same files.
+  const std::string own = ranks ? std::to_string(ranks->rank()) : "",
+                    files = alike && ranks ? ranks->host() + " " + data.text.stamp() : own;
+  const auto everyones_files = everyones(ranks, files);
+  const auto reader = std::size_t(std::find(everyones_files.begin(), everyones_files.end(), files) -
+                                  everyones_files.begin());
+  const bool reads = !ranks || int(reader) == ranks->rank();
+  read_whole(data, ranks, reads);
+  if (!alike) return;
+  const auto digests = everyones(ranks, reads ? data.fingerprint.digest : "");
+  if (!reads) data.fingerprint.digest = digests[reader];
+  const bool all_read = std::none_of(digests.begin(), digests.end(),
+                                     [](const auto& digest) { return digest.empty(); });
+  const bool same = consider();
+  if (all_read) return;
+  if (same) return take_first_sums(data, *ranks);
+  if (!reads) data.fingerprint.digest.clear();
+  read_whole(data, ranks, true);
 }
 
 std::string with_fingerprint(const std::string& toml, const DataFingerprint& data, bool allowed) {

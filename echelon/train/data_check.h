@@ -22,7 +22,8 @@ struct FormerData {
 
 // Throws InvalidArgument, saying who has what, where ranks have different data, or others than the
 // run has had (the first rank's `former` counts). Where any rank says `allowed` that is only warned
-// of. Ranks compare a sample first, then all of it, which takes reading the data once. Collective.
+// of. Ranks compare a sample first, then all of it, which takes reading the data once: one rank of
+// a host does for all there that have the very same files. Collective.
 void require_same_data(JobData& data, const FormerData& former, Communicator* ranks, bool allowed);
 
 // What a worker that joins a job tells of its data, behind its options as TOML (a comment there),

@@ -187,13 +187,14 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   if (request.ranks) require_same_options(options, *request.ranks);
   std::optional<RunDirectory> former = lock_former_run(request);
   JobData data = open_data(options);
+  const int all_ranks = request.ranks ? request.ranks->size() : 1;
+  const int local_ranks = read_environment().local_world;
+  // Before all of the data is read, which may take a while.
+  require_memory(options, all_ranks, local_ranks, request.join.empty() ? Role::rank : Role::guest);
   require_same_data(data, former_data(former), request.ranks.get(), options.train.allow_other_data);
   const std::uint64_t start = own_bytes();
   PeakMemory peak;
   Stack stack = gpt(options.model);
-  const int all_ranks = request.ranks ? request.ranks->size() : 1;
-  const int local_ranks = read_environment().local_world;
-  require_memory(options, all_ranks, local_ranks, request.join.empty() ? Role::rank : Role::guest);
   if (!request.join.empty()) return join_job(request, data, stack, stop);
   std::optional<MemoryAccount> memory_here;  // of the trainer and the server in this process
   std::optional<ServerJob> servers;

@@ -41,9 +41,10 @@ def steps_done(run):
 # ---- Between ranks
 
 
-def train_on_own_files(echelon, *arguments):
+def train_on_own_files(echelon, *arguments, **settings):
     """Two ranks, of which each reads data.txt in a folder of its own."""
-    command = " ".join(echelon.train_arguments(*arguments, data_source="data.txt", train_steps=3))
+    settings = dict(data_source="data.txt", train_steps=3) | settings
+    command = " ".join(echelon.train_arguments(*arguments, **settings))
     return echelon("launch", "--nproc", "2", "--", "sh", "-c", f"cd rank$RANK; exec {echelon.program} {command}")
 
 
@@ -63,6 +64,16 @@ def test_ranks_with_different_data_are_refused(echelon, text, change, says):
     allowed = train_on_own_files(echelon, "--allow-other-data")
     assert allowed.returncode == 0, allowed.stdout + allowed.stderr
     assert re.search(says, allowed.stderr), "it was not even warned of"
+
+
+def test_memory_is_looked_at_before_data_are_read(echelon, text):
+    for rank, data in enumerate((text, text.upper())):
+        folder = echelon.folder / f"rank{rank}"
+        folder.mkdir()
+        (folder / "data.txt").write_text(data)
+    result = train_on_own_files(echelon, train_memory_mib=0.01)
+    assert result.returncode == 2 and "train.memory_mib" in result.stderr, result.stdout + result.stderr
+    assert "different data" not in result.stderr, result.stderr
 
 
 def test_ranks_with_copies_of_the_same_data_train(echelon, text):

@@ -93,6 +93,69 @@ TEST(DataCheck, ComparesEveryByte) {
     EXPECT_NE(sentence.find("not the same ones"), std::string::npos) << sentence;
 }
 
+// Bytes that this process has asked the kernel for.
+std::int64_t bytes_read() {
+  std::ifstream io("/proc/self/io");
+  std::string key;
+  std::int64_t bytes = 0;
+  io >> key >> bytes;
+  EXPECT_EQ(key, "rchar:");
+  return bytes;
+}
+
+TEST(DataCheck, LetsOneRankOfAHostReadForAll) {
+  ScratchFolder folder;
+  constexpr std::int64_t size = 32 << 20;
+  const auto a = write(folder / "a", std::string(size, 'x')),
+             b = write(folder / "b", std::string(size, 'x'));
+  const auto before = bytes_read();
+  std::vector<DataFingerprint> all(4);
+  run_ranks_well({.world = 4}, [&](Group& group) {
+    const auto ranks = native_communicator(group.shared_from_this());
+    JobData data = data_of(group.rank() < 3 ? a : b);  // another file is read on its own
+    require_same_data(data, {}, ranks.get(), false);
+    all[std::size_t(group.rank())] = data.fingerprint;
+    // Those that did not read it know what was in it all the same.
+    ranks->barrier({.blocking = true}).wait();
+    if (group.rank() == 0) fs::last_write_time(a, fs::file_time_type::clock::now());
+    ranks->barrier({.blocking = true}).wait();
+    EXPECT_EQ(data.training->get(std::vector<std::int64_t>{70000}).input[0][0].item<int>(), 'x');
+    ranks->barrier({.blocking = true}).wait();
+    if (group.rank() == 0) write(a, std::string(size, 'y'));
+    ranks->barrier({.blocking = true}).wait();
+    if (group.rank() < 3) {
+      EXPECT_NE(thrown<Error>([&] {
+                  data.training->get(std::vector<std::int64_t>{70000});
+                }).find("was changed"),
+                std::string::npos);
+    }
+  });
+  EXPECT_LT(bytes_read() - before, 3 * size);
+  for (const auto& one : all) {
+    EXPECT_EQ(one.digest, all[0].digest);
+    EXPECT_NE(one.digest, "");
+  }
+}
+
+TEST(DataCheck, ReadsForEveryRankWhereOtherDataAreAllowed) {
+  ScratchFolder folder;
+  std::string text(4 << 20, 'x');
+  const auto a = write(folder / "a", text);
+  text[text.size() / 2 + 12345] = 'y';  // what no sample sees
+  const auto b = write(folder / "b", text);
+  std::vector<std::string> digests(4);
+  run_ranks_well({.world = 4}, [&](Group& group) {
+    const auto ranks = native_communicator(group.shared_from_this());
+    JobData data = data_of(group.rank() % 2 == 0 ? a : b);
+    require_same_data(data, {}, ranks.get(), true);
+    digests[std::size_t(group.rank())] = data.text.digest();
+    EXPECT_EQ(data.text.digest(), data.fingerprint.digest);
+  });
+  EXPECT_EQ(digests[0], digests[2]);
+  EXPECT_EQ(digests[1], digests[3]);
+  EXPECT_NE(digests[0], digests[1]);
+}
+
 TEST(DataCheck, ComparesARunWithWhatItWasTrainedOn) {
   ScratchFolder folder;
   const auto a = write(folder / "a", std::string(1000, 'x')),
