@@ -32,6 +32,8 @@ struct LaunchOptions {
   bool bind = true;               // ranks to NUMA nodes, where they divide evenly
 
   std::chrono::milliseconds grace{3000};  // from SIGTERM to SIGKILL, when another rank has failed
+  // From the end of the ranks that a job needs to the end of those that are expendable.
+  std::chrono::milliseconds leave{10000};
   // From the first of ranks that fail alike to the last, which may just have begun: what they say
   // is shown once.
   std::chrono::milliseconds alike{1000};
@@ -52,10 +54,13 @@ constexpr int exit_interrupted = 130;  // as a shell calls SIGINT
 // Failures of ranks are told on standard error, in a sentence, with the rank's last lines; the last
 // line names the rank that failed first. A rank may say that it is expendable (launcher_report.h):
 // its failure is told but ends nobody else, and does not count for the exit code unless all fail.
+// It is no failure of its own where it blames a rank that the job needs, or where such a rank is
+// stopped: then that one is named. Expendable ranks that still run some time after all others have
+// ended are killed, and the exit code stays what it is.
 //
 // SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed on to the ranks and what they
-// start; the ranks may then take the time they need to end. A second SIGINT kills them. Ctrl-Z
-// stops and continues them with the launcher.
+// start; the ranks may then take the time they need to end, and those that are stopped go on to do
+// so. A second SIGINT kills them. Ctrl-Z stops and continues them with the launcher.
 //
 // A single rank without a log shares the launcher's own output. Standard input is rank 0's, unless
 // it is a terminal (a rank that read it would be stopped: ranks are in process groups of their

@@ -151,9 +151,7 @@ void Supervisor::wait_for_something() {
   for (const auto* outlet : {&out_, &err_})
     if (outlet->waiting()) ready.push_back({outlet->fd(), POLLOUT, 0});
 
-  auto left = errors_.due().remaining();
-  if (terminating_ || !failed_.empty())
-    left = std::min(left, (terminating_ ? kill_at_ : judge_at_).remaining());
+  const auto left = std::min(errors_.due().remaining(), next_look().remaining());
   const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(left).count();
   const int timeout = ms >= INT_MAX ? -1 : static_cast<int>(ms) + 1;
   if (::poll(ready.data(), ready.size(), timeout) < 0) {
@@ -218,15 +216,24 @@ void Supervisor::pass_to_ranks(int signal) {
     if (rank.running) ::kill(-rank.pid, signal);
 }
 
+// One that is stopped would not see it otherwise.
+void Supervisor::ask_to_end(int signal) {
+  pass_to_ranks(signal);
+  pass_to_ranks(SIGCONT);
+}
+
 void Supervisor::pass_on(int signal) {
   if (signal == SIGINT && ++interrupts_ == 2) {
     exit_code_ = 128 + SIGINT;
     return kill_all("");
   }
-  // Ranks are no job of the shell's: what asks them to stop may be ignored.
-  pass_to_ranks(signal == SIGTSTP ? SIGSTOP : signal);
-  if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGQUIT)
+  if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGQUIT) {
     stop_signal_ = signal;
+    ask_to_end(signal);
+  } else {
+    // Ranks are no job of the shell's: what asks them to stop may be ignored.
+    pass_to_ranks(signal == SIGTSTP ? SIGSTOP : signal);
+  }
   if (signal == SIGINT && ::isatty(STDERR_FILENO))
     err_.put("echelon: waiting for the ranks to end; Ctrl-C again kills them\n");
 }
@@ -235,8 +242,7 @@ void Supervisor::terminate(int exit_code) {
   if (exit_code_ == 0) exit_code_ = exit_code;
   terminating_ = true;
   kill_at_ = Deadline::in(options_.grace);
-  pass_to_ranks(SIGTERM);
-  pass_to_ranks(SIGCONT);  // one that is stopped would not see the other
+  ask_to_end(SIGTERM);
 }
 
 void Supervisor::kill_all(const char* why) {

@@ -7,6 +7,7 @@
 
 #include <deque>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -48,15 +49,25 @@ class Supervisor {
   void take_reports();
   void pass_on(int signal);
   void pass_to_ranks(int signal);
+  void ask_to_end(int signal);
 
   // Who failed first, and whether that ends the others (supervisor_verdict.cpp).
   void judge();
+  void judge_failed();
   void judge_stopped();
   void take_interruption();
   void forgive_expendable();
   int innocence(const Rank& rank) const;
   void blame(const Rank& failed);
   const Rank* local(int rank) const;
+  bool is_needed(const Rank& rank) const { return !expendable_.contains(rank.rank); }
+  const Rank* stopped_needed() const;
+  bool waited_for_needed(const Rank& rank) const;
+
+  // Expendable ranks when the others are through (supervisor_verdict.cpp).
+  bool is_over() const;
+  void end_stragglers();
+  Deadline next_look() const;
 
   void terminate(int exit_code);
   void kill_all(const char* why);
@@ -83,6 +94,7 @@ class Supervisor {
   const Rank* culprit_ = nullptr;             // the one that failed first, to be told last
   std::string verdict_;                       // what to say after that
   Deadline judge_at_ = Deadline::in(Deadline::Clock::duration::max());
+  std::optional<Deadline> leave_by_;  // once only expendable ranks are left
   int running_ = 0;
   int exit_code_ = 0;         // of the first failure
   int stop_signal_ = 0;       // the last one that was passed on to end the ranks

@@ -4,11 +4,16 @@
 //
 //   0  a rank that a signal killed
 //   1  a rank that failed and blames nobody
-//   2  a rank that failed for another's sake: the one that it blames, if that does not fail within a
+//   2  a rank that failed for another's sake: the one that it blames, if that does not fail within
+//   a
 //      moment by itself, in which case it is 0 or 1
 //
-// A rank that exits as interrupted has not failed: the others are asked to end as well, and take the
-// time they need. A rank that is expendable ends nobody.
+// A rank that exits as interrupted has not failed: the others are asked to end as well, and take
+// the time they need.
+//
+// A rank that is expendable ends nobody, unless it failed because of one that the job needs: one
+// that it blames, or one that is stopped. Nor does it hold a job up: some time after the others
+// have ended it is killed.
 #include <fmt/format.h>
 #include <sys/wait.h>
 
@@ -27,18 +32,24 @@ bool is_interrupted(int status) {
   return WIFEXITED(status) && WEXITSTATUS(status) == exit_interrupted;
 }
 
+constexpr const char* is_stopped_text = "is stopped (by kill -STOP, Ctrl-Z or a debugger)";
+
 }  // namespace
 
 void Supervisor::judge() {
-  if (terminating_ || failed_.empty()) return;  // the others follow the first
+  if (terminating_) return;  // the others follow the first
+  if (!failed_.empty()) judge_failed();
+  if (!terminating_) end_stragglers();
+}
+
+void Supervisor::judge_failed() {
   take_interruption();
   if (stop_signal_ != 0) return judge_stopped();
   forgive_expendable();
   if (failed_.empty()) return;
-  const Rank& first =
-      **std::min_element(failed_.begin(), failed_.end(), [&](const Rank* a, const Rank* b) {
-        return innocence(*a) < innocence(*b);
-      });
+  const Rank& first = **std::min_element(
+      failed_.begin(), failed_.end(),
+      [&](const Rank* a, const Rank* b) { return innocence(*a) < innocence(*b); });
   if (innocence(first) == 2 && running_ > 0 && !judge_at_.expired()) return;
   blame(first);
   failed_.clear();
@@ -47,12 +58,12 @@ void Supervisor::judge() {
 
 // Somebody else has asked a rank to end. Ranks that have agreed to end already do not mind.
 void Supervisor::take_interruption() {
-  if (stop_signal_ != 0 ||
-      std::none_of(failed_.begin(), failed_.end(),
-                   [](const Rank* rank) { return is_interrupted(rank->status); }))
+  if (stop_signal_ != 0 || std::none_of(failed_.begin(), failed_.end(), [](const Rank* rank) {
+        return is_interrupted(rank->status);
+      }))
     return;
   stop_signal_ = SIGTERM;
-  pass_to_ranks(SIGTERM);
+  ask_to_end(SIGTERM);
 }
 
 // Ranks that were asked to end may do so in their own way and time; one that fails for another's
@@ -74,12 +85,59 @@ void Supervisor::judge_stopped() {
 
 void Supervisor::forgive_expendable() {
   for (const Rank* rank : std::vector<const Rank*>(failed_)) {
-    if (!expendable_.contains(rank->rank)) continue;
+    if (is_needed(*rank) || waited_for_needed(*rank)) continue;
     errors_.show_all();
     report(*rank);
     forgiven_.push_back(rank);
     std::erase(failed_, rank);
   }
+}
+
+const Supervisor::Rank* Supervisor::stopped_needed() const {
+  const auto found = std::find_if(ranks_.begin(), ranks_.end(), [&](const Rank& one) {
+    return one.running && is_needed(one) && is_stopped(one.pid);
+  });
+  return found != ranks_.end() ? &*found : nullptr;
+}
+
+// One that has ended well was left behind by it, and nobody misses it.
+bool Supervisor::waited_for_needed(const Rank& rank) const {
+  if (WIFSIGNALED(rank.status)) return false;
+  if (stopped_needed()) return true;
+  const auto blamed = blames_.find(rank.rank);
+  const Rank* other = blamed != blames_.end() ? local(blamed->second.other) : nullptr;
+  return other && is_needed(*other) && (other->running || other->status != 0);
+}
+
+// Only expendable ranks are left. Where a machine has no others, one that ended well shows that the
+// job has.
+bool Supervisor::is_over() const {
+  bool ended = false;
+  for (const auto& rank : ranks_) {
+    if (rank.running && is_needed(rank)) return false;
+    ended |=
+        !rank.running && (rank.status == 0 || (is_needed(rank) && is_interrupted(rank.status)));
+  }
+  return running_ > 0 && ended;
+}
+
+void Supervisor::end_stragglers() {
+  if (!is_over()) return;
+  if (!leave_by_) leave_by_ = Deadline::in(options_.leave);
+  if (!leave_by_->expired()) return;
+  errors_.show_all();
+  for (const auto& rank : ranks_)
+    if (rank.running)
+      say(fmt::format("{} {}; the job has ended without it, and it was killed",
+                      process(rank.rank, rank.pid),
+                      is_stopped(rank.pid) ? is_stopped_text : "still runs"));
+  kill_all("");
+}
+
+Deadline Supervisor::next_look() const {
+  if (terminating_) return kill_at_;
+  if (!failed_.empty()) return judge_at_;
+  return leave_by_.value_or(Deadline::never());
 }
 
 int Supervisor::innocence(const Rank& rank) const {
@@ -88,8 +146,8 @@ int Supervisor::innocence(const Rank& rank) const {
 }
 
 const Supervisor::Rank* Supervisor::local(int rank) const {
-  const auto found = std::find_if(ranks_.begin(), ranks_.end(),
-                                  [&](const Rank& one) { return one.rank == rank; });
+  const auto found =
+      std::find_if(ranks_.begin(), ranks_.end(), [&](const Rank& one) { return one.rank == rank; });
   return found != ranks_.end() ? &*found : nullptr;
 }
 
@@ -110,14 +168,20 @@ void Supervisor::blame(const Rank& failed) {
     culprit = other;
   }
   culprit_ = culprit;
-  if (!culprit->running && culprit->status != 0) return;
+  if (!culprit->running && culprit->status != 0) {
+    // Programs that do not say whom they waited for.
+    if (const Rank* stopped = stopped_needed();
+        stopped && verdict_.empty() && !WIFSIGNALED(culprit->status))
+      verdict_ = fmt::format("{} {}; the others may have waited for it",
+                             process(stopped->rank, stopped->pid), is_stopped_text);
+    return;
+  }
   culprit_ = culprit->running ? nullptr : &failed;
-  verdict_ =
-      fmt::format("{} {}; {}, which waited for it, {}", process(culprit->rank, culprit->pid),
-                  !culprit->running          ? "had ended before"
-                  : is_stopped(culprit->pid) ? "is stopped (by kill -STOP, Ctrl-Z or a debugger)"
-                                             : "did not come in time",
-                  process(failed.rank, failed.pid), describe_end(failed.status));
+  verdict_ = fmt::format("{} {}; {}, which waited for it, {}", process(culprit->rank, culprit->pid),
+                         !culprit->running          ? "had ended before"
+                         : is_stopped(culprit->pid) ? is_stopped_text
+                                                    : "did not come in time",
+                         process(failed.rank, failed.pid), describe_end(failed.status));
 }
 
 void Supervisor::report(const Rank& rank) {

@@ -327,6 +327,81 @@ TEST_F(Launcher, EndsTheOthersWhenARankDiesBeforeItSaidThatItIsExpendable) {
   EXPECT_EQ(job.exit_code(), 3);
 }
 
+TEST_F(Launcher, NamesTheStoppedRankThatExpendableOnesWaitedFor) {
+  for (const std::string blames : {"tell blames $RANK 0 rank 0 on here; ", ""}) {
+    Launched job(shell(3, tell +
+                              "if [ $RANK = 0 ]; then kill -STOP $$; fi; tell expendable $RANK; "
+                              "sleep 0.3; " +
+                              blames + "exit 1"));
+    EXPECT_EQ(job.exit_code(), 1);
+    const auto last = lines_of(job.err()).back();
+    EXPECT_TRUE(last.starts_with("echelon: error: rank 0 (pid ") &&
+                last.find("is stopped") != std::string::npos)
+        << job.err();
+  }
+}
+
+TEST_F(Launcher, NamesTheStuckRankThatExpendableOnesBlame) {
+  const std::string nap = own_nap();
+  Launched job(shell(3, tell + "if [ $RANK = 0 ]; then exec sleep " + nap +
+                            "; fi; tell expendable $RANK; tell blames $RANK 0 rank 0 on here; exit "
+                            "1"));
+  EXPECT_EQ(job.exit_code(), 1);
+  const auto last = lines_of(job.err()).back();
+  EXPECT_TRUE(last.starts_with("echelon: error: rank 0 (pid ") &&
+              last.find("did not come in time") != std::string::npos)
+      << job.err();
+  EXPECT_EQ(processes_with(nap), std::vector<pid_t>{});
+}
+
+TEST_F(Launcher, ForgivesAnExpendableRankThatMissesOneThatEndedWell) {
+  Launched job(shell(2, tell + "if [ $RANK = 0 ]; then exit 0; fi; tell expendable 1; sleep 0.3; "
+                               "tell blames 1 0 rank 0 on here; exit 69"));
+  EXPECT_EQ(job.exit_code(), 0) << job.err();
+}
+
+TEST_F(Launcher, KillsExpendableRanksThatOutliveTheJob) {
+  const std::string nap = own_nap();
+  // A machine may have expendable ranks alone: one that ends well shows that the job has ended.
+  for (const std::string others : {"0", "0 1 2"}) {
+    for (const auto& straggler : {std::string("kill -STOP $$"), "exec sleep " + nap}) {
+      LaunchOptions options = shell(3, tell + "for r in " + others +
+                                           "; do [ $RANK = $r ] && tell expendable $r; done; "
+                                           "if [ $RANK = 0 ]; then echo up; " +
+                                           straggler + "; fi");
+      options.leave = 300ms;
+      Launched job(options);
+      EXPECT_EQ(job.exit_code(), 0) << job.err();
+      const auto err = lines_of(job.err());
+      ASSERT_EQ(err.size(), 1u) << job.err();
+      EXPECT_TRUE(err[0].starts_with("echelon: error: rank 0 (pid ") &&
+                  err[0].find(straggler.starts_with("kill") ? "is stopped" : "still runs") !=
+                      std::string::npos &&
+                  err[0].ends_with("; the job has ended without it, and it was killed"))
+          << job.err();
+      EXPECT_EQ(processes_with(nap), std::vector<pid_t>{});
+    }
+  }
+}
+
+TEST_F(Launcher, GivesExpendableRanksTimeToLeave) {
+  Launched job(shell(2, tell + "if [ $RANK = 0 ]; then exit 0; fi; tell expendable 1; sleep 0.5; "
+                               "echo left"));
+  EXPECT_EQ(job.exit_code(), 0);
+  EXPECT_EQ(job.out(), "[1] left\n");
+  EXPECT_EQ(job.err(), "");
+}
+
+TEST_F(Launcher, LetsRanksThatAreStoppedEndInOrderWhenToldTo) {
+  Launched job(shell(2,
+                     "trap 'echo saved; exit 130' TERM; echo up; [ $RANK = 1 ] && kill -STOP "
+                     "$$; while :; do sleep 0.02; done"));
+  ASSERT_TRUE(job.says("up", 2));
+  job.signal(SIGTERM);
+  EXPECT_EQ(job.exit_code(), 130);
+  EXPECT_TRUE(job.says("saved", 2)) << job.out();
+}
+
 TEST_F(Launcher, NamesTheStoppedRankThatAnotherWaitedFor) {
   Launched job(shell(3, tell + "if [ $RANK = 1 ]; then echo stops; kill -STOP $$; fi; sleep 0.3; "
                                "tell blames $RANK 1 rank 1 on here; exit 1"));

@@ -14,14 +14,16 @@ import pytest
 from conftest import ENVIRONMENT, rank_process
 
 HOWS = ["train --nproc", "launch"]
+SERVERS = {f"{mode}, {place}": dict(server_count=1, server_mode=mode, server_place=place, train_batch=8)
+           for mode in ("sync", "bounded") for place in ("colocated", "separate")}
 
 
-def command(echelon, how, *arguments, **settings):
+def command(echelon, how, *arguments, ranks=2, **settings):
     """A job that goes on until it is interrupted; its run is runs/job."""
     train = echelon.train_arguments("--name", "job", *arguments, **{"train_steps": 1000000, **settings})
     if how == "launch":
-        return ["launch", "--nproc", 2, "--", echelon.program, *train]
-    return train + (["--nproc", 2] if how == "train --nproc" else [])
+        return ["launch", "--nproc", ranks, "--", echelon.program, *train]
+    return train + (["--nproc", ranks] if how == "train --nproc" else [])
 
 
 def wait_for_steps(job, folder, steps=5):
@@ -189,9 +191,7 @@ def test_a_rank_that_ends_while_the_ranks_meet_is_named_at_once(echelon):
 @pytest.mark.parametrize("how", HOWS)
 def test_a_worker_that_dies_before_the_job_has_begun_ends_it_at_once(echelon, how):
     servers = dict(server_count=1, server_mode="bounded", train_batch=8)
-    words = command(echelon, how, **servers)
-    words[words.index(2)] = 3
-    job = echelon.start(*words)
+    job = echelon.start(*command(echelon, how, ranks=3, **servers))
     end = time.monotonic() + 30
     while True:
         try:
@@ -203,3 +203,45 @@ def test_a_worker_that_dies_before_the_job_has_begun_ends_it_at_once(echelon, ho
     out, err = job.communicate(timeout=40)
     assert job.returncode == 137, out + err
     assert re.search(r"rank 2 \(pid \d+\) was killed by signal 9", err.splitlines()[-1]), err
+
+
+# ---- Ranks that are stopped
+
+
+def last_line(err):
+    return err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("servers,victim", [("sync, colocated", 0), ("sync, colocated", 1), ("sync, separate", 2),
+                                            ("bounded, colocated", 0), ("bounded, separate", 0), ("bounded, separate", 2)])
+def test_a_stopped_rank_that_servers_cannot_do_without_ends_the_job_and_is_named(echelon, how, servers, victim):
+    job = echelon.start(*command(echelon, how, ranks=3, comm_timeout=4, server_patience=3, **SERVERS[servers]))
+    wait_for_steps(job, echelon.folder)
+    pid = rank_process(job, victim)
+    os.kill(pid, signal.SIGSTOP)
+    out, err = job.communicate(timeout=60)
+    assert job.returncode != 0, out + err
+    assert re.match(rf"echelon: error: rank {victim} \(pid {pid}\) is stopped ", last_line(err)), err
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_stopped_worker_does_not_hold_up_the_end_of_a_bounded_job(echelon, how):
+    job = echelon.start(*command(echelon, how, ranks=3, comm_timeout=4, server_patience=2, train_steps=300,
+                                 chaos_slow='["0:3", "1:3", "2:3"]', **SERVERS["bounded, colocated"]))
+    wait_for_steps(job, echelon.folder)
+    pid = rank_process(job, 2)
+    os.kill(pid, signal.SIGSTOP)
+    out, err = job.communicate(timeout=60)
+    assert job.returncode == 0, out + err
+    assert (echelon.folder / "runs/job/metrics.jsonl").read_bytes().count(b"\n") == 300
+    assert re.search(rf"rank 2 \(pid {pid}\) is stopped .*; the job has ended without it, and it was killed", err), err
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_stopped_rank_wakes_up_to_end_in_order(echelon, how):
+    job = echelon.start(*command(echelon, how))
+    wait_for_steps(job, echelon.folder)
+    os.kill(rank_process(job, 1), signal.SIGSTOP)
+    job.send_signal(signal.SIGTERM)
+    expect_saved(job, echelon.folder)
