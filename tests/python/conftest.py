@@ -3,7 +3,10 @@
 import json
 import os
 import random
+import signal
 import subprocess
+import time
+import uuid
 from pathlib import Path
 
 import pytest
@@ -64,6 +67,39 @@ class Echelon:
         return subprocess.Popen([str(self.program), *map(str, arguments)], cwd=self.folder, text=True, errors="replace",
                                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                 env=ENVIRONMENT, **keywords)
+
+
+MARK = "TEST_THAT_STARTED_THIS"  # a variable by which the processes of a test are found
+
+
+def processes_with(variable, value):
+    """Living processes whose environment has it."""
+    found = []
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            variables = open(f"/proc/{entry}/environ", "rb").read().split(b"\0")
+            state = open(f"/proc/{entry}/stat").read().rsplit(")", 1)[1].split()[0]
+        except OSError:  # it has ended
+            continue
+        if f"{variable}={value}".encode() in variables and state != "Z":
+            found.append(int(entry))
+    return found
+
+
+@pytest.fixture(autouse=True)
+def processes_end_with_their_test():
+    """Whatever a test starts, in whichever way, is killed when it is over: also when it failed half-way."""
+    mark = uuid.uuid4().hex
+    os.environ[MARK] = ENVIRONMENT[MARK] = mark
+    yield
+    end = time.monotonic() + 10
+    while (left := processes_with(MARK, mark)) and time.monotonic() < end:
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        time.sleep(0.01)
 
 
 def rank_process(job, rank):
