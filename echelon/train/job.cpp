@@ -57,8 +57,9 @@ std::string ledger_of(const JobRequest& request, const ServerJob* servers) {
                     counts_alone(request, servers) ? Extent::this_rank : Extent::all_ranks);
 }
 
-// What ranks other than 0 do: the same steps, in the same pieces. Where the ranks share the model
-// out, they also take part in whatever the first shows and writes.
+// What ranks other than 0 do: the same steps, in the same pieces, and their part of each
+// validation. Where the ranks share the model out, they also take part in whatever the first shows
+// and writes.
 JobEnd follow(const JobRequest& request, Trainer& trainer, const Stack& stack, const JobData& data,
               ServerJob* servers, const std::function<void(std::int64_t)>& run_until,
               std::optional<SyncTrace>& trace, std::optional<PipelineTrace>& drawing,
@@ -74,8 +75,7 @@ JobEnd follow(const JobRequest& request, Trainer& trainer, const Stack& stack, c
   const auto next = [&](std::int64_t every) {
     return every > 0 ? (trainer.step() / every + 1) * every : train.steps;
   };
-  const bool saves = trainer.saves_together(),
-             evaluates = trainer.in_parts() && data.validation != nullptr;
+  const bool saves = trainer.saves_together(), evaluates = !servers && data.validation != nullptr;
   try {
     while (trainer.step() < train.steps) {
       const auto until =
@@ -84,7 +84,7 @@ JobEnd follow(const JobRequest& request, Trainer& trainer, const Stack& stack, c
       run_until(until);
       if (trainer.step() < until) break;
       if (evaluates && until < train.steps && until % train.validate_every == 0)
-        trainer.evaluate(*data.validation, train.validate_samples);
+        trainer.evaluate_together(*data.validation, train.validate_samples);
       if (saves && train.save_every > 0 && until % train.save_every == 0) trainer.save({});
     }
   } catch (const NotFinite&) {
@@ -105,7 +105,7 @@ JobEnd follow(const JobRequest& request, Trainer& trainer, const Stack& stack, c
   if (finished)
     memory_of_ranks(request.ranks.get(), account.at_peak(), start, peak.bytes(),
                     counts_alone(request, servers));
-  if (evaluates && finished) trainer.evaluate(*data.validation, data.validation->size());
+  if (evaluates && finished) trainer.evaluate_together(*data.validation, data.validation->size());
   return finished ? JobEnd::finished : JobEnd::interrupted;
 }
 
@@ -344,7 +344,8 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
         if (trainer.step() < until) break;
         if (until < options.train.steps && data.validation != nullptr &&
             until % options.train.validate_every == 0) {
-          const double loss = trainer.evaluate(*data.validation, options.train.validate_samples);
+          const double loss =
+              trainer.evaluate_together(*data.validation, options.train.validate_samples);
           run.add_validation(until, loss, data.bytes);
           progress.say(fmt::format("step {:>{}}  validation {:.3f} bits/byte", until,
                                    fmt::format("{}", options.train.steps).size(),
@@ -399,7 +400,7 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
                                           peak_process, counts_alone(request, served));
   run.write_memory(forecast, all_memory);
   if (data.validation != nullptr) {
-    outcome.validation_loss = trainer.evaluate(*data.validation, data.validation->size());
+    outcome.validation_loss = trainer.evaluate_together(*data.validation, data.validation->size());
     outcome.validated = true;
     run.add_validation(trainer.step(), outcome.validation_loss, data.bytes);
   }

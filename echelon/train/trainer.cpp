@@ -390,17 +390,27 @@ void Trainer::refresh_values() {
 }
 
 double Trainer::evaluate(const Dataset& data, std::int64_t samples) {
+  return mean_loss(data, samples, in_parts());
+}
+
+double Trainer::evaluate_together(const Dataset& data, std::int64_t samples) {
+  return mean_loss(data, samples, in_parts() || (ranks_ && !servers_));
+}
+
+// `together`: all ranks are here, and those that split a batch split the samples.
+double Trainer::mean_loss(const Dataset& data, std::int64_t samples, bool together) {
   const PartsInUse stack_parts(stack_);
   refresh_values();
   MemoryScope scope(MemoryKind::activations);
   // As many at a time as a rank takes in a step: its memory was planned for that.
   const auto share = std::max<std::int64_t>(1, train_.batch / train_.micro_batches / batch_parts_);
   samples = std::min(samples, data.size());
-  // Where no rank has all parameters all are here, and those that split a batch split the samples.
-  const bool together = in_parts();
   const std::int64_t parts = together ? layout_.mesh.shape.data : 1,
                      part = together ? layout_.mesh.place.data : 0;
-  at::Tensor total = at::zeros({}, at::TensorOptions(device_).dtype(at::kDouble));
+  // The sum of losses, and of how many: ranks may have been allowed datasets of different sizes.
+  const at::Tensor total = at::zeros({2}, at::TensorOptions(device_).dtype(at::kDouble));
+  const bool has_loss = executor_->shape().has(stack_.size() - 1);
+  std::int64_t counted = 0;
   for (std::int64_t at = 0; at < samples; at += share * parts) {
     const auto first = std::min(samples, at + part * share), end = std::min(samples, first + share);
     std::vector<std::int64_t> indices;
@@ -411,13 +421,18 @@ double Trainer::evaluate(const Dataset& data, std::int64_t samples) {
       return t.is_floating_point() ? t.to(device_, stack_.type()) : t.to(device_);
     };
     const at::Tensor input = there(batch.input), target = there(batch.target);
-    total.add_(executor_->infer(input, target), static_cast<double>(end - first));
+    total[0].add_(executor_->infer(input, target), static_cast<double>(end - first));
+    if (has_loss) counted += end - first;
   }
+  total[1].fill_(counted);
   for (const auto& ranks : {layout_.mesh.pipeline, layout_.mesh.data})
     if (together && ranks)
-      ranks->all_reduce(total, ReduceOp::sum, {.tag = "validation", .blocking = true}).wait();
+      ranks
+          ->all_reduce(total, ReduceOp::sum,
+                       {.tag = "validation", .timeout = a_validation, .blocking = true})
+          .wait();
   in_flight_->last = Clock::now();  // a validation is no part of the next step's time
-  return total.item<double>() / static_cast<double>(samples);
+  return total[0].item<double>() / total[1].item<double>();
 }
 
 at::Tensor Trainer::master(const Parameter& parameter) {

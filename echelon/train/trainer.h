@@ -159,7 +159,10 @@ class Trainer {
   // Mean loss over the first `samples` of a dataset. Where no rank has all parameters every rank
   // calls it.
   double evaluate(const Dataset& data, std::int64_t samples);
-  // Whether that is so: parallel.zero=3, parallel.pipeline or parallel.tensor.
+  // The same, sooner: every rank calls it, and those that split a batch split the samples. The
+  // result is the same on all. A worker of parameter servers has all of them to itself.
+  double evaluate_together(const Dataset& data, std::int64_t samples);
+  // Whether no rank has all parameters: parallel.zero=3, parallel.pipeline or parallel.tensor.
   bool in_parts() const { return layout_.in_parts() || (shards_ && shards_->stage() == 3); }
   // Whether every rank calls save() and master().
   bool saves_together() const { return layout_.in_parts() || zero_; }
@@ -243,6 +246,7 @@ class Trainer {
   void run_with_servers(std::int64_t until, const std::atomic<bool>* stop);
   void compute_share(const Task& task);
   void fetch_state();
+  double mean_loss(const Dataset& data, std::int64_t samples, bool together);
   void tell_of(const std::vector<ParameterServer::Applied>& all);
 
   Stack& stack_;

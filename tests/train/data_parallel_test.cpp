@@ -101,6 +101,64 @@ TEST(DataParallel, SendsWhatTheClosedFormSays) {
     }
 }
 
+// Counts what is read of the tokens, of which it has the first.
+class Counted : public Dataset {
+ public:
+  explicit Counted(std::int64_t size) : size_(size) {}
+  std::int64_t size() const override { return size_; }
+  Batch get(std::span<const std::int64_t> indices) const override {
+    most = std::max(most, indices.size());
+    read += indices.size();
+    return tokens().get(indices);
+  }
+  mutable std::size_t most = 0, read = 0;
+
+ private:
+  std::int64_t size_;
+};
+
+// One rank alone would take ever smaller pieces, the more ranks there are.
+TEST(DataParallel, RanksSplitAValidation) {
+  at::set_num_threads(1);
+  const auto trainer_on = [](Stack& stack, std::shared_ptr<Communicator> ranks, int zero) {
+    return std::make_unique<Trainer>(
+        stack, tokens(), TrainOptions{.steps = 2, .batch = 24, .precision = "fp64"},
+        OptimOptions{.warmup = 0}, std::move(ranks), ParallelOptions{.zero = zero});
+  };
+  Stack stack = gpt(tiny);
+  const auto alone = trainer_on(stack, nullptr, 0);
+  alone->run();
+  const double expected = alone->evaluate(tokens(), 44);
+  EXPECT_EQ(alone->evaluate_together(tokens(), 44), expected);
+  for (const int zero : {0, 1, 3})
+    run_ranks_well({.world = 4}, [&](Group& group) {
+      Stack mine = gpt(tiny);
+      const auto trainer = trainer_on(mine, native_communicator(group.shared_from_this()), zero);
+      trainer->run();
+      const Counted data(50);
+      EXPECT_NEAR(trainer->evaluate_together(data, 44), expected, bound) << "zero " << zero;
+      EXPECT_LE(data.read, 12U);  // 6 at a time: of 44 the last rank has 6 and 2
+      EXPECT_EQ(data.most, 6U);
+      if (zero < 3) {
+        EXPECT_NEAR(trainer->evaluate(data, 44), expected, bound);
+      }
+    });
+}
+
+// The mean is over what was seen, also where ranks were allowed data of different sizes.
+TEST(DataParallel, AValidationOnDatasetsOfDifferentSizesIsTheMeanOfWhatWasSeen) {
+  at::set_num_threads(1);
+  run_ranks_well({.world = 2}, [&](Group& group) {
+    Stack stack = gpt(tiny);
+    Trainer trainer(stack, tokens(), {.steps = 1, .batch = 24, .precision = "fp64"}, {.warmup = 0},
+                    native_communicator(group.shared_from_this()));
+    const double all = trainer.evaluate(tokens(), 12);
+    // The second rank has nothing beyond the first piece, which is the first rank's.
+    const double some = trainer.evaluate_together(Counted(group.rank() == 0 ? 24 : 12), 24);
+    EXPECT_NEAR(some, all, bound);
+  });
+}
+
 TEST(DataParallel, NoticesRanksThatDriftApart) {
   at::set_num_threads(1);
   tokens();
