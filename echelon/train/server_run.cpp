@@ -1,5 +1,6 @@
 // A Trainer whose gradients go to parameter servers.
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 
 #include <utility>
 
@@ -73,7 +74,7 @@ void Trainer::run_with_servers(std::int64_t until, const std::atomic<bool>* stop
       if (part_ == ServerPart::guest) return;  // the others go on
       stop_servers();
     }
-    const auto next = servers_->next();
+    const auto next = servers_->next(until);
     if (part_ == ServerPart::first)
       tell_of(next.applied);
     else
@@ -119,6 +120,14 @@ void Trainer::compute_share(const Task& task) {
   share_times_.exposed =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() -
       share_times_.compute;
+}
+
+at::Tensor Trainer::served_master(const Task& pinned, const Parameter& parameter) {
+  const MemoryScope scope(MemoryKind::parameters);
+  const at::Tensor master =
+      at::empty(parameter.shape, at::TensorOptions(at::kCPU).dtype(master_type(stack_.type())));
+  servers_->read_masters(pinned, parameter.begin, master);
+  return master;
 }
 
 void Trainer::fetch_state() {

@@ -179,6 +179,7 @@ void Trainer::save(const std::filesystem::path& path) {
     throw InvalidArgument("a state is saved between spells of staleness, not within one");
   const PartsInUse parts(stack_);
   if (servers_) fetch_state();
+  owner();  // throws where it stayed with servers that are left
   std::vector<NamedTensor> tensors;
   for (const auto& item : state_items())
     tensors.push_back({item.name, item.shape, item.type, item.get});

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <numeric>
+#include <optional>
 
 #include "echelon/base/error.h"
 #include "echelon/nn/tensor_group.h"
@@ -77,10 +78,14 @@ void Trainer::save_weights(const std::filesystem::path& path) {
         "leave_servers()");
   if (servers_ && part_ != ServerPart::first) return;
   if (!saves_together() && all_ && all_->rank() != 0) return;
+  std::optional<Task> pinned;  // one version of all of them, while others go on
+  if (servers_have_masters()) pinned = servers_->pin(step_);
   std::vector<NamedTensor> tensors;
   for (const auto& parameter : stack_.parameters())
     tensors.push_back({parameter.name, parameter.whole_shape(), master_type(stack_.type()),
-                       [this, p = &parameter] { return master(*p); }});
+                       [this, p = &parameter, pinned] {
+                         return p->trainable && pinned ? served_master(*pinned, *p) : master(*p);
+                       }});
   for (int l = 0; l < stack_.size(); ++l)
     for (const auto& [name, buffer] : stack_.layer(l).buffers())
       tensors.push_back({name, buffer.sizes().vec(), buffer.scalar_type(),
@@ -90,7 +95,6 @@ void Trainer::save_weights(const std::filesystem::path& path) {
     return at::elementSize(a.type) > at::elementSize(b.type);
   });
   write_together(path, std::move(tensors), {{"format", "pt"}});
-  if (servers_ && begun_) update_.reset();  // the servers have it
 }
 
 }  // namespace echelon

@@ -437,7 +437,9 @@ double Trainer::mean_loss(const Dataset& data, std::int64_t samples, bool togeth
 
 at::Tensor Trainer::master(const Parameter& parameter) {
   const PartsInUse parts(stack_);
-  if (parameter.trainable && !zero_ && !update_) fetch_state();
+  if (parameter.trainable && servers_have_masters())
+    return served_master(servers_->pin(step_), parameter);
+  if (parameter.trainable) owner();  // throws where it stayed with servers that are left
   return parameter.trainable ? whole_state(0, parameter) : everywhere(parameter.value, parameter);
 }
 

@@ -180,8 +180,10 @@ class Trainer {
   void gather();
 
   // All parameters (in the masters' precision) and buffers by name, whole, as one safetensors file,
-  // written whole or not at all. Every rank calls it and rank 0, or the first worker of parameter
-  // servers, writes; no rank ever holds more than one of them.
+  // written whole or not at all. Every rank calls it and rank 0 writes; no rank ever holds more
+  // than one of them beside its own. With parameter servers the first worker writes, the others
+  // need not call it: the masters of one version. That is the one after step() updates, unless
+  // server.mode lets the others go on meanwhile: then the newest.
   void save_weights(const std::filesystem::path& path);
 
   // Everything that a run needs to go on bit for bit (one safetensors file, written whole or not at
@@ -193,8 +195,9 @@ class Trainer {
   void note(const std::string& key, std::string value) { notes_[key] = std::move(value); }
 
   std::int64_t step() const { return step_; }  // done so far
-  at::Tensor master(
-      const Parameter& parameter);  // in full precision; shared out: every rank calls it
+  // In full precision; where it is shared out every rank calls it. From parameter servers the first
+  // worker gets it, of the version that save_weights() would write.
+  at::Tensor master(const Parameter& parameter);
   bool uses_graph() const { return graph_wanted_; }
   const std::vector<Bucket>& buckets() const { return executor_->shape().buckets; }
   const MeshLayout& layout() const { return layout_; }
@@ -227,7 +230,7 @@ class Trainer {
     if (!zero_ && !update_)
       throw InvalidArgument(
           "the parameter servers have the parameters and the optimiser's state, not this trainer: "
-          "load and restore before use_servers()");
+          "load and restore before use_servers(), save before leave_servers()");
     return zero_ ? static_cast<Update&>(*zero_) : *update_;
   }
   void issue(std::int64_t step, bool stop);
@@ -243,10 +246,12 @@ class Trainer {
   bool sum_alike(int stage, int other) const;
   void look_at_speeds();
   Batch batch_of(std::int64_t step, std::int64_t first, std::int64_t end) const;
+  double mean_loss(const Dataset& data, std::int64_t samples, bool together);
   void run_with_servers(std::int64_t until, const std::atomic<bool>* stop);
   void compute_share(const Task& task);
   void fetch_state();
-  double mean_loss(const Dataset& data, std::int64_t samples, bool together);
+  bool servers_have_masters() const { return servers_ && begun_ && !ranks_; }
+  at::Tensor served_master(const Task& pinned, const Parameter& parameter);
   void tell_of(const std::vector<ParameterServer::Applied>& all);
 
   Stack& stack_;

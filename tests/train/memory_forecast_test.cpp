@@ -14,6 +14,7 @@
 #include "echelon/parallel/tensor/split_plan.h"
 #include "echelon/train/server_job.h"
 #include "echelon/train/trainer.h"
+#include "tests/base/scratch_folder.h"
 #include "tests/base/thrown.h"
 #include "tests/collective/ranks.h"
 
@@ -157,6 +158,7 @@ std::vector<MemoryUse> measured_with_servers(const JobOptions& options, int worl
   at::set_num_threads(1);
   const RandomTokens data(options.model.vocab, options.model.context, 1);
   const Token token = Token::random();
+  const ScratchFolder folder;
   std::vector<MemoryUse> seen{std::size_t(world)};
   run_ranks_well({.world = world}, [&](Group& group) {
     const auto ranks = native_communicator(group.shared_from_this());
@@ -168,7 +170,7 @@ std::vector<MemoryUse> measured_with_servers(const JobOptions& options, int worl
       job.attach(trainer, stack);
       if (group.rank() == slow_rank) trainer.slow_down(20);
       trainer.run();
-      if (group.rank() == 0) trainer.master(stack.parameters().front());  // the state comes back
+      if (group.rank() == 0) trainer.save(folder / "state");  // the state comes back
       trainer.leave_servers();
     }
     job.wait();

@@ -59,9 +59,9 @@ std::optional<Task> ClockTable::take(int worker) {
   return mine.task;
 }
 
-Task ClockTable::read(int worker) {
+Task ClockTable::read(int worker, Reads what) {
   auto& mine = workers_[std::size_t(worker)];
-  mine.reads = Task{version_, shares_, numbers_++, version_};
+  mine.reads = Task{version_, shares_ + (what == Reads::masters ? 1 : 0), numbers_++, version_};
   return *mine.reads;
 }
 

@@ -32,7 +32,7 @@ namespace echelon {
 // A share as it was handed out to a worker. One that comes back is handed out under a new number.
 struct Task {
   std::int64_t clock = 0;  // the step, from 0
-  int share = 0;
+  int share = 0;           // the number of shares: values are read; one more: masters are
   std::int64_t number = 0;   // counts what was handed out
   std::int64_t version = 0;  // of the parameters to compute on: how many updates they have had
   bool operator==(const Task&) const = default;
@@ -64,7 +64,9 @@ class ClockTable {
   std::int64_t next_age() const { return returned_.empty() ? next_.clock - version_ : 0; }
   // What this worker may read without computing anything: the newest version. Until it takes the
   // next task or reads again.
-  Task read(int worker);
+  enum class Reads { values, masters };
+  Task read(int worker, Reads what = Reads::values);
+
   // It has, and all owners have its gradient. Throws InvalidArgument for a task it did not have.
   void done(int worker, const Task& task);
   // It is gone: what it had is handed out again.

@@ -149,6 +149,8 @@ void ParameterServer::require_role(const Connection& connection, const Frame& re
       if (connection.role != Role::rank) refuse("workers that the job began with");
       break;
     case Peer::saved:
+    case Peer::pin:
+    case Peer::masters:
       if (!connection.first) refuse("the first worker");
       break;
     case Peer::stop: {
@@ -156,7 +158,8 @@ void ParameterServer::require_role(const Connection& connection, const Frame& re
       // is for the first; the ranks of a spell may each find a reason to.
       FrameReader reader(request, connection.peer->name());
       const bool gives_up = !reader.text().empty();
-      if (connection.role != Role::rank) refuse("workers that the job began with");
+      if (connection.role != Role::rank && connection.role != Role::server)
+        refuse("workers that the job began with");
       if (gives_up && !connection.first && !setup_.spell) refuse("the first worker");
       break;
     }
@@ -179,8 +182,9 @@ bool ParameterServer::answer(Connection& connection, const Frame& request) {
     case Peer::next: {
       needs_table();
       const auto seen = std::size_t(reader.number());
+      const auto until = std::int64_t(reader.number_at_most(std::uint64_t(ClockTable::unbounded)));
       reader.end();
-      peer.send(wire::encode(next(worker, seen)), transfer());
+      peer.send(wire::encode(next(worker, seen, until)), transfer());
       return true;
     }
     case Peer::done: {
@@ -206,6 +210,26 @@ bool ParameterServer::answer(Connection& connection, const Frame& request) {
       reader.end();
       FrameWriter reply;
       peer.send(wire::write_task(reply, newest(worker, at_least)).frame(Peer::ok), transfer());
+      return true;
+    }
+    case Peer::pin: {
+      needs_table();
+      const auto at_least = std::int64_t(reader.number());
+      reader.end();
+      FrameWriter reply;
+      const Task task = newest(worker, at_least, ClockTable::Reads::masters);
+      peer.send(wire::write_task(reply, task).frame(Peer::ok), transfer());
+      return true;
+    }
+    case Peer::masters: {
+      const Task task = wire::read_task(reader);
+      const auto begin = std::int64_t(reader.number()), end = std::int64_t(reader.number());
+      reader.end();
+      const MemoryScope scope(MemoryKind::parameters);
+      const at::Tensor part = masters(task, begin, end);
+      ledger_.add(Operation::send, "masters", Algorithm::direct, LinkKind::tcp, part.nbytes());
+      peer.send(FrameWriter().number(part.nbytes()).frame(Peer::ok), transfer(),
+                wire::bytes_of(part));
       return true;
     }
     case Peer::push:

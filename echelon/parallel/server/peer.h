@@ -32,6 +32,8 @@ class Peer {
     saved,       // the state after so many updates is on disk
     stop,        // begin no further step; with a reason: nor finish those that were begun
     bye,         // I am through; no reply
+    pin,         // which version's masters do all servers keep for me, to be read in parts?
+    masters,     // a part of them
     ok = 96,
     wait,      // ask again
     finished,  // there is no more to do

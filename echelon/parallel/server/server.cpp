@@ -115,6 +115,7 @@ ParameterServer::~ParameterServer() {
   const MemoryContext::Join counted(memory_);
   update_.reset();
   snapshots_ = {};
+  masters_.clear();
   arrivals_.clear();
 }
 
@@ -236,7 +237,7 @@ void ParameterServer::leave(int worker) {
   lose(worker, "it left", true);
 }
 
-ParameterServer::Next ParameterServer::next(int worker, std::size_t seen) {
+ParameterServer::Next ParameterServer::next(int worker, std::size_t seen, std::int64_t until) {
   Lock lock(mutex_);
   const auto deadline = Deadline::in(a_while);
   const auto asked = asked_.try_emplace(worker, Deadline::Clock::now()).first->second;
@@ -253,7 +254,8 @@ ParameterServer::Next ParameterServer::next(int worker, std::size_t seen) {
         update_ && (table_->next_age() <= 0 ||
                     Deadline::Clock::now() - asked >=
                         Deadline::duration_of(setup_.server.fresh_wait * task_seconds_));
-    if (update_ && !applying_ && !reply.finished && fresh) reply.task = table_->take(worker);
+    if (update_ && !applying_ && !reply.finished && fresh && now() < until)
+      reply.task = table_->take(worker);
     if (reply.task) {
       since_[worker] = Deadline::Clock::now();
       asked_.erase(worker);
@@ -294,25 +296,52 @@ void ParameterServer::require_alive(int worker) const {
   if (!table_->alive(worker)) throw PeerLost(table_->name(worker) + " has left the job");
 }
 
-Task ParameterServer::newest(int worker, std::int64_t at_least) {
+Task ParameterServer::newest(int worker, std::int64_t at_least, ClockTable::Reads what) {
   Lock lock(mutex_);
   wait_until(lock, transfer(), "updates that a worker needs",
              [&] { return update_ && !applying_ && now() >= at_least; });
   require_alive(worker);
-  return table_->read(worker);
+  return table_->read(worker, what);
+}
+
+// No server is more than one update behind another: each waits for all others' parts of the norm.
+void ParameterServer::require_soon(Lock& lock, std::int64_t version) {
+  wait_until(lock, transfer(), "its own beginning", [&] { return update_ != nullptr; });
+  if (version > now() + 1)
+    throw InvalidArgument(
+        fmt::format("{} was asked for the parameters after {} updates, and there were {}",
+                    setup_.name, version, now()));
+  wait_until(lock, transfer(), "updates that a worker needs", [&] { return now() >= version; });
+}
+
+at::Tensor ParameterServer::kept_masters(const Task& task) const {
+  if (type_ == master_type(type_)) return snapshots_.look(task);
+  if (const auto it = masters_.find(task.number); it != masters_.end()) return it->second;
+  return task.version == now() ? update_->master() : at::Tensor();
+}
+
+at::Tensor ParameterServer::masters(const Task& task, std::int64_t begin, std::int64_t end) {
+  at::NoGradGuard no_grad;
+  {
+    Lock lock(mutex_);
+    require_soon(lock, task.version);
+    if (begin < 0 || begin > end || end > numel_)
+      throw InvalidArgument(fmt::format("{} has {} masters, and was asked for those from {} to {}",
+                                        setup_.name, numel_, begin, end));
+  }
+  const std::lock_guard update_lock(update_mutex_);  // they are updated in place
+  const std::lock_guard lock(mutex_);
+  const at::Tensor all = kept_masters(task);
+  if (!all.defined())
+    throw Error(fmt::format("{} has not kept the masters after {} updates: there were {}",
+                            setup_.name, task.version, now()));
+  return all.narrow(0, begin, end - begin).clone();
 }
 
 at::Tensor ParameterServer::pull(int worker, const Task& task) {
   Lock lock(mutex_);
   if (table_ && worker >= 0) require_alive(worker);
-  wait_until(lock, transfer(), "its own beginning", [&] { return update_ != nullptr; });
-  // No server is more than one update behind another: each waits for all others' parts of the norm.
-  if (task.version > now() + 1)
-    throw InvalidArgument(
-        fmt::format("{} was asked for the parameters after {} updates, and there were {}",
-                    setup_.name, task.version, now()));
-  wait_until(lock, transfer(), "updates that a worker needs",
-             [&] { return now() >= task.version; });
+  require_soon(lock, task.version);
   const at::Tensor values = snapshots_.read(task);
   if (!values.defined())
     throw Error(

@@ -109,12 +109,18 @@ class ParameterServer {
   enum class Part { rank, guest };  // one of the job's own workers, or one that came by itself
   int join(const std::string& name, Part part = Part::rank);
   int join_here(const std::string& name);  // a worker in this process, which leave() ends
-  Next next(int worker, std::size_t seen);
+  // No share once there were `until` updates: who wants to see the parameters after exactly so many
+  // of a synchronous job begins nothing further.
+  Next next(int worker, std::size_t seen, std::int64_t until = ClockTable::unbounded);
   void done(int worker, const Task& task, double loss);
   void leave(int worker);  // with what it had undone
   // The first server: what to read to see all servers' parameters after the same updates, at least
   // so many.
-  Task newest(int worker, std::int64_t at_least);
+  Task newest(int worker, std::int64_t at_least,
+              ClockTable::Reads what = ClockTable::Reads::values);
+  // Elements [begin, end) of this server's masters, of the version that such a task names. All
+  // servers keep it until the worker asks the first for another task.
+  at::Tensor masters(const Task& task, std::int64_t begin, std::int64_t end);
   // Of the task's version. `worker` is -1 on servers that keep no count of them, here and in
   // push().
   at::Tensor pull(int worker, const Task& task);
@@ -194,6 +200,9 @@ class ParameterServer {
   double sum_squares(std::int64_t update, int server, double square);
   at::Tensor sum(std::vector<Arrival> shares, std::int64_t update);
   void apply(const at::Tensor& grad, const Applied& applied, const std::vector<Task>& held);
+  void keep_masters(const std::vector<Task>& held);
+  at::Tensor kept_masters(const Task& task) const;  // with mutex_; undefined: none
+  void require_soon(Lock& lock, std::int64_t version);
   void look_for_silent_workers();  // with mutex_
   double patience() const;         // likewise, in seconds
 
@@ -218,6 +227,9 @@ class ParameterServer {
   at::ScalarType type_ = at::kFloat;
   std::int64_t numel_ = 0;
   Snapshots snapshots_;
+  // Before they were updated, by the number of the task that reads them. Only where they are wider
+  // than the values, which are in snapshots_.
+  std::map<std::int64_t, at::Tensor> masters_;
   std::map<std::int64_t, Arrival> arrivals_;  // by the number of their task
   std::set<std::int64_t> done_;               // steps that were applied lately
   // The first server's:

@@ -17,6 +17,11 @@ at::Tensor Snapshots::read(const Task& task) {
   return newest_;
 }
 
+at::Tensor Snapshots::look(const Task& task) const {
+  if (const auto it = kept_.find(task.number); it != kept_.end()) return it->second;
+  return task.version == version_ ? newest_ : at::Tensor();
+}
+
 at::Tensor Snapshots::reuse(const std::vector<Task>& held) {
   const bool needed =
       std::any_of(held.begin(), held.end(), [&](const Task& task) { return may_be_read(task); });

@@ -25,6 +25,8 @@ class Snapshots {
   // The parameters that a task is to be computed on, once for each task. Undefined where nobody has
   // them any more.
   at::Tensor read(const Task& task);
+  // The same for a task that reads them in several requests: they are kept while it is held.
+  at::Tensor look(const Task& task) const;
 
   // The memory of the newest version, for the next one, where nobody reads it or will: `held` is
   // what workers have in hand. Then publish() must follow, and read() must not come in between.

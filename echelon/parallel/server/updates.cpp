@@ -81,6 +81,7 @@ std::vector<ParameterServer::Arrival> ParameterServer::take_arrivals(const Compl
 void ParameterServer::apply(const at::Tensor& grad, const Applied& applied,
                             const std::vector<Task>& held) {
   const std::lock_guard update_lock(update_mutex_);
+  keep_masters(held);
   const auto wide = update_->master().options();
   update_->rate().fill_(applied.rate);
   update_->apply({grad}, at::zeros({}, wide).fill_(applied.norm), at::zeros({}, wide));
@@ -106,6 +107,25 @@ void ParameterServer::apply(const at::Tensor& grad, const Applied& applied,
   changed_.notify_all();
 }
 
+// Those that somebody still reads, of the version that is about to be overwritten.
+void ParameterServer::keep_masters(const std::vector<Task>& held) {
+  if (type_ == master_type(type_)) return;  // the values are the masters
+  std::map<std::int64_t, at::Tensor> all;
+  at::Tensor copy;
+  const MemoryScope scope(MemoryKind::parameters);
+  const std::lock_guard lock(mutex_);
+  for (const auto& task : held) {
+    if (task.share != setup_.shares + 1) continue;
+    if (const auto it = masters_.find(task.number); it != masters_.end()) {
+      all.insert(*it);
+    } else if (task.version == now()) {
+      if (!copy.defined()) copy = update_->master().clone();
+      all[task.number] = copy;
+    }
+  }
+  masters_ = std::move(all);
+}
+
 std::optional<Complete> ParameterServer::next_in_order(std::int64_t update) {
   if (!first_) {
     Lock lock(mutex_);
@@ -118,10 +138,14 @@ std::optional<Complete> ParameterServer::next_in_order(std::int64_t update) {
     }
   }
   for (;;) {
+    bool stop = false;
     {
       const std::lock_guard lock(mutex_);
       check();
+      stop = std::exchange(stop_asked_, false);
     }
+    // The first server keeps the clock table.
+    if (stop) first_->ask(FrameWriter().text("").frame(Peer::stop), transfer());
     const Frame reply =
         first_->ask(FrameWriter().number(std::uint64_t(update)).frame(Peer::order), transfer());
     if (reply.kind == Peer::finished) {

@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <exception>
 #include <thread>
 
@@ -99,12 +100,12 @@ void ServerWorker::begin(const std::vector<SliceUpdate::State>& state, std::int6
   });
 }
 
-ParameterServer::Next ServerWorker::next() {
-  auto reply = local(0)
-                   ? setup_.local->next(number_, seen_)
-                   : wire::decode_next(
-                         peers_[0]->ask(FrameWriter().number(seen_).frame(Peer::next), transfer()),
-                         peers_[0]->name());
+ParameterServer::Next ServerWorker::next(std::int64_t until) {
+  const auto ask = [&] {
+    const Frame request = FrameWriter().number(seen_).number(std::uint64_t(until)).frame(Peer::next);
+    return wire::decode_next(peers_[0]->ask(request, transfer()), peers_[0]->name());
+  };
+  auto reply = local(0) ? setup_.local->next(number_, seen_, until) : ask();
   seen_ += reply.applied.size();
   return reply;
 }
@@ -136,6 +137,38 @@ void ServerWorker::pull_newest(std::int64_t at_least) {
       peers_[0]->ask(FrameWriter().number(std::uint64_t(at_least)).frame(Peer::newest), transfer());
   FrameReader reader(reply, peers_[0]->name());
   pull(wire::read_task(reader));
+}
+
+Task ServerWorker::pin(std::int64_t at_least) {
+  if (local(0)) return setup_.local->newest(number_, at_least, ClockTable::Reads::masters);
+  const Frame reply =
+      peers_[0]->ask(FrameWriter().number(std::uint64_t(at_least)).frame(Peer::pin), transfer());
+  FrameReader reader(reply, peers_[0]->name());
+  return wire::read_task(reader);
+}
+
+void ServerWorker::read_masters(const Task& pinned, std::int64_t begin, const at::Tensor& into) {
+  at::NoGradGuard no_grad;
+  const std::int64_t end = begin + into.numel();
+  for (std::size_t i = 0; i < setup_.ranges.size(); ++i) {
+    const auto& range = setup_.ranges[i];
+    const auto from = std::max(begin, range.begin), to = std::min(end, range.end);
+    if (from >= to) continue;
+    const at::Tensor part = into.view({-1}).narrow(0, from - begin, to - from);
+    if (local(i)) {
+      part.copy_(setup_.local->masters(pinned, from - range.begin, to - range.begin));
+      continue;
+    }
+    FrameWriter request;
+    wire::write_task(request, pinned)
+        .number(std::uint64_t(from - range.begin))
+        .number(std::uint64_t(to - range.begin));
+    const Frame reply = peers_[i]->ask(request.frame(Peer::masters), transfer());
+    FrameReader reader(reply, peers_[i]->name());
+    if (reader.number() != std::uint64_t(part.nbytes()))
+      throw InvalidArgument(peers_[i]->name() + " has masters of another precision than this job");
+    peers_[i]->receive_raw(wire::writable(part), transfer());
+  }
 }
 
 void ServerWorker::push(const Task& task, double weight) {

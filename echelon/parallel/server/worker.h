@@ -55,11 +55,16 @@ class ServerWorker {
 
   int shares() const { return shares_; }  // that a step's batch is cut into
 
-  ParameterServer::Next next();
+  ParameterServer::Next next(std::int64_t until = ClockTable::unbounded);
   // The parameters that a task is to be computed on, of one version on all servers.
   void pull(const Task& task);
   // The newest parameters, likewise of one version: after at least so many updates.
   void pull_newest(std::int64_t at_least);
+  // The first worker: names a version, after at least so many updates, whose masters all servers
+  // keep until the next call of next(), pull_newest() or pin().
+  Task pin(std::int64_t at_least);
+  // Of that version, the masters from element `begin` of the flat buffer on: as many as fit.
+  void read_masters(const Task& pinned, std::int64_t begin, const at::Tensor& into);
   // `weight` is the share of the global batch that the gradient is of.
   void push(const Task& task, double weight);
   void done(const Task& task, double loss);
