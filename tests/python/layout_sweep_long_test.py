@@ -9,5 +9,6 @@ import layout_sweep
 
 
 def test_a_thousand_random_layouts_train_what_the_reference_trains(tmp_path):
-    wrong, _ = layout_sweep.sweep("long", range(1000), tmp_path)
-    assert not wrong, "\n\n".join(wrong)
+    work = layout_sweep.sweep("long", range(1000), tmp_path)
+    assert not work.wrong, "\n\n".join(work.wrong)
+    assert not layout_sweep.missed(work), "\n".join(layout_sweep.missed(work))

@@ -10,8 +10,23 @@ import layout_sweep
 
 
 def test_random_layouts_train_what_the_reference_trains(tmp_path):
-    wrong, _ = layout_sweep.sweep("1", range(60), tmp_path)
-    assert not wrong, "\n\n".join(wrong)
+    work = layout_sweep.sweep("1", range(60), tmp_path)
+    assert not work.wrong, "\n\n".join(work.wrong)
+    assert not layout_sweep.missed(work), "\n".join(layout_sweep.missed(work))
+
+
+def test_layouts_that_are_refused_or_never_drawn_are_seen(tmp_path):
+    """A change that refuses a strategy, or a draw that leaves one out, does not pass as sixty layouts that agree."""
+    work = layout_sweep.Sweep("1", tmp_path)
+    work.done = [layout_sweep.draw_layout("1", number, 0, work.problems) for number in range(60)]
+    assert layout_sweep.missed(work) == []
+    work.refused = ["echelon: error: no"] * 20
+    assert [line for line in layout_sweep.missed(work) if line.startswith("20 of 80 layouts were refused")]
+    work.refused = []
+    for what in layout_sweep.LEAST:
+        work.done = [layout for layout in work.done if what not in layout_sweep.strategies(layout, work.problems[layout.problem])]
+        assert f"{what}: 0 layouts" in "\n".join(layout_sweep.missed(work))
+        work.done = [layout_sweep.draw_layout("1", number, 0, work.problems) for number in range(60)]
 
 
 def test_a_wrong_result_is_seen(tmp_path):
@@ -27,6 +42,16 @@ def test_a_wrong_result_is_seen(tmp_path):
         work.solutions[layout.problem] = spoiled
         with pytest.raises(layout_sweep.Failed, match="is wrong"):
             work.run(0)
+
+
+def test_a_refusal_of_what_should_run_is_seen(tmp_path):
+    work = layout_sweep.Sweep("1", tmp_path)
+    layout = layout_sweep.draw_layout("1", 0, 0, work.problems)
+    layout.settings["pipeline.chunks"] = 2  # stands for a layout that a change refuses
+    (tmp_path / "job").mkdir()
+    layout_sweep.write_problem(tmp_path / "job", work.problems[layout.problem])
+    with pytest.raises(layout_sweep.Failed, match="it should run, and was refused: echelon: error: pipeline.schedule"):
+        work.train(tmp_path / "job", layout, work.problems[layout.problem])
 
 
 def test_the_reference_is_transformers_gpt2():
