@@ -54,71 +54,71 @@ class Buffers {
   std::shared_ptr<std::byte> memory_[2];
 };
 
-void run_once(Group& group, const BenchmarkOptions& options, std::size_t bytes, Buffers& buffers,
-              const std::vector<std::size_t>& even) {
+void run_once(Group& group, const BenchmarkOptions& options, std::byte* in, std::byte* out,
+              std::size_t bytes, const std::vector<std::size_t>& even) {
   const std::size_t count = bytes / size_of(options.type);
   const CallOptions call{.tag = "bench", .algorithm = options.algorithm};
   switch (options.operation) {
     case Operation::all_reduce:
-      return group.all_reduce(options.type, ReduceOp::sum, buffers.in(), buffers.in(), count, call);
+      return group.all_reduce(options.type, ReduceOp::sum, in, in, count, call);
     case Operation::reduce_scatter:
-      return group.reduce_scatter(options.type, ReduceOp::sum, buffers.in(), buffers.out(), even,
-                                  call);
+      return group.reduce_scatter(options.type, ReduceOp::sum, in, out, even, call);
     case Operation::all_gather:
-      return group.all_gather(options.type, buffers.in(), buffers.out(), even, call);
+      return group.all_gather(options.type, in, out, even, call);
     case Operation::broadcast:
-      return group.broadcast(options.type, buffers.in(), count, 0, call);
+      return group.broadcast(options.type, in, count, 0, call);
     case Operation::reduce:
-      return group.reduce(options.type, ReduceOp::sum, buffers.in(), buffers.out(), count, 0, call);
+      return group.reduce(options.type, ReduceOp::sum, in, out, count, 0, call);
     case Operation::gather:
-      return group.gather(options.type, buffers.in(), buffers.out(), even, 0, call);
+      return group.gather(options.type, in, out, even, 0, call);
     case Operation::scatter:
-      return group.scatter(options.type, buffers.in(), buffers.out(), even, 0, call);
+      return group.scatter(options.type, in, out, even, 0, call);
     case Operation::all_to_all:
-      return group.all_to_all(options.type, buffers.in(), buffers.out(), even, even, call);
+      return group.all_to_all(options.type, in, out, even, even, call);
     case Operation::barrier:
       return group.barrier(call);
     case Operation::send:
     case Operation::receive: {
-      if (group.rank() == 0) group.wait(group.send(buffers.in(), bytes, 1, 0, call, false));
-      if (group.rank() == 1) group.wait(group.receive(buffers.in(), bytes, 0, 0, call, false));
+      if (group.rank() == 0) group.wait(group.send(in, bytes, 1, 0, call, false));
+      if (group.rank() == 1) group.wait(group.receive(in, bytes, 0, 0, call, false));
       return;
     }
   }
 }
 
-// Runs it once on values that are known, and checks what this rank gets.
-void check_values(Group& group, const BenchmarkOptions& options, std::size_t bytes,
-                  Buffers& buffers, const std::vector<std::size_t>& even, std::uint64_t seed) {
-  if (options.operation == Operation::barrier) return;
-  const SeededValues values(options.type, group.size(), seed);
-  const std::size_t count = bytes / size_of(options.type), part = even.front(),
-                    part_bytes = part * size_of(options.type);
-  const int me = group.rank();
-  values.fill(me, 0, buffers.in(), count);
-  run_once(group, options, bytes, buffers, even);
+// Calls it once on values that are known, and checks what this rank gets.
+void check_values(Group& group, const BenchmarkOptions& options, const BenchmarkCall& call,
+                  Buffers& buffers, std::size_t bytes, std::uint64_t seed) {
+  const auto [operation, type] = std::pair(options.operation, options.type);
+  const int rank = group.rank(), size = group.size();
+  if (operation == Operation::barrier) return;
+  const SeededValues values(type, size, seed);
+  const std::size_t count = bytes / size_of(type), part = count / std::size_t(size),
+                    part_bytes = part * size_of(type);
+  values.fill(rank, 0, buffers.in(), count);
+  call(buffers.in(), buffers.out(), bytes);
   const std::string what =
-      fmt::format("{} of {} on rank {}", name(options.operation), human_bytes(bytes), me);
-  const auto first = std::size_t(me) * part;
-  switch (options.operation) {
+      fmt::format("{} of {} on rank {}", name(operation), human_bytes(bytes), rank);
+  const auto first = std::size_t(rank) * part;
+  switch (operation) {
     case Operation::all_reduce:
       values.check_sum(0, buffers.in(), count, what);
       break;
     case Operation::reduce:
-      if (me == 0) values.check_sum(0, buffers.out(), count, what);
+      if (rank == 0) values.check_sum(0, buffers.out(), count, what);
       break;
     case Operation::reduce_scatter:
       values.check_sum(first, buffers.out(), part, what);
       break;
     case Operation::gather:
-      if (me != 0) break;
+      if (rank != 0) break;
       [[fallthrough]];
     case Operation::all_gather:
-      for (int r = 0; r < group.size(); ++r)
+      for (int r = 0; r < size; ++r)
         values.check(r, 0, buffers.out() + std::size_t(r) * part_bytes, part, what);
       break;
     case Operation::all_to_all:
-      for (int r = 0; r < group.size(); ++r)
+      for (int r = 0; r < size; ++r)
         values.check(r, first, buffers.out() + std::size_t(r) * part_bytes, part, what);
       break;
     case Operation::scatter:
@@ -129,7 +129,7 @@ void check_values(Group& group, const BenchmarkOptions& options, std::size_t byt
       break;
     case Operation::send:
     case Operation::receive:
-      if (me <= 1) values.check(0, 0, buffers.in(), count, what);
+      if (rank <= 1) values.check(0, 0, buffers.in(), count, what);
       break;
     case Operation::barrier:
       break;
@@ -167,7 +167,8 @@ double bus_bytes(Operation operation, double bytes, double ranks) {
 
 }  // namespace
 
-std::vector<BenchmarkResult> run_benchmark(Group& group, const BenchmarkOptions& options) {
+std::vector<BenchmarkResult> run_benchmark(Group& group, const BenchmarkOptions& options,
+                                           const BenchmarkCall& given) {
   if (group.size() < 2)
     throw InvalidArgument("a benchmark of collectives needs at least two ranks: --world 2");
   std::vector<BenchmarkResult> results;
@@ -180,12 +181,16 @@ std::vector<BenchmarkResult> run_benchmark(Group& group, const BenchmarkOptions&
     Buffers buffers(group, bytes, options.registered);
     const std::vector<std::size_t> even(std::size_t(group.size()),
                                         bytes / size_of(options.type) / std::size_t(group.size()));
-    check_values(group, options, bytes, buffers, even, bytes);
+    const BenchmarkCall own = [&](std::byte* in, std::byte* out, std::size_t) {
+      run_once(group, options, in, out, bytes, even);
+    };
+    const BenchmarkCall& call = given ? given : own;
+    check_values(group, options, call, buffers, bytes, bytes);
     group.ledger().clear();
     const auto timed = [&] {
       group.barrier();
       const auto start = Clock::now();
-      run_once(group, options, bytes, buffers, even);
+      call(buffers.in(), buffers.out(), bytes);
       return since(start);
     };
     double first = 0;
@@ -211,7 +216,7 @@ std::vector<BenchmarkResult> run_benchmark(Group& group, const BenchmarkOptions&
       result.predicted = cost(options.operation, algorithm, bytes, group.shape(), group.figures());
     if (options.operation == Operation::all_reduce && group.shape().hosts == 1)
       result.floor = copy_seconds(group, buffers, bytes);
-    check_values(group, options, bytes, buffers, even, bytes + 1);
+    check_values(group, options, call, buffers, bytes, bytes + 1);
     results.push_back(result);
     if (nothing) break;  // no sizes
   }

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -37,7 +38,13 @@ struct BenchmarkResult {
   double floor;
 };
 
+// The operation that is measured, on buffers of `bytes` each; where it works in place, `in` has its
+// result. Tests give one that is wrong.
+using BenchmarkCall = std::function<void(std::byte* in, std::byte* out, std::size_t bytes)>;
+
 // Collective; what it gives counts on rank 0. Throws Error where an operation gives a wrong value.
-std::vector<BenchmarkResult> run_benchmark(Group& group, const BenchmarkOptions& options);
+// Without `call` it is options.operation of the group.
+std::vector<BenchmarkResult> run_benchmark(Group& group, const BenchmarkOptions& options,
+                                           const BenchmarkCall& call = {});
 
 }  // namespace echelon

@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include <cstring>
+
 #include "echelon/base/error.h"
 #include "echelon/collective/benchmark.h"
 #include "tests/base/thrown.h"
@@ -95,6 +97,52 @@ TEST(Benchmark, ChecksWhatEveryOperationGives) {
         run_benchmark(group, options);
       }
     });
+}
+
+// What the ranks say where rank 0's part is dropped from call `first` of the operation on.
+std::string said_without_rank_zero(Operation operation, int first) {
+  BenchmarkOptions options;
+  options.operation = operation;
+  options.sizes = {40000};
+  options.seconds = 1e-6;
+  std::string all;
+  for (const Outcome& one : run_outcomes({.world = 4}, [&](Group& group) {
+         int calls = 0;
+         run_benchmark(group, options, [&](std::byte* in, std::byte* out, std::size_t bytes) {
+           if (++calls >= first && group.rank() == 0) std::memset(in, 0, bytes);
+           const std::size_t elements = bytes / sizeof(float);
+           const std::vector<std::size_t> even(4, elements / 4);
+           constexpr auto type = DataType::f32;
+           constexpr auto sum = ReduceOp::sum;
+           switch (operation) {
+             case Operation::all_reduce:
+               return group.all_reduce(type, sum, in, in, elements);
+             case Operation::reduce_scatter:
+               return group.reduce_scatter(type, sum, in, out, even);
+             case Operation::all_gather:
+               return group.all_gather(type, in, out, even);
+             case Operation::broadcast:
+               return group.broadcast(type, in, elements, 0);
+             default:
+               return group.all_to_all(type, in, out, even, even);
+           }
+         });
+       }))
+    all += one.message + "\n";
+  return all;
+}
+
+TEST(Benchmark, RefusesAnOperationThatDropsARanksPart) {
+  for (const auto operation :
+       {Operation::all_reduce, Operation::reduce_scatter, Operation::all_gather,
+        Operation::broadcast, Operation::all_to_all}) {
+    SCOPED_TRACE(name(operation));
+    const std::string wrong = "gave a wrong value";
+    EXPECT_NE(said_without_rank_zero(operation, 1).find(wrong), std::string::npos);
+    // 1 checks, 5 warm up, 10 or more are timed, the last checks again.
+    EXPECT_NE(said_without_rank_zero(operation, 10).find(wrong), std::string::npos);
+    EXPECT_EQ(said_without_rank_zero(operation, 1 << 30).find(wrong), std::string::npos);
+  }
 }
 
 }  // namespace
