@@ -24,11 +24,12 @@ from pathlib import Path
 BUILD = Path(os.environ.get("ECHELON_BUILD_DIR", Path(__file__).resolve().parents[2] / "build"))
 SECONDS = 120  # that a run may take on a busy machine
 CODES = {0, 1, 2, 130}
+FAILED_LINES = 8  # that a job which fails may write to standard error: a few of each of its three ranks, and the launcher's
 
 # What libraries, the C++ runtime and torch say of their own exceptions.
 LEAKS = re.compile(r"\[json\.exception|terminate called|what\(\)|std::|bad_alloc|basic_string|vector::|c10::|c10 |frame #\d|"
                    r"Exception raised|CLI::|toml::|filesystem error|Segmentation|core dumped|assert|stoi|stol|stoul|stod|"
-                   r"invalid_argument|out_of_range|nlohmann")
+                   r"invalid_argument|out_of_range|nlohmann|Traceback|killed by signal")
 
 TINY = ["model.layers=1", "model.width=8", "model.heads=2", "model.context=8", "train.batch=4", "train.steps=2",
         "data.source=text.txt", "train.validate_every=0", "train.threads=1", "optim.warmup=0", "net.connect_timeout=20",
@@ -148,7 +149,7 @@ def spoil(draw, folder):
         words = ["train", "job.toml", draw.choice(["--print-config", "--dry-run", "--name=new"])]
     else:
         file = folder / "runs/job" / {"state": "state.safetensors", "metrics": "metrics.jsonl"}.get(what, what)
-        words = ["train", "--resume", "runs/job", "--set", "train.steps=4"]
+        words = draw.choice([["train", "--resume", "runs/job", "--set", "train.steps=4"], ["export", "runs/job", "-o", "out"]])
     data = file.read_bytes()
     if file.suffix == ".safetensors":
         file.write_bytes(garbage_safetensors(draw, data))
@@ -179,13 +180,17 @@ def draw_train(draw, program):
                                     "train.batch=4", "train.micro_batches=1", "net.connect_timeout=20", "comm.timeout=20",
                                     "server.patience=20", "chaos.slow=[]"]
     words += set_words(TINY[:draw.randrange(len(TINY))] + settings if how < 0.7 else settings + small)
-    for option in ("--nproc", "--name", "--resume", "--json", "--plan", "--join", "--trace", "--data"):
+    if draw.random() < 0.1:
+        words.append("--allow-other-data")
+    for option in ("--nproc", "--name", "--resume", "--json", "--plan", "--join", "--trace", "--data", "--progress"):
         if draw.random() < 0.12:
             value = draw.choice(NUMBERS + WORDS)
             if option == "--nproc" and how >= 0.7:
                 value = draw.choice(["0", "1", "2", "3", "-1", "x", "1.5"])
             if option == "--data" and value in (".", "..", "/"):
                 value = "text.txt"  # no walks over the whole disk
+            if option == "--progress" and draw.random() < 0.7:
+                value = draw.choice(["auto", "plain", "none"])
             words += [option, value]
     return words
 
@@ -201,7 +206,11 @@ def draw_other(draw, program):
         ["version", *draw.choice([[], [value]])],
         ["completion", draw.choice(["bash", "zsh", value])],
         ["topo", "--nproc", draw.choice(["1", "2", few]), draw.choice(["--mesh", "--sizes", "--json"]),
-         draw.choice([value, "2x1x1", "1x2x1", "64", "x2", "0x0x0", "1x1x99999999999"]), *sets],
+         draw.choice([value, "2x1x1", "1x2x1", "64", "x2", "0x0x0", "1x1x99999999999"]),
+         *draw.choice([[], ["--measure"], ["--measure", value]]), *sets],
+        ["export", draw.choice(["runs/job", "runs/ranks", "runs/job/state.safetensors", value]),
+         *draw.choice([[], ["-o", draw.choice(["out", "runs/job/weights", "no/such/file", "text.txt", "/dev/null", "/dev/null/x",
+                                               "/proc/self/x", "", "x" * 300, "-", "a\nb"])], ["-o"], ["--out", "out"]])],
         ["bench", draw.choice(["collectives", "servers", value])],
         ["bench", "collectives", "--nproc", draw.choice(["2", few]), "--sizes", draw.choice(["64", "1Ki,7", value]), "--seconds",
          draw.choice(["0.01", "0.01", "0", "nan"]), draw.choice(["--op", "--type", "--algorithm", "--buffers"]),
@@ -214,7 +223,7 @@ def draw_other(draw, program):
          "--", draw.choice(["true", "false", "no-such-program", "/dev/null"])],
         ["launch", "--nproc", "2", "--rendezvous", value, "--", "true"],
         [value, value],
-        [draw.choice(["train", "launch", "bench", "topo", "verify", "generate", "info"]), f"--{value}", value],
+        [draw.choice(["train", "launch", "bench", "topo", "verify", "export", "generate", "info"]), f"--{value}", value],
         ["--help"], ["train", "--help"], [], ["--version"]])
 
 
@@ -246,6 +255,10 @@ def faults(words, result):
             wrong.append(f"a user's mistake is to be said in one sentence, not in {len(result.stderr.splitlines())} lines")
     if any(len(line) > 2000 for line in errors):
         wrong.append("the sentence is more than 2000 characters long")
+    if result.returncode == 0 and errors:
+        wrong.append("it reports an error and success")
+    if result.returncode == 1 and len(result.stderr.splitlines()) > FAILED_LINES:
+        wrong.append(f"a failure is to be said in a few lines, not in {len(result.stderr.splitlines())}")
     if result.returncode == 1 and not errors and "--dry-run" not in words and words[:1] != ["launch"]:
         wrong.append("it failed and does not say why")
     return wrong

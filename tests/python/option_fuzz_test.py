@@ -22,5 +22,9 @@ def test_what_is_looked_for_is_found():
                       (1, "echelon: error: [json.exception.type_error.302] type must be number\n"),
                       (134, "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n"),
                       (1, "echelon: error: expected scalar\nException raised from check at x.cpp:3\nframe #0: c10::Error\n"),
-                      (2, "echelon: error: " + "x" * 3000 + "\n")):
+                      (2, "echelon: error: " + "x" * 3000 + "\n"),
+                      (0, "echelon: error: a rank failed\n"),
+                      (1, "echelon: error: Traceback (most recent call last):\n"),
+                      (1, "echelon: error: rank 1 was killed by signal 11 (Segmentation fault)\n"),
+                      (1, "echelon: error: a rank failed\n" * 40)):
         assert ended(code, err), (code, err)
