@@ -257,9 +257,10 @@ MemoryForecast forecast_part(const JobOptions& options, const Part& of, int rank
   const std::uint64_t element = at::elementSize(type);
   const auto stage = int(options.parallel.zero);
   const bool servers = options.server.count > 0;
-  // Shares are cut for the workers that a job begins with, which a guest does not know.
-  const int workers =
-      servers && ranks > 1 ? ServerJob::Roles(options.server, ranks).workers() : ranks;
+  // Shares are cut for the workers that a job begins with.
+  const int workers = servers && ranks > 1 && role == Role::rank
+                          ? ServerJob::Roles(options.server, ranks).workers()
+                          : ranks;
   const int owners = stage == 0 ? 1 : options.zero.shard == "host" ? std::min(local, ranks) : ranks;
   const Stack stack = laid_out(options, of, owners);
   const StepOrder step = step_of(stack, options, of);
@@ -297,6 +298,9 @@ MemoryForecast forecast_part(const JobOptions& options, const Part& of, int rank
 
 // Of the rank that needs the most.
 MemoryForecast forecast_memory(const JobOptions& options, int ranks, int local, Role role) {
+  // No share is smaller than a sample for each micro-batch.
+  if (role == Role::guest && ranks == 0)
+    ranks = int(std::max<std::int64_t>(1, options.train.batch / options.train.micro_batches));
   const MeshShape mesh = mesh_of(options.parallel, ranks);
   std::optional<MemoryForecast> most;
   for (const auto& part : parts_of(options, int(options.model.layers) + 2, mesh.pipeline)) {

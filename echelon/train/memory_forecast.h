@@ -34,12 +34,14 @@ struct MemoryForecast {
 struct RankMemory {
   MemoryUse tensors;          // at the peak
   std::uint64_t start, peak;  // of the process: before the model, and at most
+  int rank = 0;
 };
 
 // A rank of the job, or a worker that joins one with parameter servers (train --join).
 enum class Role { rank, guest };
 
-// `ranks` in all, of which `local` are on this host.
+// `ranks` in all, of which `local` are on this host. For a guest, the workers that its job began
+// with; 0: not known before it has joined, so what is certain.
 MemoryForecast forecast_memory(const JobOptions& options, int ranks, int local,
                                Role role = Role::rank);
 

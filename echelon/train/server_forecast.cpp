@@ -30,6 +30,12 @@ MemoryUse without(MemoryUse use, std::initializer_list<MemoryKind> kinds) {
   return use;
 }
 
+// That workers may have in hand: none is older than the bound.
+std::int64_t versions(const ServerOptions& options, int workers) {
+  const std::int64_t w = workers;
+  return options.mode == "async" ? w : std::min(w, options.staleness + 1);
+}
+
 // A server's part, in bytes.
 struct Served {
   std::uint64_t values = 0;  // as they travel
@@ -64,9 +70,11 @@ struct Served {
   MemoryUse step(const ServerOptions& options, int workers) const {
     const bool sync = options.mode == "sync";
     MemoryUse use = between_steps();
-    // While somebody reads the newest values, the next ones get memory of their own.
-    if (!sync) kind(use, MemoryKind::parameters) += values;
-    kind(use, MemoryKind::gradients) = std::uint64_t(waiting_gradients(options, workers)) * values;
+    // Each worker may be reading another version, while the next one is written.
+    if (!sync)
+      kind(use, MemoryKind::parameters) +=
+          std::uint64_t(versions(options, workers)) * values;
+    kind(use, MemoryKind::gradients) = std::uint64_t(options.most_waiting(workers)) * values;
     if (widens) kind(use, MemoryKind::workspace) = 2 * wide;
     if (options.compensate > 0 && !sync) {  // what shares were computed on, and a few terms
       kind(use, MemoryKind::parameters) += std::uint64_t(workers) * values;
@@ -78,21 +86,11 @@ struct Served {
 
 }  // namespace
 
-std::int64_t waiting_gradients(const ServerOptions& options, int workers) {
-  const std::int64_t shares = workers;
-  if (options.mode == "sync") return shares;
-  // Each worker may hold up one step, of which all other shares are there; one more is applied.
-  const std::int64_t held_up = shares * (shares - 1) + shares;
-  return options.mode == "async"
-             ? held_up
-             : std::min(held_up + options.staleness * shares, (options.staleness + 1) * shares);
-}
-
 MemoryUse forecast_servers(const JobOptions& options, int ranks, const MemoryUse& computing,
                            std::int64_t numel) {
   const ServerJob::Roles roles(options.server, ranks);
   const Served served(options, numel);
-  const MemoryUse step = forecast_guest(computing),
+  const MemoryUse step = without(computing, {MemoryKind::optimizer, MemoryKind::workspace}),
                   state = without(computing, {MemoryKind::activations, MemoryKind::workspace});
   const MemoryUse serving = served.step(options.server, roles.workers());
   if (roles.separate) return largest({step, state, serving, served.beginning()});
@@ -109,7 +107,9 @@ MemoryUse forecast_spells(const JobOptions& options, int ranks, const MemoryUse&
 }
 
 MemoryUse forecast_guest(const MemoryUse& computing) {
-  return without(computing, {MemoryKind::optimizer, MemoryKind::workspace});
+  // A trainer is made with an optimiser's state, and lets go of it when it joins.
+  return largest({without(computing, {MemoryKind::optimizer, MemoryKind::workspace}),
+                  without(computing, {MemoryKind::activations, MemoryKind::workspace})});
 }
 
 }  // namespace echelon

@@ -9,11 +9,6 @@
 
 namespace echelon {
 
-// Gradients that wait on a server at most, in whole parts: those of all steps that can be begun and
-// not yet applied. A step is applied when all its shares are there, so with a slow worker many
-// wait.
-std::int64_t waiting_gradients(const ServerOptions& options, int workers);
-
 // At the largest of the moments that count: a step, and when the first worker brings or fetches the
 // state. `computing` is what one process that computes and updates by itself needs, `numel` the
 // elements of the flat buffer.

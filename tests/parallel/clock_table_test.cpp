@@ -263,5 +263,27 @@ TEST(ClockTable, KnowsWhatMayStillBeRead) {
   ASSERT_EQ(table.held().size(), 1u) << "who takes a share reads nothing else";
 }
 
+// However many workers are slow, no more gradients wait than for so many steps.
+TEST(ClockTable, BeginsNoMoreStepsThanMayWait) {
+  const int shares = 20;
+  ClockTable table(shares, 0, 1000, ClockTable::unbounded);
+  for (int i = 0; i <= shares; ++i) table.join("worker");
+  const int quick = shares;
+  std::vector<Task> slow;  // one share of each step
+  for (std::int64_t step = 0; step < ClockTable::most_begun; ++step) {
+    slow.push_back(table.take(int(step)).value());
+    for (int share = 1; share < shares; ++share) table.done(quick, table.take(quick).value());
+  }
+  EXPECT_FALSE(table.take(quick)) << "each step misses a share";
+  table.drop(5);
+  const auto returned = table.take(quick);
+  ASSERT_TRUE(returned) << "what came back is always handed out";
+  EXPECT_EQ(returned->clock, 5);
+  table.done(quick, *returned);
+  EXPECT_FALSE(table.take(quick)) << "a step that is complete waits until it is applied";
+  table.applied();
+  EXPECT_EQ(table.take(quick).value().clock, ClockTable::most_begun);
+}
+
 }  // namespace
 }  // namespace echelon

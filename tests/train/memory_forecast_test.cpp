@@ -222,6 +222,28 @@ TEST(MemoryForecast, BoundsServersWithOldGradients) {
     }
 }
 
+TEST(MemoryForecast, CountsVersionsThatAreReadAndGradientsThatCanWait) {
+  const auto served = [](const char* mode, std::int64_t staleness, int workers, MemoryKind kind) {
+    JobOptions options = job();
+    options.model.context = 2;
+    options.train.batch = 2 * workers;
+    options.server = {.count = 1, .place = "separate", .mode = mode, .staleness = staleness};
+    const int ranks = workers + 1;
+    const auto forecast = [&] { return forecast_memory(options, ranks, ranks).tensors; };
+    const auto seen = forecast();
+    options.server.mode = "sync";
+    // One version, of fp32 values as long as a state: of AdamW's two, and the masters.
+    const double one = double(forecast()[MemoryKind::optimizer]) / 3;
+    return double(seen[kind]) / one;
+  };
+  EXPECT_DOUBLE_EQ(served("bounded", 3, 8, MemoryKind::parameters), 5);
+  EXPECT_DOUBLE_EQ(served("bounded", 30, 8, MemoryKind::parameters), 9);
+  EXPECT_DOUBLE_EQ(served("async", 3, 8, MemoryKind::parameters), 9);
+  EXPECT_DOUBLE_EQ(served("bounded", 3, 8, MemoryKind::gradients), 32);
+  EXPECT_DOUBLE_EQ(served("async", 3, 4, MemoryKind::gradients), 16);
+  EXPECT_DOUBLE_EQ(served("async", 3, 32, MemoryKind::gradients), 8 * 32);
+}
+
 TEST(MemoryForecast, RefusesServersThatDoNotFit) {
   JobOptions options = job();
   options.model.width = 192;
@@ -237,8 +259,13 @@ TEST(MemoryForecast, RefusesServersThatDoNotFit) {
     EXPECT_NE(std::string(error.what()).find("It would fit with"), std::string::npos)
         << error.what();
   }
-  // A worker that joins serves nobody.
-  EXPECT_NO_THROW(require_memory(options, 1, 1, Role::guest));
+  // A worker that joins serves nobody, and computes a share of the batch, however small.
+  EXPECT_NO_THROW(require_memory(options, 4, 1, Role::guest));
+  EXPECT_NO_THROW(require_memory(options, 0, 1, Role::guest));
+  EXPECT_NE(thrown<InvalidArgument>([&] { require_memory(options, 1, 1, Role::guest); })
+                .find("it cannot join the job here"),
+            std::string::npos)
+      << "of a job with one worker a share is the whole batch";
 }
 
 // However many ranks split a batch, one of them validates no more of it at a time.

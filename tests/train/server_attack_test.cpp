@@ -218,6 +218,85 @@ TEST(ServerAttack, LetsEveryRankStopTheJob) {
   EXPECT_EQ(reply.kind, Peer::ok) << "what was begun is finished";
 }
 
+Frame push_frame(const Task& task) {
+  FrameWriter writer;
+  return wire::write_task(writer, task)
+      .number(bits_of(1))
+      .number(1)
+      .number(0)
+      .number(64)
+      .frame(Peer::push);
+}
+
+// What a peer is told when it sends a gradient of ones.
+Outcome push_ones(Peer& peer, const Task& task) {
+  const at::Tensor ones = at::zeros({64}, at::kDouble).fill_(1);
+  return outcome([&] { peer.ask(push_frame(task), in_time(), wire::bytes_of(ones)); });
+}
+
+// Whatever task it names, a worker's gradient counts for its own alone.
+TEST(ServerAttack, TakesNoGradientForAnothersShare) {
+  Attacked job;
+  const auto guest = job.connect(hello(1, "options"));
+  guest->check(guest->receive(in_time()));
+  const auto mine = job.server->next(job.worker, far);
+  ASSERT_TRUE(mine.task);
+  const auto refused = push_ones(*guest, *mine.task);
+  EXPECT_EQ(refused.kind, "InvalidArgument");
+  EXPECT_EQ(refused.message,
+            "a stranger was not given share 0 of step 1 on the parameters after 0 updates");
+  FrameWriter request;
+  wire::write_task(request, *mine.task);
+  EXPECT_EQ(outcome([&] { guest->ask(request.frame(Peer::pull), in_time()); }).kind,
+            "InvalidArgument");
+  // Nor may a worker change what it has sent.
+  const at::Tensor nothing = at::zeros({64}, at::kDouble);
+  job.server->push(job.worker, "rank 0", *mine.task, 0.5, nothing.clone());
+  EXPECT_EQ(outcome([&] {
+              job.server->push(job.worker, "rank 0", *mine.task, 0.5, nothing.clone());
+            }).message,
+            "rank 0 sent a second gradient for share 0 of step 1");
+}
+
+// A server other than the first, which knows tasks by their numbers alone.
+TEST(ServerAttack, KeepsNoMoreForGuestsThanAJobCanHaveWaiting) {
+  const Token token = Token::random();
+  ParameterServer::Setup setup;
+  setup.server.mode = "bounded";
+  setup.server.staleness = 1;
+  setup.shares = 2;
+  setup.steps = 1000;
+  ParameterServer first(setup, "127.0.0.1", NetOptions{}, token);
+  setup.index = 1;
+  ParameterServer second(setup, "127.0.0.1", NetOptions{}, token);
+  const std::vector<Address> all = {first.address(), second.address()};
+  for (auto* server : {&first, &second}) {
+    server->start(all);
+    const at::Tensor values = at::zeros({64}, at::kDouble);
+    server->begin({.type = at::kDouble,
+                   .ranges = {{0, 64, true}},
+                   .state = {values, values.clone(), values.clone()}},
+                  -1);
+  }
+  const auto deadline = in_time();
+  Peer guest(connect_proven(connect_tcp(second.address(), deadline), "the server", false, token,
+                            deadline));
+  guest.ask(hello(1, "options"), deadline);
+  for (int number = 0; number < 6; ++number)
+    EXPECT_EQ(push_ones(guest, {.clock = far, .number = number}).kind, "done") << number;
+  EXPECT_NE(push_ones(guest, {.clock = far, .number = 2}).message.find("a second gradient"),
+            std::string::npos);
+  const auto refused = push_ones(guest, {.clock = far, .number = 6});
+  EXPECT_EQ(refused.kind, "InvalidArgument");
+  EXPECT_NE(refused.message.find("has no room for more"), std::string::npos) << refused.message;
+  // Nobody else is kept from sending, and nobody can guess what a share is called.
+  second.push(-1, "rank 1", {.number = 7}, 0.5, at::zeros({64}, at::kDouble));
+  const int worker = first.join("rank 0"), other = first.join("rank 1");
+  const auto a = first.next(worker, 0).task, b = first.next(other, 0).task;
+  ASSERT_TRUE(a && b);
+  EXPECT_NE(b->number, a->number + 1);
+}
+
 std::ptrdiff_t entries(const char* folder) {
   return std::distance(std::filesystem::directory_iterator(folder), {});
 }
@@ -228,7 +307,7 @@ TEST(ServerAttack, KeepsNothingOfGuestsThatLeft) {
     for (int i = 0; i < how_many; ++i) {
       const auto peer = job.connect(hello(1, "options"));
       peer->check(peer->receive(in_time()));
-      if (i % 2) peer->send(FrameWriter().frame(Peer::bye), in_time());
+      if (i % 2) peer->send(FrameWriter().text("").frame(Peer::bye), in_time());
     }
   };
   come_and_go(4);

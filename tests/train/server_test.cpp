@@ -9,6 +9,7 @@
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <limits>
 #include <thread>
 
@@ -325,6 +326,37 @@ TEST(ParameterServer, AnswersADroppedWorkerOverItsConnection) {
   EXPECT_EQ(seen.kind, "PeerLost");
   EXPECT_NE(seen.message.find("dropped rank 1 (pid 7), which was silent"), std::string::npos)
       << seen.message;
+}
+
+// One that an exception ends says goodbye too, but did not leave as it should.
+TEST(ParameterServer, CountsAWorkerThatFailedAsLost) {
+  OneServer one({.mode = "async"}, 4);
+  const at::Tensor values = one.gradient(0), grads = one.gradient(1);
+  Ledger ledger;
+  const auto come = [&](const std::string& name, ParameterServer* local) {
+    return std::make_unique<ServerWorker>(ServerWorker::Setup{.servers = {one.server.address()},
+                                                              .ranges = {{0, 64}},
+                                                              .name = name,
+                                                              .local = local,
+                                                              .local_index = local ? 0 : -1,
+                                                              .timeout = 20},
+                                          NetOptions{}, one.token, std::vector<FlatUnit>{}, values,
+                                          grads, ledger);
+  };
+  const int stays = one.server.join("rank 0");
+  come("rank 1", nullptr).reset();  // leaves as it should
+  for (auto* local : {static_cast<ParameterServer*>(nullptr), &one.server})
+    EXPECT_EQ(outcome([&] {
+                const auto worker = come(local ? "rank 3" : "rank 2", local);
+                throw Error("the disk is full");
+              }).message,
+              "the disk is full");
+  std::vector<std::string> lost;
+  for (const auto deadline = Deadline::in_seconds(20); lost.size() < 2 && !deadline.expired();)
+    lost = one.server.next(stays, 0, 0).lost;
+  std::sort(lost.begin(), lost.end());
+  EXPECT_EQ(lost, (std::vector<std::string>{"rank 2 is gone (it failed, and says why itself)",
+                                            "rank 3 is gone (it failed, and says why itself)"}));
 }
 
 TEST(ParameterServer, TellsAWorkerThatItMayNotJoinASynchronousJob) {

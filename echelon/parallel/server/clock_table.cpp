@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <random>
 
 #include "echelon/base/error.h"
 
@@ -23,6 +24,13 @@ void ClockTable::start_at(std::int64_t first) {
   first_ = version_ = begun_ = first;
   next_ = {first, 0};
   for (auto& worker : workers_) worker.next = first;
+}
+
+// Servers other than the first know a task by its number alone: a worker that could guess
+// another's could send a gradient in its place.
+std::int64_t ClockTable::new_number() {
+  static thread_local std::random_device device;
+  return (numbers_++ << 32) | std::int64_t(std::uint32_t(device()));
 }
 
 int ClockTable::join(const std::string& name) {
@@ -53,7 +61,7 @@ std::optional<Task> ClockTable::take(int worker) {
     }
   }
   if (mine.task) {
-    mine.task->number = numbers_++;
+    mine.task->number = new_number();
     mine.task->version = version_;
   }
   return mine.task;
@@ -61,7 +69,7 @@ std::optional<Task> ClockTable::take(int worker) {
 
 Task ClockTable::read(int worker, Reads what) {
   auto& mine = workers_[std::size_t(worker)];
-  mine.reads = Task{version_, shares_ + (what == Reads::masters ? 1 : 0), numbers_++, version_};
+  mine.reads = Task{version_, shares_ + (what == Reads::masters ? 1 : 0), new_number(), version_};
   return *mine.reads;
 }
 
@@ -71,6 +79,9 @@ std::optional<Task> ClockTable::fresh(int worker) {
     return worker < shares_ && may_run(mine.next) ? std::optional(Task{mine.next++, worker})
                                                   : std::nullopt;
   if (!may_run(next_.clock)) return {};
+  if (bound_ == unbounded && next_.share == 0 &&
+      std::ssize(rounds_) + std::ssize(order_) >= most_begun)
+    return {};
   const Task task = next_;
   if (++next_.share == shares_) next_ = {next_.clock + 1, 0};
   return task;

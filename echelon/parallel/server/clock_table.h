@@ -16,7 +16,8 @@
 //   bound S          a step is applied when its shares are there, also before an earlier one,
 //   unless
 //                    a gradient that is still on its way would then be older than S
-//   no bound         asynchronous: a step is applied when its shares are there
+//   no bound         asynchronous: a step is applied when its shares are there. A further one is
+//                    begun while fewer than most_begun are begun and not applied
 #pragma once
 
 #include <cstdint>
@@ -33,7 +34,7 @@ namespace echelon {
 struct Task {
   std::int64_t clock = 0;  // the step, from 0
   int share = 0;           // the number of shares: values are read; one more: masters are
-  std::int64_t number = 0;   // counts what was handed out
+  std::int64_t number = 0;   // no two have the same, and nobody can guess another's
   std::int64_t version = 0;  // of the parameters to compute on: how many updates they have had
   bool operator==(const Task&) const = default;
 };
@@ -47,6 +48,9 @@ struct Complete {
 class ClockTable {
  public:
   static constexpr std::int64_t unbounded = std::numeric_limits<std::int64_t>::max();
+  // Without a bound: steps that were begun and are not applied. Each worker may hold up one, and
+  // the gradients of all its other shares wait.
+  static constexpr std::int64_t most_begun = 8;
 
   enum class Shares { to_whoever_asks, to_each_its_own };
 
@@ -75,6 +79,11 @@ class ClockTable {
   int living() const;
   const std::string& name(int worker) const { return workers_[std::size_t(worker)].name; }
   std::optional<Task> task_of(int worker) const { return workers_[std::size_t(worker)].task; }
+  // Whether it is to compute or to read this.
+  bool has(int worker, const Task& task) const {
+    const auto& one = workers_[std::size_t(worker)];
+    return one.task == task || one.reads == task;
+  }
 
   // What is applied as this update, counted over `first`; nothing where that is not known yet. Not
   // for updates before version().
@@ -112,6 +121,7 @@ class ClockTable {
   Task next_;
   std::vector<Worker> workers_;
   std::int64_t numbers_ = 0;
+  std::int64_t new_number();
   std::deque<Task> returned_;  // of workers that are gone, oldest first
   struct Round {
     std::int64_t given = 0;         // the oldest version that a gradient of it may be of

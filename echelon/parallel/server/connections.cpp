@@ -72,7 +72,7 @@ void ParameterServer::introduce(Connection& connection, const Frame& hello) {
 
 void ParameterServer::serve(Connection& connection, const Frame& first) {
   Peer& peer = *connection.peer;
-  std::string why = "it left";
+  std::string why;
   bool said_goodbye = false;
   try {
     introduce(connection, first);
@@ -90,7 +90,11 @@ void ParameterServer::serve(Connection& connection, const Frame& first) {
       const Frame request = peer.receive(transfer());
       try {
         require_role(connection, request);
-        said_goodbye = !answer(connection, request);
+        said_goodbye = request.kind == Peer::bye;
+        if (said_goodbye)
+          why = FrameReader(request, peer.name()).text();
+        else
+          answer(connection, request);
       } catch (const Corrupt&) {
         throw;  // what follows in the stream cannot be told
       } catch (const std::exception& error) {
@@ -104,7 +108,7 @@ void ParameterServer::serve(Connection& connection, const Frame& first) {
     } catch (const std::exception&) {  // it is gone itself
     }
   }
-  if (connection.worker >= 0) lose(connection.worker, why, said_goodbye);
+  if (connection.worker >= 0) lose(connection.worker, why);
   const std::lock_guard lock(mutex_);
   connection.peer.reset();
   connection.waited_for = false;
@@ -112,15 +116,16 @@ void ParameterServer::serve(Connection& connection, const Frame& first) {
   connection.ended = true;
 }
 
-void ParameterServer::lose(int worker, const std::string& why, bool said_goodbye) {
+void ParameterServer::lose(int worker, const std::string& why) {
   const std::lock_guard lock(mutex_);
   changed_.notify_all();
   if (worker < 0) return;
   if (!table_ || stopping_ || failed_ || table_->finished() || !table_->alive(worker)) return;
   since_.erase(worker);
   table_->drop(worker);
-  const auto message = fmt::format("{} is gone ({})", table_->name(worker), why);
-  if (!said_goodbye) lost_.push_back(message);
+  const auto message =
+      fmt::format("{} is gone ({})", table_->name(worker), why.empty() ? "it left" : why);
+  if (!why.empty()) lost_.push_back(message);
   if (needs_all_workers())
     return fail(std::make_exception_ptr(
         PeerLost(message + (setup_.spell ? ", and with it a part of the model"
@@ -151,6 +156,7 @@ void ParameterServer::require_role(const Connection& connection, const Frame& re
     case Peer::saved:
     case Peer::pin:
     case Peer::masters:
+    case Peer::memory:
       if (!connection.first) refuse("the first worker");
       break;
     case Peer::stop: {
@@ -168,7 +174,7 @@ void ParameterServer::require_role(const Connection& connection, const Frame& re
   }
 }
 
-bool ParameterServer::answer(Connection& connection, const Frame& request) {
+void ParameterServer::answer(Connection& connection, const Frame& request) {
   Peer& peer = *connection.peer;
   const int worker = connection.worker;
   FrameReader reader(request, peer.name());
@@ -178,14 +184,14 @@ bool ParameterServer::answer(Connection& connection, const Frame& request) {
   switch (request.kind) {
     case Peer::begin:
       answer_begin(connection, request);
-      return true;
+      return;
     case Peer::next: {
       needs_table();
       const auto seen = std::size_t(reader.number());
       const auto until = std::int64_t(reader.number_at_most(std::uint64_t(ClockTable::unbounded)));
       reader.end();
       peer.send(wire::encode(next(worker, seen, until)), transfer());
-      return true;
+      return;
     }
     case Peer::done: {
       needs_table();
@@ -198,11 +204,11 @@ bool ParameterServer::answer(Connection& connection, const Frame& request) {
     case Peer::pull: {
       const Task task = wire::read_task(reader);
       reader.end();
-      const at::Tensor values = pull(worker, task);
+      const at::Tensor values = pull(worker, task, part_of(connection));
       ledger_.add(Operation::send, "pull", Algorithm::direct, LinkKind::tcp, values.nbytes());
       peer.send(FrameWriter().number(values.nbytes()).frame(Peer::ok), transfer(),
                 wire::bytes_of(values));
-      return true;
+      return;
     }
     case Peer::newest: {
       needs_table();
@@ -210,7 +216,7 @@ bool ParameterServer::answer(Connection& connection, const Frame& request) {
       reader.end();
       FrameWriter reply;
       peer.send(wire::write_task(reply, newest(worker, at_least)).frame(Peer::ok), transfer());
-      return true;
+      return;
     }
     case Peer::pin: {
       needs_table();
@@ -219,7 +225,7 @@ bool ParameterServer::answer(Connection& connection, const Frame& request) {
       FrameWriter reply;
       const Task task = newest(worker, at_least, ClockTable::Reads::masters);
       peer.send(wire::write_task(reply, task).frame(Peer::ok), transfer());
-      return true;
+      return;
     }
     case Peer::masters: {
       const Task task = wire::read_task(reader);
@@ -230,8 +236,11 @@ bool ParameterServer::answer(Connection& connection, const Frame& request) {
       ledger_.add(Operation::send, "masters", Algorithm::direct, LinkKind::tcp, part.nbytes());
       peer.send(FrameWriter().number(part.nbytes()).frame(Peer::ok), transfer(),
                 wire::bytes_of(part));
-      return true;
+      return;
     }
+    case Peer::memory:
+      peer.send(FrameWriter().text(memory_report()).frame(Peer::ok), transfer());
+      return;
     case Peer::push:
       answer_push(connection, request);
       break;
@@ -253,7 +262,7 @@ bool ParameterServer::answer(Connection& connection, const Frame& request) {
       const auto kind = table_->finished() ? Peer::finished : Peer::wait;
       lock.unlock();
       peer.send(step ? wire::encode(*step) : other.frame(kind), transfer());
-      return true;
+      return;
     }
     case Peer::norm: {
       const auto update = std::int64_t(reader.number());
@@ -268,7 +277,7 @@ bool ParameterServer::answer(Connection& connection, const Frame& request) {
         held = table_->held();
       }
       peer.send(wire::write_tasks(reply, held).frame(Peer::ok), transfer());
-      return true;
+      return;
     }
     case Peer::state: {
       const auto version = std::int64_t(reader.number());
@@ -277,7 +286,7 @@ bool ParameterServer::answer(Connection& connection, const Frame& request) {
         const auto bytes = wire::send(peer, all, transfer());
         ledger_.add(Operation::send, "state", Algorithm::direct, LinkKind::tcp, bytes);
       });
-      return true;
+      return;
     }
     case Peer::saved:
       saved(std::int64_t(reader.number()));
@@ -288,13 +297,10 @@ bool ParameterServer::answer(Connection& connection, const Frame& request) {
       else
         abandon(why);
       break;
-    case Peer::bye:
-      return false;
     default:
       throw Corrupt(fmt::format("{} sent a request of unknown kind {}", peer.name(), request.kind));
   }
   peer.send(FrameWriter().frame(Peer::ok), transfer());
-  return true;
 }
 
 void ParameterServer::answer_begin(Connection& connection, const Frame& request) {
@@ -318,7 +324,8 @@ void ParameterServer::answer_push(Connection& connection, const Frame& request) 
   }
   const MemoryScope scope(MemoryKind::gradients);
   auto pushed = wire::receive_push(peer, request, shape, transfer());
-  push(connection.worker, peer.name(), pushed.task, pushed.weight, std::move(pushed.grad));
+  push(connection.worker, peer.name(), pushed.task, pushed.weight, std::move(pushed.grad),
+       part_of(connection));
 }
 
 }  // namespace echelon

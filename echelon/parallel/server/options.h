@@ -46,6 +46,12 @@ struct ServerOptions {
 
   // How many updates a gradient may lag behind; the largest number where there is no bound.
   std::int64_t bound() const;
+  // Steps that can be begun and not yet applied.
+  std::int64_t most_begun() const;
+  // Gradients that wait on a server at most, in whole parts: those of all such steps, of a job with
+  // so many workers. A step is applied when all its shares are there, so with a slow worker many
+  // wait.
+  std::int64_t most_waiting(int workers) const;
 };
 
 }  // namespace echelon

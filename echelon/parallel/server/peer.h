@@ -31,9 +31,10 @@ class Peer {
     state,       // parameters and optimiser state
     saved,       // the state after so many updates is on disk
     stop,        // begin no further step; with a reason: nor finish those that were begun
-    bye,         // I am through; no reply
+    bye,         // I am through, or (with a reason) I failed; no reply
     pin,         // which version's masters do all servers keep for me, to be read in parts?
     masters,     // a part of them
+    memory,      // what did your process take of memory?
     ok = 96,
     wait,      // ask again
     finished,  // there is no more to do

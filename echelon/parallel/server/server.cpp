@@ -43,6 +43,16 @@ std::int64_t ServerOptions::bound() const {
   return mode == "sync" ? 0 : mode == "bounded" ? staleness : ClockTable::unbounded;
 }
 
+std::int64_t ServerOptions::most_begun() const {
+  return mode == "async" ? ClockTable::most_begun : bound() + 1;
+}
+
+std::int64_t ServerOptions::most_waiting(int workers) const {
+  // Each worker may hold up one step, of which all other shares are there; one more is applied.
+  const std::int64_t w = workers, held_up = w * (w - 1) + w;
+  return std::min(held_up + (mode == "bounded" ? staleness * w : 0), most_begun() * w);
+}
+
 ParameterServer::ParameterServer(Setup setup, const std::string& bind, const NetOptions& net,
                                  const Token& token)
     : setup_(std::move(setup)), net_(net), token_(token) {
@@ -88,7 +98,7 @@ void ParameterServer::start(const std::vector<Address>& servers) {
     }
     if (first_) {
       try {
-        first_->send(FrameWriter().frame(Peer::bye), Deadline::in(farewell));
+        first_->send(FrameWriter().text("").frame(Peer::bye), Deadline::in(farewell));
       } catch (const std::exception&) {  // it is gone itself
       }
     }
@@ -229,12 +239,12 @@ int ParameterServer::join_here(const std::string& name) {
   return worker;
 }
 
-void ParameterServer::leave(int worker) {
+void ParameterServer::leave(int worker, const std::string& why) {
   {
     const std::lock_guard lock(mutex_);
     --here_;
   }
-  lose(worker, "it left", true);
+  lose(worker, why);
 }
 
 ParameterServer::Next ParameterServer::next(int worker, std::size_t seen, std::int64_t until) {
@@ -338,9 +348,30 @@ at::Tensor ParameterServer::masters(const Task& task, std::int64_t begin, std::i
   return all.narrow(0, begin, end - begin).clone();
 }
 
-at::Tensor ParameterServer::pull(int worker, const Task& task) {
+void ParameterServer::require_its_own(int worker, const Task& task) const {
+  if (!table_ || worker < 0) return;
+  require_alive(worker);
+  if (!table_->has(worker, task))
+    throw InvalidArgument(
+        fmt::format("{} was not given share {} of step {} on the parameters after {} updates",
+                    table_->name(worker), task.share, task.clock + 1, task.version));
+}
+
+void ParameterServer::require_room(const Task& task, Part part) const {
+  if (table_ || part != Part::guest || arrivals_.contains(task.number)) return;
+  const auto theirs = std::count_if(arrivals_.begin(), arrivals_.end(), [](const auto& one) {
+    return one.second.part == Part::guest;
+  });
+  // The first server may be a step ahead.
+  if (theirs >= (setup_.server.most_begun() + 1) * setup_.shares)
+    throw InvalidArgument(fmt::format(
+        "{} keeps {} gradients of workers that joined, and has no room for more", setup_.name,
+        theirs));
+}
+
+at::Tensor ParameterServer::pull(int worker, const Task& task, Part part) {
   Lock lock(mutex_);
-  if (table_ && worker >= 0) require_alive(worker);
+  require_its_own(worker, task);
   require_soon(lock, task.version);
   const at::Tensor values = snapshots_.read(task);
   if (!values.defined())
@@ -348,13 +379,15 @@ at::Tensor ParameterServer::pull(int worker, const Task& task) {
         fmt::format("{} has not kept the parameters after {} updates: there were {}, and "
                     "nobody is known to compute on them",
                     setup_.name, task.version, now()));
-  if (setup_.server.compensate > 0 && task.share < setup_.shares && !done_.contains(task.clock))
-    arrivals_[task.number] = {.task = task, .read = values};
+  if (setup_.server.compensate > 0 && task.share < setup_.shares && !done_.contains(task.clock)) {
+    require_room(task, part);
+    arrivals_.try_emplace(task.number, Arrival{.task = task, .part = part, .read = values});
+  }
   return values;
 }
 
 void ParameterServer::push(int worker, const std::string& from, const Task& task, double weight,
-                           at::Tensor grad) {
+                           at::Tensor grad, Part part) {
   at::NoGradGuard no_grad;
   const bool finite = all_finite(grad.view({-1}));
   const std::lock_guard lock(mutex_);
@@ -387,9 +420,15 @@ void ParameterServer::push(int worker, const std::string& from, const Task& task
     log::warn(message);
     throw Refused(message);
   }
+  require_its_own(worker, task);
   if (done_.contains(task.clock)) return;  // another was quicker
+  require_room(task, part);
   Arrival& arrival = arrivals_[task.number];
+  if (arrival.grad.defined())
+    throw InvalidArgument(fmt::format("{} sent a second gradient for share {} of step {}", from,
+                                      task.share, task.clock + 1));
   arrival.task = task;
+  arrival.part = part;
   arrival.grad = std::move(grad);
   arrival.weight = weight;
   changed_.notify_all();
@@ -437,6 +476,16 @@ void ParameterServer::abandon(const std::string& why) {
   if (spoiled_.empty()) spoiled_ = why;
   if (table_) table_->abandon();
   changed_.notify_all();
+}
+
+void ParameterServer::report_memory(std::function<std::string()> words) {
+  const std::lock_guard lock(mutex_);
+  memory_words_ = std::move(words);
+}
+
+std::string ParameterServer::memory_report() const {
+  const std::lock_guard lock(mutex_);
+  return memory_words_();
 }
 
 std::int64_t ParameterServer::version() const {

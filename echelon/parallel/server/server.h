@@ -113,7 +113,8 @@ class ParameterServer {
   // of a synchronous job begins nothing further.
   Next next(int worker, std::size_t seen, std::int64_t until = ClockTable::unbounded);
   void done(int worker, const Task& task, double loss);
-  void leave(int worker);  // with what it had undone
+  // With what it had undone; `why`: it failed.
+  void leave(int worker, const std::string& why = "");
   // The first server: what to read to see all servers' parameters after the same updates, at least
   // so many.
   Task newest(int worker, std::int64_t at_least,
@@ -122,16 +123,22 @@ class ParameterServer {
   // servers keep it until the worker asks the first for another task.
   at::Tensor masters(const Task& task, std::int64_t begin, std::int64_t end);
   // Of the task's version. `worker` is -1 on servers that keep no count of them, here and in
-  // push().
-  at::Tensor pull(int worker, const Task& task);
-  // Takes the gradient over.
-  void push(int worker, const std::string& from, const Task& task, double weight, at::Tensor grad);
+  // push(). Throws InvalidArgument for a task that it was not given; servers that do not know
+  // keep no more for guests than a job can have waiting.
+  at::Tensor pull(int worker, const Task& task, Part part = Part::rank);
+  // Takes the gradient over, one for each task.
+  void push(int worker, const std::string& from, const Task& task, double weight, at::Tensor grad,
+            Part part = Part::rank);
   // Shows the state after exactly so many updates; its tensors are the server's own, which no
   // update changes meanwhile.
   void show_state(std::int64_t version, const std::function<void(const Beginning&)>& show);
   void saved(std::int64_t version);
   void stop();                           // finishes the steps that were begun
   void abandon(const std::string& why);  // does not
+
+  // What the first worker is told when it asks what this process took of memory.
+  void report_memory(std::function<std::string()> words);
+  std::string memory_report() const;
 
   const Ledger& ledger() const { return ledger_; }
   const MemoryContext& memory() const { return memory_; }  // the account of what it keeps
@@ -155,6 +162,7 @@ class ParameterServer {
   };
   struct Arrival {
     Task task;
+    Part part = Part::rank;  // whose
     at::Tensor grad = {};
     double weight = 0;
     at::Tensor read = {};  // what it was computed on, where that is needed
@@ -163,18 +171,25 @@ class ParameterServer {
   // Between looks at whether to stop.
   static constexpr auto a_moment = std::chrono::milliseconds(200);
 
+  static Part part_of(const Connection& one) {
+    return one.role == Role::guest ? Part::guest : Part::rank;
+  }
   void welcome(std::unique_ptr<Stream> stream, const Frame& first);
   void reap();  // threads of connections that have ended; not with mutex_
   void serve(Connection& connection, const Frame& first);
   void introduce(Connection& connection, const Frame& hello);
-  bool answer(Connection& connection, const Frame& request);  // false: it said goodbye
+  void answer(Connection& connection, const Frame& request);
   void require_role(const Connection& connection, const Frame& request) const;
   void answer_push(Connection& connection, const Frame& request);
   void answer_begin(Connection& connection, const Frame& request);
-  void lose(int worker, const std::string& why, bool said_goodbye);
+  void lose(int worker, const std::string& why);  // empty: it left as it should
   void fail(std::exception_ptr why);  // with mutex_
   void check() const;                 // with mutex_: throws what has failed
   void require_alive(int worker) const;
+  // With mutex_. The first server knows who has which task; the others know a task by its number,
+  // and bound what guests may leave there.
+  void require_its_own(int worker, const Task& task) const;
+  void require_room(const Task& task, Part part) const;
   bool needs_all_workers() const { return setup_.server.mode == "sync" || setup_.spell; }
   // With mutex_:
   void shut_if(const std::function<bool(const Connection&)>& whom);
@@ -199,7 +214,7 @@ class ParameterServer {
   Agreed agree(std::int64_t update, double square);
   double sum_squares(std::int64_t update, int server, double square);
   at::Tensor sum(std::vector<Arrival> shares, std::int64_t update);
-  void apply(const at::Tensor& grad, const Applied& applied, const std::vector<Task>& held);
+  void apply(at::Tensor grad, const Applied& applied, const std::vector<Task>& held);
   void keep_masters(const std::vector<Task>& held);
   at::Tensor kept_masters(const Task& task) const;  // with mutex_; undefined: none
   void require_soon(Lock& lock, std::int64_t version);
@@ -219,6 +234,7 @@ class ParameterServer {
   std::condition_variable changed_;
   std::exception_ptr failed_;
   bool stopping_ = false;
+  std::function<std::string()> memory_words_ = [] { return std::string(); };
   int servers_ = 0;                     // of the job; 0: not started
   std::optional<Beginning> beginning_;  // until the thread has taken it
   int begun_by_ = -1;                   // the worker that brought it, which shows and saves

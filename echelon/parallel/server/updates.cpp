@@ -36,7 +36,7 @@ void ParameterServer::run() {
     if (!step) return;
     Applied applied{step->clock, 0, 0, rate_at(setup_.optim, update, setup_.steps), {}};
     for (const auto& task : step->shares) applied.ages.push_back(update - task.version);
-    const at::Tensor grad = sum(take_arrivals(*step), update);
+    at::Tensor grad = sum(take_arrivals(*step), update);
     const double mine = flat_norm(grad).item<double>();
     const Agreed agreed = agree(update, mine * mine);
     applied.norm = std::sqrt(agreed.square);
@@ -53,7 +53,7 @@ void ParameterServer::run() {
       changed_.notify_all();
       return;
     }
-    apply(grad, applied, agreed.held);
+    apply(std::move(grad), applied, agreed.held);
   }
 }
 
@@ -78,13 +78,14 @@ std::vector<ParameterServer::Arrival> ParameterServer::take_arrivals(const Compl
   return shares;
 }
 
-void ParameterServer::apply(const at::Tensor& grad, const Applied& applied,
+void ParameterServer::apply(at::Tensor grad, const Applied& applied,
                             const std::vector<Task>& held) {
   const std::lock_guard update_lock(update_mutex_);
   keep_masters(held);
   const auto wide = update_->master().options();
   update_->rate().fill_(applied.rate);
   update_->apply({grad}, at::zeros({}, wide).fill_(applied.norm), at::zeros({}, wide));
+  grad.reset();  // before workers take memory for the next step
   at::Tensor fresh;
   {
     const std::lock_guard lock(mutex_);

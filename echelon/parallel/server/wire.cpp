@@ -15,6 +15,7 @@ namespace {
 // On the wire: in this order.
 constexpr at::ScalarType types[] = {at::kDouble, at::kFloat, at::kHalf, at::kBFloat16};
 constexpr std::uint64_t most_elements = std::uint64_t{1} << 40;
+constexpr std::uint64_t most_numbers = std::uint64_t{1} << 62;  // ClockTable::new_number
 constexpr std::uint64_t most_ranges = 10000, most_states = 8, most_tasks = 30000;
 constexpr std::size_t most_texts = 256, longest_text = 1000;
 
@@ -101,7 +102,7 @@ Task read_task(FrameReader& reader) {
   Task task;
   task.clock = std::int64_t(reader.number_at_most(most_elements));
   task.share = int(reader.number_at_most(1 << 20));
-  task.number = std::int64_t(reader.number_at_most(most_elements));
+  task.number = std::int64_t(reader.number_at_most(most_numbers));
   task.version = std::int64_t(reader.number_at_most(most_elements));
   return task;
 }

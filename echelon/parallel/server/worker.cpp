@@ -19,7 +19,8 @@ ServerWorker::ServerWorker(Setup setup, const NetOptions& net, const Token& toke
       units_(units),
       values_(std::move(values)),
       grads_(std::move(grads)),
-      ledger_(ledger) {
+      ledger_(ledger),
+      exceptions_(std::uncaught_exceptions()) {
   for (std::size_t i = 0; i < setup_.servers.size(); ++i) {
     matrices_.push_back(wire::matrices_within(units, setup_.ranges[i]));
     int number = -1;
@@ -51,12 +52,14 @@ ServerWorker::ServerWorker(Setup setup, const NetOptions& net, const Token& toke
 }
 
 ServerWorker::~ServerWorker() {
+  const std::string why =
+      std::uncaught_exceptions() > exceptions_ ? "it failed, and says why itself" : "";
   for (std::size_t i = 0; i < peers_.size(); ++i) {
     try {
       if (local(i))
-        setup_.local->leave(number_);
+        setup_.local->leave(number_, why);
       else
-        peers_[i]->send(FrameWriter().frame(Peer::bye), transfer());
+        peers_[i]->send(FrameWriter().text(why).frame(Peer::bye), transfer());
     } catch (const std::exception&) {  // it is gone itself
     }
   }
@@ -102,8 +105,10 @@ void ServerWorker::begin(const std::vector<SliceUpdate::State>& state, std::int6
 
 ParameterServer::Next ServerWorker::next(std::int64_t until) {
   const auto ask = [&] {
-    const Frame request = FrameWriter().number(seen_).number(std::uint64_t(until)).frame(Peer::next);
-    return wire::decode_next(peers_[0]->ask(request, transfer()), peers_[0]->name());
+    FrameWriter request;
+    request.number(seen_).number(std::uint64_t(until));
+    return wire::decode_next(peers_[0]->ask(request.frame(Peer::next), transfer()),
+                             peers_[0]->name());
   };
   auto reply = local(0) ? setup_.local->next(number_, seen_, until) : ask();
   seen_ += reply.applied.size();
@@ -215,6 +220,19 @@ double ServerWorker::fetch_state(const std::vector<SliceUpdate::State>& state,
     if (i == 0) updates = counted;
   });
   return updates;
+}
+
+std::vector<std::string> ServerWorker::memory_reports() {
+  std::vector<std::string> all;
+  for (std::size_t i = 0; i < peers_.size(); ++i) {
+    if (local(i)) {
+      all.push_back(setup_.local->memory_report());
+      continue;
+    }
+    const Frame reply = peers_[i]->ask(FrameWriter().frame(Peer::memory), transfer());
+    all.push_back(FrameReader(reply, peers_[i]->name()).text());
+  }
+  return all;
 }
 
 void ServerWorker::saved(std::int64_t version) {

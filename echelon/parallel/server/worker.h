@@ -45,7 +45,8 @@ class ServerWorker {
   ServerWorker(Setup setup, const NetOptions& net, const Token& token,
                const std::vector<FlatUnit>& units, at::Tensor values, at::Tensor grads,
                Ledger& ledger);
-  ~ServerWorker();  // says goodbye
+  // Says goodbye; where an exception ends it, that it failed.
+  ~ServerWorker();
   ServerWorker(const ServerWorker&) = delete;
   ServerWorker& operator=(const ServerWorker&) = delete;
 
@@ -72,6 +73,8 @@ class ServerWorker {
   // Fills flat buffers with the state after exactly so many updates: no step may be under way
   // (save_every, finished). Gives the updates that changed anything.
   double fetch_state(const std::vector<SliceUpdate::State>& state, std::int64_t version);
+  // By server, what its process took of memory so far (ParameterServer::report_memory).
+  std::vector<std::string> memory_reports();
   void saved(std::int64_t version);
   void stop();                           // finishes the steps that were begun
   void abandon(const std::string& why);  // does not
@@ -95,6 +98,7 @@ class ServerWorker {
   std::vector<std::vector<wire::Matrix>> matrices_;
   int number_ = -1;  // in the clock table
   int shares_ = 1;
+  int exceptions_ = 0;    // under way when it was made
   std::size_t seen_ = 0;  // updates told of
 };
 
