@@ -58,7 +58,7 @@ int main(int argc, char** argv) try {
       std::printf("step %lld  loss %.4f\n", static_cast<long long>(report.step), report.loss);
   });
 
-  // Save and restore: the run goes on bit for bit, on any number of ranks and in any layout.
+  // Save and restore: the same bits in the same layout, the same to rounding in any other.
   if (std::filesystem::exists("state.safetensors")) trainer.restore("state.safetensors");
   trainer.run_until(options.train.steps / 2);
   trainer.save("state.safetensors");

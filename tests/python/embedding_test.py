@@ -13,12 +13,28 @@ from safetensors.torch import load_file  # noqa: E402
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "embedding.md").read_text()
 PROGRAMS = sorted((ROOT / "examples" / "guide").glob("*.cpp"))
+# Built with the compiler of Echelon's own build, and through ccache where that has it.
+CACHE = dict(re.findall(r"^([A-Za-z_]+):[A-Z]+=(.*)$", (BUILD / "CMakeCache.txt").read_text(), re.MULTILINE))
 LAYOUTS = {"data": [], "zero": ["parallel.zero=3"], "pipeline": ["parallel.pipeline=2"],
            "offload": ["parallel.zero=3", "zero.offload=host"]}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def guide():
+    """Installs Echelon, and builds examples/guide against the package as its CMakeLists.txt says."""
+    work = BUILD / "guide_example"
+    configure = ["cmake", "-G", "Ninja", "-S", ROOT / "examples" / "guide", "-B", work / "build", "-DCMAKE_CXX_FLAGS=-O1",
+                 f"-DCMAKE_PREFIX_PATH={work / 'prefix'}", f"-DCMAKE_CXX_COMPILER={CACHE['CMAKE_CXX_COMPILER']}"]
+    if "ccache" in CACHE.get("CMAKE_CXX_COMPILER_LAUNCHER", ""):
+        configure.append("-DCMAKE_CXX_COMPILER_LAUNCHER=ccache")
+    for command in (["cmake", "--install", BUILD, "--prefix", work / "prefix", "--component", "Unspecified"], configure,
+                    ["cmake", "--build", work / "build"]):
+        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
 def run(folder, program, *options, ranks=1):
-    command = [BUILD / "guide" / program, *options]
+    command = [BUILD / "guide_example" / "build" / program, *options]
     if ranks > 1:
         command = [BUILD / "echelon", "launch", "--no-prefix", "--nproc", ranks, "--", *command]
     folder.mkdir(exist_ok=True)
@@ -88,6 +104,28 @@ def test_a_second_run_goes_on_from_the_saved_state(tmp_path):
     assert "step 100 " in first and "step 100 " not in second and "step 300 " in second
     again = load_file(tmp_path / "net.safetensors")
     assert all(torch.equal(weights[name], again[name]) for name in weights)
+
+
+def test_the_commands_of_the_page_work_one_after_the_other(tmp_path):
+    commands = re.search(r"```sh\n(build/train.*?)```", PAGE, re.DOTALL).group(1).splitlines()
+    (tmp_path / "build").symlink_to(BUILD / "guide_example" / "build")
+    environment = ENVIRONMENT | {"PATH": f"{BUILD}:{ENVIRONMENT['PATH']}"}
+    trained, nets = [], []
+    for command in commands:
+        done = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240,
+                              stdin=subprocess.DEVNULL)
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+        if "train" in command:
+            steps = [int(step) for step in re.findall(r"step (\d+)  loss", done.stdout)]
+            trained.append((steps[0], steps[-1]))
+            nets.append(load_file(tmp_path / "net.safetensors"))
+    begun, resumed = (100, 400), (300, 400)  # of those that are printed; the state is that after step 200
+    assert trained == [begun, resumed, (100, 1000), begun, resumed, resumed], list(zip(commands, trained))
+    # The same bits in the same layout, and to rounding in others.
+    for name, value in nets[0].items():
+        assert torch.equal(nets[1][name], value), name
+        for other in nets[3:]:
+            assert torch.allclose(other[name], value, rtol=0, atol=0.02), (name, (other[name] - value).abs().max())
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
