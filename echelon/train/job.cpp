@@ -57,6 +57,16 @@ std::string ledger_of(const JobRequest& request, const ServerJob* servers) {
                     counts_alone(request, servers) ? Extent::this_rank : Extent::all_ranks);
 }
 
+// Of the ranks with a server, other than this one.
+std::vector<RankMemory> memory_of_servers(Trainer& trainer, const ServerJob::Roles& roles) {
+  std::vector<RankMemory> all;
+  const auto words = trainer.memory_of_servers();
+  for (std::size_t i = 0; i < words.size(); ++i)
+    if (const int rank = roles.rank_of(int(i)); rank != 0)
+      all.push_back(memory_from(words[i], rank));
+  return all;
+}
+
 // What ranks other than 0 do: the same steps, in the same pieces, and their part of each
 // validation. Where the ranks share the model out, they also take part in whatever the first shows
 // and writes.
@@ -118,6 +128,8 @@ JobEnd join_job(const JobRequest& request, const JobData& data, Stack& stack,
   fmt::print("connecting  to {}\n", request.join);
   std::fflush(stdout);
   join_servers(request.join, options, data.fingerprint, trainer, stack, ledger);
+  // Of what is free, this trainer has taken its part by now: only a limit can still be compared.
+  if (options.train.memory_mib > 0) require_memory(options, trainer.batch_parts(), 1, Role::guest);
   fmt::print("joined      {}\n", request.join);
   std::fflush(stdout);
   trainer.run_until(std::numeric_limits<std::int64_t>::max(), &stop);  // as long as the job goes on
@@ -190,7 +202,10 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   const int all_ranks = request.ranks ? request.ranks->size() : 1;
   const int local_ranks = read_environment().local_world;
   // Before all of the data is read, which may take a while.
-  require_memory(options, all_ranks, local_ranks, request.join.empty() ? Role::rank : Role::guest);
+  if (request.join.empty())
+    require_memory(options, all_ranks, local_ranks);
+  else  // the job will say how many share a batch
+    require_memory(options, 0, local_ranks, Role::guest);
   require_same_data(data, former_data(former), request.ranks.get(), options.train.allow_other_data);
   const std::uint64_t start = own_bytes();
   PeakMemory peak;
@@ -203,6 +218,8 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
     servers.emplace(options, *request.ranks,
                     Endpoint::listening_address(read_environment(), options.net), Token::find(),
                     data.fingerprint);
+    servers->report_memory(
+        [&] { return memory_words({memory_here->at_peak(), start, peak.bytes()}); });
     if (!servers->works()) {
       servers->all_have_come();
       servers->wait();
@@ -366,8 +383,11 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
     }
   }
   std::string timelines;
+  std::vector<RankMemory> servers_memory;  // where others may be gone when this one asks
   const auto leave = [&] {
     if (served) {
+      if (counts_alone(request, served))
+        servers_memory = memory_of_servers(trainer, served->roles());
       outcome.lost_workers = trainer.lost_workers();
       trainer.leave_servers();
       served->wait();
@@ -396,8 +416,9 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
         data.bytes ? Tokens::bytes : Tokens::others);
   leave();
   const std::uint64_t peak_process = peak.bytes();
-  const auto all_memory = memory_of_ranks(request.ranks.get(), account.at_peak(), start,
-                                          peak_process, counts_alone(request, served));
+  auto all_memory = memory_of_ranks(request.ranks.get(), account.at_peak(), start, peak_process,
+                                    counts_alone(request, served));
+  all_memory.insert(all_memory.end(), servers_memory.begin(), servers_memory.end());
   run.write_memory(forecast, all_memory);
   if (data.validation != nullptr) {
     outcome.validation_loss = trainer.evaluate_together(*data.validation, data.validation->size());

@@ -174,19 +174,27 @@ std::string one_micro_batch_warning(std::string_view schedule, const PipelineSha
                   : std::string("set a larger train.batch, and train.micro_batches"));
 }
 
+std::string memory_words(const RankMemory& memory) {
+  return ordered_json{
+      {"tensors", memory.tensors.bytes}, {"start", memory.start}, {"peak", memory.peak}}
+      .dump();
+}
+
+RankMemory memory_from(const std::string& words, int rank) {
+  const auto one = ordered_json::parse(words);
+  RankMemory memory{{}, one["start"].get<std::uint64_t>(), one["peak"].get<std::uint64_t>(), rank};
+  memory.tensors.bytes = one["tensors"].get<decltype(memory.tensors.bytes)>();
+  return memory;
+}
+
 std::vector<RankMemory> memory_of_ranks(Communicator* ranks, const MemoryUse& peak,
                                         std::uint64_t start, std::uint64_t peak_process,
                                         bool this_one_alone) {
   const RankMemory mine{peak, start, peak_process};
   if (!ranks || this_one_alone) return {mine};
-  const ordered_json words = {{"tensors", peak.bytes}, {"start", start}, {"peak", peak_process}};
   std::vector<RankMemory> all;
-  for (const auto& text : gather_texts(*ranks, words.dump(), "memory")) {
-    const auto one = ordered_json::parse(text);
-    all.push_back({{one["tensors"].get<decltype(peak.bytes)>()},
-                   one["start"].get<std::uint64_t>(),
-                   one["peak"].get<std::uint64_t>()});
-  }
+  for (const auto& text : gather_texts(*ranks, memory_words(mine), "memory"))
+    all.push_back(memory_from(text, int(all.size())));
   return all;
 }
 
@@ -196,9 +204,10 @@ void show_memory(const MemoryForecast& forecast, const std::vector<RankMemory>& 
              memory_row(name_of_forecast(int(ranks.size())), forecast.tensors));
   if (ranks.size() <= most) {
     for (std::size_t r = 0; r < ranks.size(); ++r)
-      fmt::print("{}\n", memory_row(ranks.size() > 1 ? fmt::format("rank {} at its peak", r)
-                                                     : std::string("at the peak"),
-                                    ranks[r].tensors));
+      fmt::print("{}\n",
+                 memory_row(ranks.size() > 1 ? fmt::format("rank {} at its peak", ranks[r].rank)
+                                             : std::string("at the peak"),
+                            ranks[r].tensors));
     return;
   }
   const auto less = [](const RankMemory& a, const RankMemory& b) {
@@ -207,8 +216,8 @@ void show_memory(const MemoryForecast& forecast, const std::vector<RankMemory>& 
   const auto [least, greatest] = std::minmax_element(ranks.begin(), ranks.end(), less);
   fmt::print(
       "{}\n{}\n",
-      memory_row(fmt::format("rank {}, the least", least - ranks.begin()), least->tensors),
-      memory_row(fmt::format("rank {}, the most", greatest - ranks.begin()), greatest->tensors));
+      memory_row(fmt::format("rank {}, the least", least->rank), least->tensors),
+      memory_row(fmt::format("rank {}, the most", greatest->rank), greatest->tensors));
 }
 
 void show_servers(const ServerOptions& servers, int workers) {

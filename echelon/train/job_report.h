@@ -42,8 +42,8 @@ nlohmann::ordered_json summary_of(const JobOptions& options, const JobOutcome& o
 std::string plan_of(const JobOptions& options, const JobData& data, const Trainer& trainer,
                     const Communicator* ranks);
 
-// One entry of the report, "label       text": lines that would pass 100 columns go on below, under
-// the text. No line ends in blanks.
+// One entry of the report, "label       text": lines that would pass eighty columns go on below,
+// under the text. No line ends in blanks.
 std::string report_line(std::string_view label, std::string_view text);
 // What is trained, and on what.
 std::string model_text(const JobOptions& options, std::int64_t parameters, int ranks);
@@ -54,8 +54,12 @@ void show_layout(const JobOptions& options, const Trainer& trainer, const Stack&
 std::string one_micro_batch_warning(std::string_view schedule, const PipelineShape& shape,
                                     std::int64_t samples);
 
+// What a rank took, in words that another can read.
+std::string memory_words(const RankMemory& memory);
+RankMemory memory_from(const std::string& words, int rank);
+
 // What each rank took. Every rank calls it; where workers of parameter servers come and go, it is
-// of this one alone.
+// of this one alone, and the servers tell the first worker (Trainer::memory_of_servers).
 std::vector<RankMemory> memory_of_ranks(Communicator* ranks, const MemoryUse& peak,
                                         std::uint64_t start, std::uint64_t peak_process,
                                         bool this_one_alone);

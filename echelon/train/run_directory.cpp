@@ -173,20 +173,19 @@ void RunDirectory::write_memory(const MemoryForecast& forecast,
       tensors[memory_kind_names[i]] = use.bytes[i];
     return tensors;
   };
-  const auto measured = [&](std::size_t rank) {
-    const RankMemory& one = ranks[rank];
-    return ordered_json{{"rank", rank},
+  const auto measured = [&](const RankMemory& one) {
+    return ordered_json{{"rank", one.rank},
                         {"tensors_at_peak_bytes", kinds(one.tensors)},
                         {"tensors_peak_bytes", one.tensors.total()},
                         {"process_start_bytes", one.start},
                         {"process_peak_bytes", one.peak}};
   };
-  ordered_json memory = measured(0);
+  ordered_json memory = measured(ranks[0]);
   memory["predicted_bytes"] = kinds(forecast.tensors);
   memory["predicted_host_bytes"] = forecast.host;
   memory["predicted_disk_bytes"] = forecast.disk;
   memory["ranks"] = ordered_json::array();
-  for (std::size_t r = 0; r < ranks.size(); ++r) memory["ranks"].push_back(measured(r));
+  for (const auto& one : ranks) memory["ranks"].push_back(measured(one));
   write_file(path_ / "memory.json", memory.dump(2) + "\n");
 }
 

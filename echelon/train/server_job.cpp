@@ -34,8 +34,7 @@ int ServerJob::Roles::server_of(int rank) const {
 }
 
 std::string ServerJob::Roles::name_of(int server) const {
-  return fmt::format("parameter server {} (rank {})", server,
-                     separate ? workers() + server : server);
+  return fmt::format("parameter server {} (rank {})", server, rank_of(server));
 }
 
 ServerJob::ServerJob(const JobOptions& options, Communicator& ranks, const std::string& bind,

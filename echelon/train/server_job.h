@@ -1,7 +1,9 @@
 // A rank's part in a job with parameter servers: a server, a worker, or both.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "echelon/comm/communicator.h"
@@ -24,6 +26,7 @@ class ServerJob {
     int workers() const { return separate ? ranks - servers : ranks; }
     bool works(int rank) const { return rank < workers(); }
     int server_of(int rank) const;  // its number among the servers; -1: none
+    int rank_of(int server) const { return separate ? workers() + server : server; }
     std::string name_of(int server) const;
   };
 
@@ -51,6 +54,11 @@ class ServerJob {
   void all_have_come() { meet(""); }
   // Until the job's workers have left this rank's server. Throws what ended the job before its end.
   void wait();
+
+  // What this rank's server, if it has one, tells the first worker of its memory.
+  void report_memory(std::function<std::string()> words) {
+    if (server_) server_->report_memory(std::move(words));
+  }
 
   const ParameterServer* server() const { return server_.get(); }
 

@@ -106,6 +106,10 @@ class Trainer {
   void leave_servers();  // says goodbye to them
   void drop_servers();   // likewise, and brings nothing back: what they have is lost
   void stop_servers();   // no step is begun any more; run_until() returns after those that are
+  // By server, what its process took of memory so far; for the first worker.
+  std::vector<std::string> memory_of_servers() { return servers_->memory_reports(); }
+  // Shares that a batch is cut into: ranks, or workers of parameter servers.
+  int batch_parts() const { return static_cast<int>(batch_parts_); }
   // Why ranks that use servers for a time had to stop: a gradient that was not finite. Nothing of
   // its step was applied. Empty where all is well.
   const std::string& spoiled() const { return spoiled_; }

@@ -157,6 +157,22 @@ def test_a_signal_ends_after_a_whole_step_and_the_run_goes_on(tmp_path, mode, pl
     assert steps_done(tmp_path) == after + 10
 
 
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("place, ranks", [("colocated", [0, 1]), ("separate", [0, 2, 3])])
+def test_the_memory_of_servers_is_recorded(tmp_path, mode, place, ranks):
+    """Where workers may be gone at the end: of the first of them, and of all servers."""
+    job = start(tmp_path, "--nproc", "4", "--name", "job",
+                settings=["server.count=2", f"server.place={place}", f"server.mode={mode}", "train.steps=10"])
+    status, out, err = end(job)
+    assert status == 0, out + err
+    memory = json.loads((tmp_path / "runs/job/memory.json").read_text())["ranks"]
+    assert [one["rank"] for one in memory] == ([0, 1, 2, 3] if mode == "sync" else ranks)
+    for one in memory:
+        serves = one["rank"] in ranks[-2:]
+        assert one["tensors_at_peak_bytes"]["optimizer"] > 0 or not serves, memory
+        assert one["process_peak_bytes"] > one["tensors_peak_bytes"] > 0, memory
+
+
 @pytest.mark.parametrize("wrong", ["train.batch=16", "train.seed=7", "model.width=64", "data.source=stdlib"])
 def test_a_worker_with_other_options_may_not_join(tmp_path, wrong):
     settings = ["server.count=1", "server.mode=bounded", "train.steps=100000"]
