@@ -147,15 +147,20 @@ std::string saved_note(const std::filesystem::path& state, const std::string& ke
   return it == reader.header().metadata.end() ? "" : it->second;
 }
 
-// Where ranks have parts, one writes and the others bring theirs. One that cannot write goes on
-// bringing its own, so that nobody waits for it, and throws then.
+// Where ranks have parts, one writes and the others bring theirs. One that cannot write, for whatever
+// reason, goes on bringing its own, so that nobody waits for it, and throws then. Not after an
+// exchange that failed half-way: then the ranks are not at the same place any more.
 void Trainer::write_together(const std::filesystem::path& path, std::vector<NamedTensor> tensors,
                              const std::map<std::string, std::string>& metadata) const {
   std::size_t made = 0;
+  bool making = false;
   for (auto& tensor : tensors)
-    tensor.make = [&made, make = std::move(tensor.make)] {
+    tensor.make = [&made, &making, make = std::move(tensor.make)] {
+      making = true;
+      const at::Tensor tensor_made = make();
+      making = false;
       ++made;
-      return make();
+      return tensor_made;
     };
   const auto make_rest = [&] {
     while (made < tensors.size()) tensors[made].make();
@@ -164,12 +169,8 @@ void Trainer::write_together(const std::filesystem::path& path, std::vector<Name
   if (all_->rank() != 0) return make_rest();
   try {
     write_tensors(path, tensors, metadata);
-  } catch (const PeerLost&) {
-    throw;
-  } catch (const Timeout&) {
-    throw;
-  } catch (const Error&) {
-    make_rest();
+  } catch (...) {
+    if (!making) make_rest();
     throw;
   }
 }

@@ -11,8 +11,11 @@
 #include <ATen/ops/randn.h>
 #include <fmt/format.h>
 
+#include <cstdlib>
 #include <fstream>
+#include <limits>
 #include <map>
+#include <new>
 #include <optional>
 
 #include "echelon/base/error.h"
@@ -25,6 +28,17 @@
 #include "tests/collective/ranks.h"
 #include "tests/nn/user_module.h"
 #include "tests/train/tiny.h"
+
+// More than this at once cannot be had: for a test that runs out of memory.
+static thread_local std::size_t largest_new = std::numeric_limits<std::size_t>::max();
+
+[[gnu::noinline]] void* operator new(std::size_t bytes) {
+  void* const memory = bytes <= largest_new ? std::malloc(bytes) : nullptr;
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
 namespace echelon {
 namespace {
@@ -450,6 +464,29 @@ TEST(TrainedModel, AFileThatCannotBeWrittenFailsOnTheFirstRankAlone) {
       EXPECT_NE(error.find("no folder"), std::string::npos) << error;
     else
       EXPECT_EQ(error, "(nothing was thrown)");
+    trainer->run_until(2);
+    EXPECT_EQ(trainer->step(), 2);
+  });
+  EXPECT_TRUE(folder.names().empty());
+}
+
+// Whatever the error is: here there is no memory for the file's header.
+TEST(TrainedModel, AnErrorOfAnotherKindWhileAStateIsWrittenLeavesNobodyWaiting) {
+  at::set_num_threads(1);
+  const ScratchFolder folder;
+  const Case one{"zero 3", {.zero = 3}};
+  on_ranks(one, [&](std::shared_ptr<Communicator> ranks) {
+    Model model;
+    const auto trainer = trainer_of(one, model, ranks);
+    trainer->run_until(1);
+    trainer->note("text", std::string(3 << 20, 'x'));
+    if (ranks->rank() == 0) {
+      largest_new = (3 << 20) + 1000;
+      EXPECT_THROW(trainer->save(folder / "state"), std::bad_alloc);
+      largest_new = std::numeric_limits<std::size_t>::max();
+    } else {
+      EXPECT_NO_THROW(trainer->save({}));
+    }
     trainer->run_until(2);
     EXPECT_EQ(trainer->step(), 2);
   });
