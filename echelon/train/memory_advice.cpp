@@ -160,7 +160,8 @@ void require_memory(const JobOptions& options, int ranks, int local, Role role) 
 namespace {
 
 // Eighty columns: a label, a column for each kind in the order of memory_kind_names, and the sum.
-constexpr int memory_labels = 24, memory_column = 8;
+// MiB, or where that would fill its column GiB or TiB, with a letter behind.
+constexpr std::size_t memory_labels = 24, memory_column = 8;
 constexpr std::array<const char*, memory_kind_names.size()> memory_columns = {
     "params", "grads", "optim", "activ", "work", "comm"};
 
@@ -175,7 +176,14 @@ std::string memory_head() {
 std::string memory_row(const std::string& label, const MemoryUse& use) {
   std::string line = fmt::format("{:<{}}", "  " + label, memory_labels);
   const auto column = [](std::uint64_t bytes) {
-    return fmt::format("{:>{}.1f}", double(bytes) / mib, memory_column);
+    std::string text = fmt::format("{:.1f}", double(bytes) / mib);
+    double unit = mib;
+    for (const char* letter : {"G", "T", "P", "E"}) {
+      if (text.size() < memory_column) break;
+      unit *= 1024;
+      text = fmt::format("{:.1f}{}", double(bytes) / unit, letter);
+    }
+    return fmt::format("{:>{}}", text, memory_column);
   };
   for (const auto bytes : use.bytes) line += column(bytes);
   return line + column(use.total());

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <iterator>
 #include <sstream>
 
 #include "echelon/train/pipeline_trace.h"
@@ -47,7 +48,23 @@ TEST(Report, HasRowsOfMemoryThatFitBesideTheirHead) {
   EXPECT_LE(head.size(), 80u) << head;
   EXPECT_EQ(row.size(), head.size()) << head << "\n" << row;
   EXPECT_TRUE(head.ends_with("comm   total")) << head;
-  EXPECT_TRUE(row.ends_with(" 12345.0  74070.0")) << row;
+  EXPECT_TRUE(row.ends_with(" 12345.0 74070.0")) << row;
+}
+
+TEST(Report, LeavesABlankBetweenColumnsOfMemoryHoweverLarge) {
+  const auto row = [](std::uint64_t mib) {
+    MemoryUse use;
+    use.bytes.fill(mib << 20);
+    return memory_row("predicted", use);
+  };
+  EXPECT_TRUE(row(99'999).ends_with(" 99999.0 99999.0  585.9G")) << row(99'999);
+  EXPECT_TRUE(row(442'643).ends_with("  432.3G  432.3G 2593.6G")) << row(442'643);
+  for (std::uint64_t mib = 1; mib < std::uint64_t{1} << 41; mib = mib * 3 + 1) {
+    EXPECT_EQ(row(mib).size(), 80U) << row(mib);
+    std::istringstream words(row(mib));
+    const std::vector<std::string> columns{std::istream_iterator<std::string>(words), {}};
+    EXPECT_EQ(columns.size(), 8U) << row(mib);
+  }
 }
 
 TEST(Report, CutsLongLinesOfASampleAtEightyColumns) {
