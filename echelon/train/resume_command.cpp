@@ -3,10 +3,23 @@
 #include <fmt/format.h>
 
 namespace echelon {
+namespace {
+
+// As one word for a shell.
+std::string in_shell(const std::string& word) {
+  constexpr std::string_view plain =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./,:+-=@%";
+  if (!word.empty() && word.find_first_not_of(plain) == std::string::npos) return word;
+  std::string quoted = "'";
+  for (const char c : word) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return quoted + "'";
+}
+
+}  // namespace
 
 std::string resume_command(const std::filesystem::path& run, const JobEnvironment& environment,
                            std::string_view more) {
-  const std::string command = fmt::format("echelon train --resume {}{}{}", run.string(),
+  const std::string command = fmt::format("echelon train --resume {}{}{}", in_shell(run.string()),
                                           more.empty() ? "" : " ", more);
   const int world = environment.world;
   const std::string& source = environment.source;
@@ -14,10 +27,11 @@ std::string resume_command(const std::filesystem::path& run, const JobEnvironmen
   const bool here = environment.local_world == world;
   if (source == "Slurm") return fmt::format("srun -n {} {}", world, command);
   if (source == "Open MPI" || source == "MPICH")
-    return fmt::format("{} -n {} {}{}", source == "MPICH" ? "mpiexec" : "mpirun", world,
-                       here ? "" : "(the hosts as before) ", command);
+    return fmt::format("{} -n {} {}{}", source == "MPICH" ? "mpiexec" : "mpirun", world, command,
+                       here ? "" : "\n(with the hosts as before)");
   if (here) return fmt::format("{} --nproc {}", command, world);
-  return fmt::format("{} on each of the {} ranks, started as before ({})", command, world, source);
+  return fmt::format("{}\n(on each of the {} ranks, started as before: {})", command, world,
+                     source);
 }
 
 }  // namespace echelon

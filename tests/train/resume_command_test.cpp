@@ -2,6 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdio>
+#include <cstdlib>
+#include <sstream>
+#include <string>
+#include <vector>
+
 namespace echelon {
 namespace {
 
@@ -31,17 +37,43 @@ TEST(ResumeCommand, UsesTheLauncherThatKnowsTheMachines) {
   EXPECT_EQ(resume_command("runs/a", started_by("Open MPI", 4, 4)),
             "mpirun -n 4 echelon train --resume runs/a");
   EXPECT_EQ(resume_command("runs/a", started_by("Open MPI", 8, 4)),
-            "mpirun -n 8 (the hosts as before) echelon train --resume runs/a");
+            "mpirun -n 8 echelon train --resume runs/a\n(with the hosts as before)");
   EXPECT_EQ(resume_command("runs/a", started_by("MPICH", 2, 2)),
             "mpiexec -n 2 echelon train --resume runs/a");
 }
 
 TEST(ResumeCommand, SaysThatEveryMachineIsToBeginAgain) {
-  EXPECT_EQ(resume_command("runs/a", started_by("RANK and WORLD_SIZE", 8, 4), "--set x=1"),
-            "echelon train --resume runs/a --set x=1 on each of the 8 ranks, started as before "
-            "(RANK and WORLD_SIZE)");
+  EXPECT_EQ(
+      resume_command("runs/a", started_by("RANK and WORLD_SIZE", 8, 4), "--set x=1"),
+      "echelon train --resume runs/a --set x=1\n(on each of the 8 ranks, started as before: RANK "
+      "and WORLD_SIZE)");
   EXPECT_EQ(resume_command("runs/a", started_by("torchrun", 2, 1)),
-            "echelon train --resume runs/a on each of the 2 ranks, started as before (torchrun)");
+            "echelon train --resume runs/a\n(on each of the 2 ranks, started as before: torchrun)");
+}
+
+// What a shell makes of it: the words of its first line.
+std::vector<std::string> words_of(const std::string& command) {
+  const std::string line = command.substr(0, command.find('\n'));
+  const std::string script =
+      "echelon() { printf '%s\\n' \"$@\"; }; mpirun() { shift 3; echelon \"$@\"; }; ";
+  ::setenv("ECHELON_TEST_SCRIPT", (script + line).c_str(), 1);
+  FILE* const shell = ::popen("exec sh -c \"$ECHELON_TEST_SCRIPT\"", "r");
+  std::string text;
+  for (int c = std::fgetc(shell); c != EOF; c = std::fgetc(shell)) text += char(c);
+  EXPECT_EQ(::pclose(shell), 0) << line;
+  std::vector<std::string> words;
+  std::istringstream lines(text);
+  for (std::string word; std::getline(lines, word);) words.push_back(word);
+  return words;
+}
+
+TEST(ResumeCommand, IsOneThatAShellTakes) {
+  for (const std::string run : {"runs/a", "runs/two words", "it's", "a$(b)`c`\"d\"", "(e);&|*"})
+    for (const auto& environment :
+         {JobEnvironment(), started_by("Open MPI", 8, 4), started_by("torchrun", 8, 4)})
+      EXPECT_EQ(words_of(resume_command(run, environment)),
+                (std::vector<std::string>{"train", "--resume", run}))
+          << resume_command(run, environment);
 }
 
 }  // namespace
