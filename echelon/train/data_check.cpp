@@ -144,11 +144,15 @@ void check_guest_data(const std::string& text, const DataFingerprint& job) {
   const auto data = fingerprint_of(text.substr(begin, text.find('\n', begin) - begin));
   const auto how = difference(data, "the worker", job, "the job");
   if (how.empty()) return;
+  // The same text, cut into training and validation elsewhere: no other --data would help.
+  const bool split = data.tokeniser == job.tokeniser && data.files == job.files &&
+                     data.training != job.training &&
+                     data.training + data.validation == job.training + job.validation;
   if (!text.ends_with(guest_allows))
-    throw InvalidArgument(
-        fmt::format("the worker has other data than the job: {}; give it the job's with --data, or "
-                    "--allow-other-data if that is meant",
-                    how));
+    throw InvalidArgument(fmt::format(
+        "the worker has other data than the job: {}; give it the job's {}, or --allow-other-data if "
+        "that is meant",
+        how, split ? "data.validation and train.validate_every" : "with --data"));
   log::warn(fmt::format("a worker that joins has other data: {}; --allow-other-data lets it", how));
 }
 

@@ -185,6 +185,14 @@ TEST(DataCheck, RefusesAGuestWithOtherData) {
       thrown<InvalidArgument>([&] { check_guest_data(with_fingerprint("", other, false), job); }),
       "the worker has other data than the job: the worker and the job have 1000 bytes each, and not "
       "the same ones; give it the job's with --data, or --allow-other-data if that is meant");
+  DataFingerprint split = job;  // a part of it is kept for validation
+  split.training = 900;
+  split.validation = 100;
+  EXPECT_EQ(
+      thrown<InvalidArgument>([&] { check_guest_data(with_fingerprint("", split, false), job); }),
+      "the worker has other data than the job: the worker has 900 bytes to train on and the job has "
+      "1000; give it the job's data.validation and train.validate_every, or --allow-other-data if "
+      "that is meant");
   check_guest_data(with_fingerprint("", other, true), job);
   check_guest_data(with_fingerprint("", other, false), {});
   EXPECT_NE(thrown<InvalidArgument>([&] { check_guest_data("[model]\n", job); }).find("version"),
