@@ -139,7 +139,7 @@ def spoil(draw, folder):
     what = draw.choice(["plan", "weights", "config.json", "state", "config.toml", "metrics", "job.toml", "job.toml"])
     if what == "plan":
         file = folder / "runs/ranks/plan.json"
-        words = ["train", "--nproc", "2", "--plan", "runs/ranks/plan.json", "--name", "new"]
+        words = ["train", "--nproc", "2", "--plan", "runs/ranks/plan.json", "--name", "new", *set_words(TINY)]
     elif what in ("weights", "config.json"):
         file = folder / "runs/job/weights" / ("model.safetensors" if what == "weights" else what)
         words = draw.choice([["generate", "runs/job/weights", "--tokens", "3"], ["info", "runs/job/weights"],

@@ -2,7 +2,10 @@
 writes starts a run, and both give the same logits."""
 
 import json
+import re
 import shutil
+import signal
+import time
 import tomllib
 
 import pytest
@@ -176,6 +179,29 @@ def test_export_writes_the_weights_of_a_state_on_the_way(echelon, tmp_path):
     assert model.config.n_embd == 32
     text = echelon("generate", "half", "--tokens", 5)
     assert text.returncode == 0 and text.stdout
+
+
+def test_export_writes_whole_weights_while_the_run_goes_on(echelon, tmp_path):
+    # A constant rate and a state after every step: what a longer run has on its way, shorter runs end with.
+    job = echelon.start(*echelon.train_arguments("--name", "long", train_steps=1000000, train_save_every=1))
+    try:
+        state, until = echelon.folder / "runs/long/state.safetensors", time.monotonic() + 60
+        while not state.exists():
+            assert job.poll() is None and time.monotonic() < until, job.communicate()
+            time.sleep(0.01)
+        exported = {}
+        while len(exported) < 3:
+            assert job.poll() is None and time.monotonic() < until, "the run ended, or its state stays the same"
+            result = echelon("export", "runs/long", "-o", f"out{len(exported)}")
+            assert result.returncode == 0, result.stderr
+            exported[int(re.search(r"after step (\d+) of 1000000", result.stdout).group(1))] = f"out{len(exported)}"
+        assert job.poll() is None, "the run goes on"
+    finally:
+        job.send_signal(signal.SIGINT)
+        job.communicate(timeout=60)
+    assert job.returncode == 130
+    for step, folder in exported.items():
+        assert same_folder(tmp_path / folder, echelon.train_well(f"to {step}", train_steps=step) / "weights"), step
 
 
 def test_export_without_a_folder_gives_the_run_its_weights_back(echelon):
