@@ -160,7 +160,7 @@ void add_train(CLI::App& app, int& exit_code) {
       if (request.options.train.device == "cuda") use_own_gpu();
       request.ranks = Communicator::world(request.options.comm, request.options.net);
     }
-    end_in_order();
+    request.training_begins = end_in_order;
     exit_code =
         run_job(std::move(request), interrupted()) == JobEnd::interrupted ? exit_interrupted : 0;
   });

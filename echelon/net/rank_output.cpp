@@ -107,6 +107,11 @@ void FinalErrors::show_all() {
   waiting_.clear();
 }
 
+void FinalErrors::drop_of(int rank) {
+  for (auto& one : waiting_) std::erase(one.ranks, rank);
+  std::erase_if(waiting_, [](const Waiting& one) { return one.ranks.empty(); });
+}
+
 void FinalErrors::show(const Waiting& one) {
   outlet_.put((marked_ ? "[" + rank_ranges(one.ranks) + "] " : "") + one.line + "\n");
 }

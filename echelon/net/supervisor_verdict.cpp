@@ -73,6 +73,7 @@ void Supervisor::judge_stopped() {
     const int code = exit_code_of(rank->status);
     const bool asked = code == exit_interrupted || code == 128 + stop_signal_;
     if (asked || code == exit_after_lost_peer) {
+      if (!asked) errors_.drop_of(rank->rank);
       if (exit_code_ == 0 || (asked && exit_code_ == exit_after_lost_peer)) exit_code_ = code;
       continue;
     }

@@ -86,6 +86,7 @@ JobEnd follow(const JobRequest& request, Trainer& trainer, const Stack& stack, c
     return every > 0 ? (trainer.step() / every + 1) * every : train.steps;
   };
   const bool saves = trainer.saves_together(), evaluates = !servers && data.validation != nullptr;
+  request.training_begins();
   try {
     while (trainer.step() < train.steps) {
       const auto until =
@@ -132,6 +133,7 @@ JobEnd join_job(const JobRequest& request, const JobData& data, Stack& stack,
   if (options.train.memory_mib > 0) require_memory(options, trainer.batch_parts(), 1, Role::guest);
   fmt::print("joined      {}\n", request.join);
   std::fflush(stdout);
+  request.training_begins();
   trainer.run_until(std::numeric_limits<std::int64_t>::max(), &stop);  // as long as the job goes on
   fmt::print("left        after step {}, {}\n", trainer.step(),
              stop.load() ? "since it was told to" : "the job's last");
@@ -221,13 +223,15 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
     servers->report_memory(
         [&] { return memory_words({memory_here->at_peak(), start, peak.bytes()}); });
     if (!servers->works()) {
+      request.training_begins();
       servers->all_have_come();
-      servers->wait();
+      servers->serve(stop);
       ledger_of(request, &*servers);
       if (servers->server()->version() >= options.train.steps)
         memory_of_ranks(request.ranks.get(), memory_here->at_peak(), start, peak.bytes(),
                         counts_alone(request, &*servers));
-      return JobEnd::finished;
+      return servers->server()->version() < options.train.steps ? JobEnd::interrupted
+                                                                : JobEnd::finished;
     }
   }
   Trainer trainer(stack, *data.training, options.train, options.optim,
@@ -239,6 +243,7 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
     trainer.load(gpt2_values(options.model.init, stack));
   if (servers) {
     servers->attach(trainer, stack);
+    request.training_begins();  // on all of them before any goes on: none waits for one that ended
     servers->all_have_come();
   }
   trainer.slow_down(options.chaos.slowness(request.ranks ? request.ranks->rank() : 0,
@@ -333,6 +338,7 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   const MemoryForecast forecast = forecast_memory(laid_out, all_ranks, local_ranks);
   fmt::print("{}\n{}\n", memory_head(), memory_row(name_of_forecast(all_ranks), forecast.tensors));
 
+  request.training_begins();
   const auto began = std::chrono::steady_clock::now();
   {
     Progress progress(trainer.step(), options.train.steps, data.bytes, request.progress);

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -29,6 +30,8 @@ struct JobRequest {
   ShowProgress progress = ShowProgress::automatic;
   bool trace_sync = false;      // print each step's exchanges, and write trace.json
   bool trace_pipeline = false;  // draw the last step of a pipeline, and write pipeline.svg
+  // Called when set-up is done, just before the first step: from here on run_job looks at `stop`.
+  std::function<void()> training_begins = [] {};
   // All ranks of the job, each with the same request; nullptr: one process. Rank 0 shows and
   // writes, the others only compute.
   std::shared_ptr<Communicator> ranks;
@@ -51,7 +54,7 @@ bool is_expendable(const JobOptions& options, int rank, int ranks);
 
 // Shows progress on standard output. Everything is checked before anything is written:
 // InvalidArgument and Corrupt leave no trace. Once `stop` is set the run ends after the present
-// step with its state saved.
+// step with its state saved; set-up, which may take minutes, does not look at it.
 JobEnd run_job(JobRequest request, const std::atomic<bool>& stop);
 
 // Where options name a folder of weights (model.init), the folder decides the model's sizes; a size

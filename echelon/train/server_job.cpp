@@ -3,6 +3,9 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <thread>
+
 #include "echelon/base/error.h"
 #include "echelon/comm/texts.h"
 #include "echelon/optim/schedule.h"
@@ -11,6 +14,8 @@
 
 namespace echelon {
 namespace {
+
+constexpr std::chrono::milliseconds a_moment{50};  // between looks at whether to stop
 
 std::vector<OwnedRange> even_ranges(const Stack& stack, std::size_t servers) {
   return cut_ranges(stack.values().numel(), std::vector<double>(servers, 1.0));
@@ -130,6 +135,14 @@ void ServerJob::meet(const std::string& objection) {
     if (!objections[rank].empty())
       throw PeerLost(fmt::format("rank {} could not come to the parameter servers: {}", rank,
                                  objections[rank]));
+}
+
+void ServerJob::serve(const std::atomic<bool>& stop) {
+  const std::jthread watch([&](const std::stop_token& over) {
+    while (!stop.load() && !over.stop_requested()) std::this_thread::sleep_for(a_moment);
+    if (stop.load()) server_->stop();
+  });
+  wait();
 }
 
 void ServerJob::wait() {

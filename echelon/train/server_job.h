@@ -1,6 +1,7 @@
 // A rank's part in a job with parameter servers: a server, a worker, or both.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -54,6 +55,9 @@ class ServerJob {
   void all_have_come() { meet(""); }
   // Until the job's workers have left this rank's server. Throws what ended the job before its end.
   void wait();
+  // The same for a rank that only serves: it ends the job after the present step once `stop` is
+  // set.
+  void serve(const std::atomic<bool>& stop);
 
   // What this rank's server, if it has one, tells the first worker of its memory.
   void report_memory(std::function<std::string()> words) {

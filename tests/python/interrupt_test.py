@@ -34,6 +34,15 @@ def wait_for_steps(job, folder, steps=5):
         time.sleep(0.02)
 
 
+def wait_until_it_computes(job, folder):
+    """The first step is under way, a moment after the log begins."""
+    log, end = folder / "runs/job/rank0.log", time.monotonic() + 90
+    while not log.exists() or ", step 0 of " not in log.read_text():
+        assert job.poll() is None and time.monotonic() < end, job.communicate()
+        time.sleep(0.02)
+    time.sleep(1)
+
+
 def saved_step(folder):
     data = (folder / "runs/job/state.safetensors").read_bytes()
     return int(json.loads(data[8:8 + struct.unpack("<Q", data[:8])[0]])["__metadata__"]["step"])
@@ -75,8 +84,29 @@ def test_a_signal_to_one_rank_ends_the_job_in_order(echelon, how, rank):
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_a_scheduler_that_signals_every_process_ends_the_job_in_order(echelon, how):
-    job = echelon.start(*command(echelon, how))
+@pytest.mark.parametrize("servers", SERVERS)
+@pytest.mark.parametrize("whom", ["the launcher", 0, 1, 2])
+def test_a_signal_ends_a_job_of_parameter_servers_in_order(echelon, how, servers, whom):
+    """Rank 2 only serves where servers are separate."""
+    job = echelon.start(*command(echelon, how, ranks=3, **SERVERS[servers]))
+    wait_for_steps(job, echelon.folder)
+    os.kill(job.pid if whom == "the launcher" else rank_process(job, whom), signal.SIGTERM)
+    expect_saved(job, echelon.folder)
+
+
+@pytest.mark.parametrize("place", ["colocated", "separate"])
+def test_a_signal_to_the_second_server_ends_the_job_in_order(echelon, place):
+    job = echelon.start(*command(echelon, "train --nproc", ranks=4, server_count=2, server_mode="bounded",
+                                 server_place=place, train_batch=8))
+    wait_for_steps(job, echelon.folder)
+    os.kill(rank_process(job, 1 if place == "colocated" else 3), signal.SIGTERM)
+    expect_saved(job, echelon.folder)
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("servers", ["none", *SERVERS])
+def test_a_scheduler_that_signals_every_process_ends_the_job_in_order(echelon, how, servers):
+    job = echelon.start(*command(echelon, how, ranks=3, **SERVERS.get(servers, dict(train_batch=6))))
     wait_for_steps(job, echelon.folder)
     for pid in descendants(job.pid):
         os.kill(pid, signal.SIGTERM)
@@ -93,19 +123,16 @@ def test_ctrl_c_reaches_a_process_group(echelon, how):
 
 @pytest.mark.parametrize("how", ["train", "train --nproc"])
 def test_a_second_ctrl_c_ends_it_at_once(echelon, how):
-    slow = dict(train_steps=10, chaos_slow='["0:100000"]')  # a step takes minutes
+    slow = dict(train_steps=10, chaos_slow='["0:1000"]', train_batch=512, model_width=64)  # a step takes minutes
     job = echelon.start(*command(echelon, how, **slow))
-    end = time.monotonic() + 90
-    while not (echelon.folder / "runs/job/config.toml").exists():
-        assert job.poll() is None and time.monotonic() < end, job.communicate()
-        time.sleep(0.02)
-    time.sleep(1)
+    wait_until_it_computes(job, echelon.folder)
     job.send_signal(signal.SIGINT)
     time.sleep(0.5)
     assert job.poll() is None, "the first one waits for the step"
     job.send_signal(signal.SIGINT)
-    job.communicate(timeout=30)
-    assert job.returncode == 130
+    out, err = job.communicate(timeout=30)
+    assert job.returncode == 130, out + err
+    assert not (echelon.folder / "runs/job/metrics.jsonl").exists(), "the step was not over"
 
 
 def test_a_hangup_that_is_ignored_stays_so(echelon):
@@ -145,7 +172,7 @@ def by_hand(echelon, rank, world, port, *arguments, **variables):
     environment = {**ENVIRONMENT, "RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1",
                    "MASTER_PORT": str(port), "ECHELON_TOKEN": "a token for tests of interrupts", **variables}
     return subprocess.Popen([str(echelon.program), *map(str, arguments)], cwd=echelon.folder, env=environment, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # conftest.py ends it with its test
 
 
 def free_port():
@@ -165,6 +192,52 @@ def wait_until_it_listens(job, port):
     raise AssertionError("nobody listens")
 
 
+def open_files(pid):
+    """What a process has open, as far as it can still be looked at: paths, and sockets by number."""
+    found = []
+    try:
+        for entry in os.listdir(f"/proc/{pid}/fd"):
+            found.append(os.readlink(f"/proc/{pid}/fd/{entry}"))
+    except OSError:  # it was closed just now
+        pass
+    return found
+
+
+def established(job):
+    """The (local, remote) ports of the process's TCP connections."""
+    sockets = open_files(job.pid)
+    rows = [line.split() for line in open(f"/proc/{job.pid}/net/tcp").read().splitlines()[1:]]
+    return {(int(row[1].split(":")[1], 16), int(row[2].split(":")[1], 16))
+            for row in rows if row[3] == "01" and f"socket:[{row[9]}]" in sockets}
+
+
+def wait_until_they_are_connected(second, first, port):
+    """The connection is proven and kept by both: for longer than a handshake takes."""
+    end, since = time.monotonic() + 60, None
+    while since is None or time.monotonic() - since < 1:
+        assert time.monotonic() < end and first.poll() is None and second.poll() is None, "they did not meet"
+        joined = {(b, a) for a, b in established(second) if b == port} & established(first)
+        since = (since or time.monotonic()) if joined else None
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("how", ["train", *HOWS])
+def test_a_signal_while_data_are_read_ends_the_job_at_once(echelon, how):
+    text = echelon.folder / "large.txt"
+    text.touch()
+    os.truncate(text, 400 << 30)  # sparse: reading it takes minutes
+    job = echelon.start(*command(echelon, how, data_source="large.txt"))
+    end = time.monotonic() + 60
+    while not any(str(text) in open_files(pid) for pid in descendants(job.pid)):
+        assert job.poll() is None and time.monotonic() < end, job.communicate()
+        time.sleep(0.02)
+    time.sleep(0.5)
+    job.send_signal(signal.SIGTERM)
+    out, err = job.communicate(timeout=20)
+    assert job.returncode == 130 and "echelon: error" not in err, out + err
+    assert not (echelon.folder / "runs").exists()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_rank_that_waits_for_the_others_ends_at_once(echelon, number):
     port = free_port()
@@ -180,7 +253,7 @@ def test_a_rank_that_ends_while_the_ranks_meet_is_named_at_once(echelon):
     first = by_hand(echelon, 0, 3, port, *echelon.train_arguments())
     wait_until_it_listens(first, port)
     second = by_hand(echelon, 1, 3, port, *echelon.train_arguments())
-    time.sleep(3)
+    wait_until_they_are_connected(second, first, port)
     second.send_signal(signal.SIGKILL)
     second.wait()
     out, err = first.communicate(timeout=30)
