@@ -131,9 +131,9 @@ JobEnd join_job(const JobRequest& request, const JobData& data, Stack& stack,
   join_servers(request.join, options, data.fingerprint, trainer, stack, ledger);
   // Of what is free, this trainer has taken its part by now: only a limit can still be compared.
   if (options.train.memory_mib > 0) require_memory(options, trainer.batch_parts(), 1, Role::guest);
+  request.training_begins();
   fmt::print("joined      {}\n", request.join);
   std::fflush(stdout);
-  request.training_begins();
   trainer.run_until(std::numeric_limits<std::int64_t>::max(), &stop);  // as long as the job goes on
   fmt::print("left        after step {}, {}\n", trainer.step(),
              stop.load() ? "since it was told to" : "the job's last");
