@@ -40,9 +40,10 @@ void on_signal(int signal) {
   const int error = errno;
   const auto now = milliseconds();
   if (!in_order.load()) end_now("echelon: interrupted\n");
-  if (!stop.exchange(true))
-    stopped_at.store(now);
-  else if (signal == SIGINT && now - stopped_at.load() > one_keypress)
+  std::int64_t first = 0;  // another thread may be handling one too
+  if (stopped_at.compare_exchange_strong(first, now))
+    stop.store(true);
+  else if (signal == SIGINT && now - first > one_keypress)
     end_now("echelon: interrupted again, and ended without saving\n");
   errno = error;
 }
