@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <system_error>
 
 #include "echelon/base/error.h"
 #include "echelon/base/log.h"
@@ -22,10 +23,16 @@ void ParameterServer::welcome(std::unique_ptr<Stream> stream, const Frame& first
   const std::lock_guard lock(mutex_);
   auto& one = connections_.emplace_back();
   one.peer = std::make_unique<Peer>(std::move(stream));
-  one.thread = std::thread([this, &one, first] {
-    const MemoryContext::Join counted(memory_);
-    serve(one, first);
-  });
+  try {
+    one.thread = std::thread([this, &one, first] {
+      const MemoryContext::Join counted(memory_);
+      serve(one, first);
+    });
+  } catch (const std::system_error&) {
+    const std::string name = one.peer->name();
+    connections_.pop_back();
+    throw Error(name + " was turned away: this process may not have more threads (ulimit -u)");
+  }
 }
 
 void ParameterServer::reap() {
