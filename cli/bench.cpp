@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
+#include "cli/numbers.h"
 #include "cli/ranks.h"
 #include "echelon/base/bytes.h"
 #include "echelon/base/error.h"
@@ -144,7 +145,7 @@ void add_servers(CLI::App& bench, int& exit_code) {
       ->type_name("K")
       ->capture_default_str();
   command->add_option("--mib", arguments->mib, "Of the vector")
-      ->check(CLI::Range(0.001, 4096.0))
+      ->check(number_from(0.001, 4096))
       ->type_name("M")
       ->capture_default_str();
   command->add_option("--repeat", arguments->repeat, "Times; the median is shown")
@@ -199,7 +200,7 @@ void add_bench(CLI::App& app, int& exit_code) {
       ->type_name("NAME")
       ->capture_default_str();
   command->add_option("--seconds", arguments->seconds, "To measure each size for")
-      ->check(CLI::Range(0.001, 600.0))
+      ->check(number_from(0.001, 600))
       ->type_name("S")
       ->capture_default_str();
   command->add_option("--json", arguments->json, "A JSON line a size, to FILE")->type_name("FILE");

@@ -382,6 +382,13 @@ def test_control_characters_that_come_back_in_a_message_are_escaped(echelon, wor
     assert "\x1b" not in result.stderr, result.stderr
 
 
+@pytest.mark.parametrize("words", [["collectives", "--sizes", "64", "--seconds"], ["servers", "--workers", "2", "--mib"]])
+def test_a_benchmark_takes_no_number_that_is_none(echelon, words):
+    for value in ("nan", "inf", "-1", "0", "x"):
+        result = echelon("bench", *words, value)
+        assert result.returncode == 2 and f"{words[-1]}: {value} is not a number from 0.001 to" in result.stderr, result.stderr
+
+
 def test_the_program_lists_its_commands(echelon):
     result = echelon("--help")
     assert result.returncode == 0
