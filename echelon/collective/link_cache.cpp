@@ -35,8 +35,7 @@ fs::path cache_folder() {
 
 LinkCache::LinkCache(std::string links) : links_(std::move(links)) {
   if (const fs::path folder = cache_folder(); !folder.empty())
-    file_ = folder /
-            fmt::format("links-{:016x}.json", checksum(std::as_bytes(std::span(links_))));
+    file_ = folder / fmt::format("links-{:016x}.json", checksum(std::as_bytes(std::span(links_))));
 }
 
 std::optional<Figures> LinkCache::read() const {

@@ -1,8 +1,9 @@
 // The figures of links that an earlier job measured, kept in a file for the next job between the
 // same machines: ECHELON_CACHE, else $XDG_CACHE_HOME/echelon, ~/.cache/echelon.
 //
-// A file holds for one description of the links (machines, ranks, addresses, interfaces), for a day.
-// Nothing here fails: what cannot be read is measured, what cannot be written is measured next time.
+// A file holds for one description of the links (machines, ranks, addresses, interfaces), for a
+// day. Nothing here fails: what cannot be read is measured, what cannot be written is measured next
+// time.
 #pragma once
 
 #include <filesystem>

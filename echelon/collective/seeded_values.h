@@ -2,7 +2,8 @@
 // other, and so is their sum, exactly, in any type and whatever the order in which it is taken.
 //
 // Element i of rank r is entry (i + stride r) mod n of a random table of -1, 0 and 1; n is a prime,
-// so a piece that lies elsewhere, comes from another rank, is missing or counted twice does not fit.
+// so a piece that lies elsewhere, comes from another rank, is missing or counted twice does not
+// fit.
 #pragma once
 
 #include <cstddef>
@@ -20,8 +21,8 @@ class SeededValues {
 
   // Elements first, first + 1, … of a rank's vector.
   void fill(int rank, std::size_t first, std::byte* out, std::size_t count) const;
-  // Throws Error, naming `what` and the first element that differs from a rank's vector, or from the
-  // sum of all ranks'.
+  // Throws Error, naming `what` and the first element that differs from a rank's vector, or from
+  // the sum of all ranks'.
   void check(int rank, std::size_t first, const std::byte* seen, std::size_t count,
              const std::string& what) const;
   void check_sum(std::size_t first, const std::byte* seen, std::size_t count,

@@ -10,20 +10,20 @@
 namespace echelon {
 
 struct DataFingerprint {
-  std::string source;             // where it was found; never compared
-  std::string tokeniser;          // "bytes", or "random" for random tokens
+  std::string source;     // where it was found; never compared
+  std::string tokeniser;  // "bytes", or "random" for random tokens
   std::int64_t files = 0;
   std::int64_t training = 0, validation = 0;  // bytes of each part
-  std::string sample;             // a checksum of a few pages
-  std::string digest;             // a checksum of all of it; empty: not known (yet)
+  std::string sample;                         // a checksum of a few pages
+  std::string digest;                         // a checksum of all of it; empty: not known (yet)
 };
 
 // As JSON, and back. An empty or unreadable text gives an empty fingerprint, with no tokeniser.
 std::string to_json(const DataFingerprint& data);
 DataFingerprint fingerprint_of(const std::string& json);
 
-// How two differ, in words: "rank 1 has 900 bytes to train on and rank 0 has 1000". Empty where they
-// do not, or one of them is empty. Digests are compared where both are known.
+// How two differ, in words: "rank 1 has 900 bytes to train on and rank 0 has 1000". Empty where
+// they do not, or one of them is empty. Digests are compared where both are known.
 std::string difference(const DataFingerprint& a, std::string_view name_of_a,
                        const DataFingerprint& b, std::string_view name_of_b);
 

@@ -14,8 +14,8 @@ rlimit raise_file_limit();
 // Files that this process has open now.
 std::size_t open_files();
 
-// Throws InvalidArgument where `further` files cannot be opened beside those that are open: says how
-// many are needed for `what`, what the limit is and how it is raised.
+// Throws InvalidArgument where `further` files cannot be opened beside those that are open: says
+// how many are needed for `what`, what the limit is and how it is raised.
 void require_files(std::size_t further, const std::string& what);
 
 }  // namespace echelon

@@ -72,7 +72,7 @@ class FinalErrors {
   void show_of(int rank);  // what waits of this rank, which has more to say
   void show_all();
   void drop_of(int rank);  // what waits of this rank is nothing to show
-  Deadline due() const;  // when to show all; never, where none waits
+  Deadline due() const;    // when to show all; never, where none waits
 
  private:
   struct Waiting {

@@ -2,8 +2,8 @@
 // what it computes to a group's gradients in the model's own type, so those must be of one
 // micro-batch: a group is widened before an action of another one changes it. Orders that finish a
 // micro-batch before the next one changes the same group widen it once a micro-batch, when its
-// gradients are complete. Under zero-bubble the weight part of one follows the input part of a later
-// one, and groups are widened between the two.
+// gradients are complete. Under zero-bubble the weight part of one follows the input part of a
+// later one, and groups are widened between the two.
 #pragma once
 
 #include <vector>

@@ -220,8 +220,9 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
     servers.emplace(options, *request.ranks,
                     Endpoint::listening_address(read_environment(), options.net), Token::find(),
                     data.fingerprint);
-    servers->report_memory(
-        [&] { return memory_words({memory_here->at_peak(), start, peak.bytes()}); });
+    servers->report_memory([&] {
+      return memory_words({memory_here->at_peak(), start, peak.bytes()});
+    });
     if (!servers->works()) {
       request.training_begins();
       servers->all_have_come();

@@ -214,10 +214,8 @@ void show_memory(const MemoryForecast& forecast, const std::vector<RankMemory>& 
     return a.tensors.total() < b.tensors.total();
   };
   const auto [least, greatest] = std::minmax_element(ranks.begin(), ranks.end(), less);
-  fmt::print(
-      "{}\n{}\n",
-      memory_row(fmt::format("rank {}, the least", least->rank), least->tensors),
-      memory_row(fmt::format("rank {}, the most", greatest->rank), greatest->tensors));
+  fmt::print("{}\n{}\n", memory_row(fmt::format("rank {}, the least", least->rank), least->tensors),
+             memory_row(fmt::format("rank {}, the most", greatest->rank), greatest->tensors));
 }
 
 void show_servers(const ServerOptions& servers, int workers) {

@@ -72,8 +72,7 @@ struct Served {
     MemoryUse use = between_steps();
     // Each worker may be reading another version, while the next one is written.
     if (!sync)
-      kind(use, MemoryKind::parameters) +=
-          std::uint64_t(versions(options, workers)) * values;
+      kind(use, MemoryKind::parameters) += std::uint64_t(versions(options, workers)) * values;
     kind(use, MemoryKind::gradients) = std::uint64_t(options.most_waiting(workers)) * values;
     if (widens) kind(use, MemoryKind::workspace) = 2 * wide;
     if (options.compensate > 0 && !sync) {  // what shares were computed on, and a few terms

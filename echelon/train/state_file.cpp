@@ -147,9 +147,9 @@ std::string saved_note(const std::filesystem::path& state, const std::string& ke
   return it == reader.header().metadata.end() ? "" : it->second;
 }
 
-// Where ranks have parts, one writes and the others bring theirs. One that cannot write, for whatever
-// reason, goes on bringing its own, so that nobody waits for it, and throws then. Not after an
-// exchange that failed half-way: then the ranks are not at the same place any more.
+// Where ranks have parts, one writes and the others bring theirs. One that cannot write, for
+// whatever reason, goes on bringing its own, so that nobody waits for it, and throws then. Not
+// after an exchange that failed half-way: then the ranks are not at the same place any more.
 void Trainer::write_together(const std::filesystem::path& path, std::vector<NamedTensor> tensors,
                              const std::map<std::string, std::string>& metadata) const {
   std::size_t made = 0;

@@ -40,10 +40,11 @@ struct Case {
 };
 
 std::string to_string(const Case& one) {
-  return fmt::format("pipeline {} x data {}, stage {}, {}, recompute {}, groups of {} MiB, scatter "
-                     "{}, {}, {}, reduce {}",
-                     one.pipeline, one.data, one.stage, one.schedule, one.recompute, one.group,
-                     one.scatter, one.tied ? "tied" : "untied", one.type, one.reduce);
+  return fmt::format(
+      "pipeline {} x data {}, stage {}, {}, recompute {}, groups of {} MiB, scatter "
+      "{}, {}, {}, reduce {}",
+      one.pipeline, one.data, one.stage, one.schedule, one.recompute, one.group, one.scatter,
+      one.tied ? "tied" : "untied", one.type, one.reduce);
 }
 
 JobOptions job_of(const Case& one) {
@@ -79,8 +80,8 @@ struct Sums {
   at::Tensor first, sum, magnitude;
 };
 
-// Every micro-batch by itself, in one process. A tied table is two here, with the same values, since
-// its two gradients come from two ranks.
+// Every micro-batch by itself, in one process. A tied table is two here, with the same values,
+// since its two gradients come from two ranks.
 Sums micro_batches_apart(const Case& one) {
   JobOptions job = job_of(one);
   job.model.tied = false;
@@ -101,7 +102,8 @@ Sums micro_batches_apart(const Case& one) {
   };
   const at::Tensor masters = update.state().front().flat;
   Sums sums;
-  sums.first = flat([&](const Parameter& p) { return masters.narrow(0, p.begin, p.numel()); }).clone();
+  sums.first =
+      flat([&](const Parameter& p) { return masters.narrow(0, p.begin, p.numel()); }).clone();
   sums.sum = at::zeros_like(sums.first);
   sums.magnitude = at::zeros_like(sums.first);
 
@@ -142,7 +144,8 @@ double roundings_away(const Case& one) {
     trainer->run();
     const at::Tensor seen = all_parameters(stack, *trainer).to(at::kDouble);
     if (group.rank() != 0) return;
-    const at::Tensor rounding = (exact.first.abs() + rate * exact.magnitude) * std::exp2(-24) + 1e-30;
+    const at::Tensor rounding =
+        (exact.first.abs() + rate * exact.magnitude) * std::exp2(-24) + 1e-30;
     worst = ((seen - (exact.first - rate * exact.sum)).abs() / rounding).max().item<double>();
   });
   return worst;
@@ -151,9 +154,7 @@ double roundings_away(const Case& one) {
 // Sums of 16 numbers round at most 15 times, and the update twice.
 constexpr double most = 18;
 
-void expect_fp32_sums(const Case& one) {
-  EXPECT_LT(roundings_away(one), most) << to_string(one);
-}
+void expect_fp32_sums(const Case& one) { EXPECT_LT(roundings_away(one), most) << to_string(one); }
 
 TEST(Fp32Sums, HoldUnderZeroBubble) {
   for (int stage = 0; stage <= 3; ++stage)

@@ -262,8 +262,9 @@ TEST(MemoryForecast, RefusesServersThatDoNotFit) {
   // A worker that joins serves nobody, and computes a share of the batch, however small.
   EXPECT_NO_THROW(require_memory(options, 4, 1, Role::guest));
   EXPECT_NO_THROW(require_memory(options, 0, 1, Role::guest));
-  EXPECT_NE(thrown<InvalidArgument>([&] { require_memory(options, 1, 1, Role::guest); })
-                .find("it cannot join the job here"),
+  EXPECT_NE(thrown<InvalidArgument>([&] {
+              require_memory(options, 1, 1, Role::guest);
+            }).find("it cannot join the job here"),
             std::string::npos)
       << "of a job with one worker a share is the whole batch";
 }

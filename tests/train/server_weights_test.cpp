@@ -59,10 +59,9 @@ struct TwoParts {
     const std::vector<Address> all = {first.address(), second.address()};
     for (auto* server : {&first, &second}) {
       server->start(all);
-      server->begin({.type = type,
-                     .ranges = {{0, 64, true}},
-                     .state = {at::zeros({64}, master_type(type))}},
-                    -1);
+      server->begin(
+          {.type = type, .ranges = {{0, 64, true}}, .state = {at::zeros({64}, master_type(type))}},
+          -1);
     }
     reader = first.join_here("reader");
     works = first.join("works", ParameterServer::Part::guest);
@@ -102,11 +101,13 @@ TEST(ServerWeights, AreOfOneVersionWhileUpdatesGoOn) {
     job.update();  // from here on nobody holds the first version
     EXPECT_EQ(mean_of(job.second.masters(later, 0, 64)), -4);
     for (auto* server : {&job.first, &job.second})
-      EXPECT_NE(thrown<Error>([&] { server->masters(pinned, 0, 1); })
-                    .find("has not kept the masters after 1 updates"),
+      EXPECT_NE(thrown<Error>([&] {
+                  server->masters(pinned, 0, 1);
+                }).find("has not kept the masters after 1 updates"),
                 std::string::npos);
-    EXPECT_NE(thrown<InvalidArgument>([&] { job.second.masters(later, 0, 65); })
-                  .find("has 64 masters, and was asked for those from 0 to 65"),
+    EXPECT_NE(thrown<InvalidArgument>([&] {
+                job.second.masters(later, 0, 65);
+              }).find("has 64 masters, and was asked for those from 0 to 65"),
               std::string::npos);
   }
 }

@@ -32,8 +32,8 @@ namespace echelon {
 
 // A share as it was handed out to a worker. One that comes back is handed out under a new number.
 struct Task {
-  std::int64_t clock = 0;  // the step, from 0
-  int share = 0;           // the number of shares: values are read; one more: masters are
+  std::int64_t clock = 0;    // the step, from 0
+  int share = 0;             // the number of shares: values are read; one more: masters are
   std::int64_t number = 0;   // no two have the same, and nobody can guess another's
   std::int64_t version = 0;  // of the parameters to compute on: how many updates they have had
   bool operator==(const Task&) const = default;

@@ -359,14 +359,13 @@ void ParameterServer::require_its_own(int worker, const Task& task) const {
 
 void ParameterServer::require_room(const Task& task, Part part) const {
   if (table_ || part != Part::guest || arrivals_.contains(task.number)) return;
-  const auto theirs = std::count_if(arrivals_.begin(), arrivals_.end(), [](const auto& one) {
-    return one.second.part == Part::guest;
-  });
+  const auto theirs = std::count_if(arrivals_.begin(), arrivals_.end(),
+                                    [](const auto& one) { return one.second.part == Part::guest; });
   // The first server may be a step ahead.
   if (theirs >= (setup_.server.most_begun() + 1) * setup_.shares)
-    throw InvalidArgument(fmt::format(
-        "{} keeps {} gradients of workers that joined, and has no room for more", setup_.name,
-        theirs));
+    throw InvalidArgument(
+        fmt::format("{} keeps {} gradients of workers that joined, and has no room for more",
+                    setup_.name, theirs));
 }
 
 at::Tensor ParameterServer::pull(int worker, const Task& task, Part part) {

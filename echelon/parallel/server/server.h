@@ -183,8 +183,8 @@ class ParameterServer {
   void answer_push(Connection& connection, const Frame& request);
   void answer_begin(Connection& connection, const Frame& request);
   void lose(int worker, const std::string& why);  // empty: it left as it should
-  void fail(std::exception_ptr why);  // with mutex_
-  void check() const;                 // with mutex_: throws what has failed
+  void fail(std::exception_ptr why);              // with mutex_
+  void check() const;                             // with mutex_: throws what has failed
   void require_alive(int worker) const;
   // With mutex_. The first server knows who has which task; the others know a task by its number,
   // and bound what guests may leave there.
