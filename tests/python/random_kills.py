@@ -1,10 +1,15 @@
-"""Random kills: signals to random processes of small jobs at random moments, many of them while a state is written.
+"""Random kills: signals to random processes of small jobs at random moments, a third of them while a state is written.
 
     random_kills.py --seed 1 --kills 20     what ./dev test runs
     random_kills.py --seed 1 --only 7       kill 7 of them again
 
 Whatever is killed, the job ends within a bound and leaves no process and no temporary file behind; the last state that
-was saved loads, the run goes on from it, and its metrics are those of a run that nobody disturbed.
+was saved loads, the run goes on from it, and its metrics are those of a run that nobody disturbed. How it ends depends on
+the signal:
+
+    TERM, INT   130; the state of the step that it names is saved, and no error is told
+    KILL        137, and the last error names the rank that was killed; 0 where the others go on without it
+    STOP        the last error names the rank that is stopped; 0 where the others go on without it
 """
 
 import argparse
@@ -13,6 +18,7 @@ import json
 import math
 import os
 import random
+import re
 import shlex
 import signal
 import struct
@@ -27,6 +33,8 @@ from pathlib import Path
 
 BUILD = Path(os.environ.get("ECHELON_BUILD_DIR", Path(__file__).resolve().parents[2] / "build"))
 STEPS, SAVE_EVERY = 48, 3
+LAST = STEPS - 8  # no signal after this step: it would meet a job that ends anyway
+SLOWNESS = 10  # of every rank, so that a step takes longer than it takes to look for it and to strike
 BOUND = 120  # seconds from the signal to the end of the job, on a busy machine; the waits below end sooner
 MARK = "ECHELON_TEST_KILL"  # a variable by which the processes of a job are found
 
@@ -63,13 +71,21 @@ class Kill:
     family: str
     signal: str
     victim: int  # a rank; -1: the process that was started
-    after_steps: int  # -1: by time, in the first moments of the job
+    moment: str  # early: by time, at the latest after the first step; step: after one; save: in the first save after one
+    after_steps: int
     after_seconds: float
 
     def __str__(self):
         who = "the launcher" if self.victim < 0 else f"rank {self.victim}"
-        when = f"after step {self.after_steps}" if self.after_steps >= 0 else f"after {self.after_seconds:.2f} s"
+        when = {"early": f"after {self.after_seconds:.2f} s or the first step", "step": f"after step {self.after_steps}",
+                "save": f"in the first save after step {self.after_steps}"}[self.moment]
         return f"kill {self.number}: SIG{self.signal} to {who} of {self.family}, {when}"
+
+
+@dataclass
+class Strike:
+    pid: int
+    early: bool  # no step was logged yet
 
 
 def draw_kill(seed, number):
@@ -80,8 +96,8 @@ def draw_kill(seed, number):
     victim = draw.randrange(family.ranks) if family.ranks > 1 and (chosen == "STOP" or draw.random() < 0.8) else -1
     if victim < 0 and chosen == "STOP":
         chosen = "KILL"
-    early = draw.random() < 0.25
-    return Kill(number, name, chosen, victim, -1 if early else draw.randrange(STEPS), draw.random() * 1.5)
+    moment = "save" if number % 3 == 0 else "early" if draw.random() < 0.35 else "step"
+    return Kill(number, name, chosen, victim, moment, draw.randint(1, LAST), draw.random() * 1.5)
 
 
 # ---- Processes
@@ -110,7 +126,9 @@ class Job:
     def __init__(self, folder, family, *arguments):
         self.folder, self.mark = folder, uuid.uuid4().hex
         (folder / "tmp").mkdir(exist_ok=True)
-        words = [word for key, value in (JOB | dict(family.settings)).items() for word in ("--set", f"{key}={value}")]
+        slow = "[" + ", ".join(f'"{rank}:{SLOWNESS}"' for rank in range(family.ranks)) + "]"
+        words = [word for key, value in (JOB | dict(family.settings) | {"chaos.slow": slow}).items()
+                 for word in ("--set", f"{key}={value}")]
         command = [str(BUILD / "echelon"), "train", "--nproc", str(family.ranks), *arguments]
         self.command = command + (words if "--resume" not in arguments else [])
         environment = {k: v for k, v in os.environ.items() if not k.startswith("ECHELON_")}
@@ -153,23 +171,35 @@ class Job:
         return sorted(left)
 
 
-def strike(job, kill):
-    """Waits for the moment and sends the signal. False where the job was over before."""
-    moment = time.monotonic() + (kill.after_seconds if kill.after_steps < 0 else 0)
-    deadline = time.monotonic() + BOUND
-    while time.monotonic() < deadline:
-        if job.process.poll() is not None:
+    def writes_a_state(self):
+        try:
+            return any(name.startswith(".state.safetensors.") for name in os.listdir(self.folder / "runs/job"))
+        except OSError:
             return False
-        if time.monotonic() >= moment and job.steps() >= kill.after_steps:
-            pid = job.process_of(kill.victim)
-            if pid is not None:
-                try:
-                    os.kill(pid, SIGNALS[kill.signal])
-                    return True
-                except ProcessLookupError:
-                    pass
-        time.sleep(0.002)
-    return False
+
+
+def strike(job, kill):
+    """Waits for the moment and sends the signal. None where the job was over before."""
+    begin = time.monotonic()
+    pid = None
+    while time.monotonic() - begin < BOUND and job.process.poll() is None:
+        if kill.moment == "early":
+            ready = time.monotonic() - begin >= kill.after_seconds or job.steps() > 0
+        else:
+            ready = job.steps() >= kill.after_steps
+        if not ready:
+            time.sleep(0.002)
+            continue
+        pid = pid or job.process_of(kill.victim)
+        if pid is None or (kill.moment == "save" and not job.writes_a_state()):
+            continue
+        try:
+            early = job.steps() == 0
+            os.kill(pid, SIGNALS[kill.signal])
+            return Strike(pid, early)
+        except ProcessLookupError:
+            return None
+    return None
 
 
 # ---- What must hold afterwards
@@ -188,24 +218,61 @@ def saved_step(state):
         return int(json.loads(file.read(length))["__metadata__"]["step"])
 
 
-def ended_well(kill, family, code, err):
+def errors_in(err):
+    return [line for line in err.splitlines() if line.startswith("echelon: error: ")]
+
+
+def went_on(kill, strike, folder, err):
+    """The job did without the rank: what is wrong with that."""
+    done = len(metrics(folder))
+    wrong = [] if done == STEPS else [f"it ended with 0 after {done} steps"]
+    if not any(re.match(rf"echelon: error: rank {kill.victim} \(pid {strike.pid}\) ", line) for line in errors_in(err)):
+        wrong.append(f"no line tells of rank {kill.victim} (pid {strike.pid})")
+    return wrong
+
+
+def ended_in_order(code, out, err, folder):
+    """After TERM or INT: what is wrong, as sentences."""
+    wrong = [] if code == 130 else [f"exit code {code}, not 130"]
+    if errors_in(err):
+        wrong.append(f"it was interrupted, and tells of errors: {errors_in(err)}")
+    run = folder / "runs/job"
+    done = len(metrics(folder)) if (run / "metrics.jsonl").exists() else 0
+    said = re.search(r"interrupted after step (\d+); go on with: ", out)
+    saved = saved_step(run / "state.safetensors")
+    if said and not int(said[1]) == saved == done:
+        wrong.append(f"interrupted after step {said[1]}, {done} steps are logged, and the state is that of step {saved}")
+    if not said and done > 0:
+        wrong.append(f"{done} steps were done, and it does not say after which it was interrupted")
+    return wrong
+
+
+def ended_well(kill, strike, family, code, out, err, folder):
     """What is wrong with how the job ended, as sentences."""
     if code is None:
         return [f"it did not end within {BOUND} s"]
-    if code in (-signal.SIGKILL,) and kill.victim < 0:
-        return []
-    crashes = [128 + s for s in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)]
-    if code < 0 or code in crashes:
-        return [f"exit code {code}"]
-    spared = kill.victim in family.expendable
-    if kill.signal == "KILL" and spared and code != 0:
-        return [f"the others did not go on: exit code {code}"]
-    if kill.signal == "KILL" and not spared and code not in (0, 137):
-        return [f"exit code {code}, not 137"]
-    errors = [line for line in err.splitlines() if line.startswith("echelon: error: ")]
-    if kill.signal == "KILL" and code == 137 and f"rank {kill.victim} " not in errors[-1]:
-        return [f"the last error does not name rank {kill.victim}: {errors[-1]}"]
-    return []
+    if strike is None:
+        return [] if code == 0 else [f"nobody was struck, and the exit code is {code}"]
+    if kill.victim < 0 and strike.early and kill.signal != "KILL" and code == -SIGNALS[kill.signal]:
+        # Before it could take signals.
+        return [] if out + err == "" and not (folder / "runs").exists() else ["it was killed, and had begun"]
+    if kill.signal in ("TERM", "INT"):
+        return ended_in_order(code, out, err, folder)
+    if kill.victim < 0:  # SIGKILL
+        return [] if code == -signal.SIGKILL else [f"exit code {code} of a process that was killed"]
+    # Until the first step the job needs all; it is not seen from outside whether it has just begun.
+    if kill.victim in family.expendable and (code == 0 or not strike.early):
+        return went_on(kill, strike, folder, err) if code == 0 else [f"the others did not go on: exit code {code}"]
+    end = "was killed by signal 9" if kill.signal == "KILL" else "is stopped"
+    wrong = []
+    if kill.signal == "KILL" and code != 137:
+        wrong.append(f"exit code {code}, not 137")
+    if code <= 0 or code in [128 + s for s in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)]:
+        wrong.append(f"exit code {code}")
+    last = (errors_in(err) or ["nothing"])[-1]
+    if not re.match(rf"echelon: error: rank {kill.victim} \(pid {strike.pid}\) {end}", last):
+        wrong.append(f"the last error does not say that rank {kill.victim} (pid {strike.pid}) {end}: {last}")
+    return wrong
 
 
 def same_metrics(family, got, expected):
@@ -222,7 +289,8 @@ class Kills:
         self.seed, self.folder = seed, Path(folder)
         self.undisturbed = {}
         self.locks = {name: threading.Lock() for name in FAMILIES}
-        self.struck = 0
+        self.lock = threading.Lock()  # struck
+        self.struck = []  # kills that found their process
 
     def place(self):
         folder = Path(tempfile.mkdtemp(dir=self.folder))
@@ -247,9 +315,12 @@ class Kills:
         expected = self.reference(kill.family)
         folder = self.place()
         job = Job(folder, family, "--name", "job")
-        self.struck += strike(job, kill)
+        struck = strike(job, kill)
+        if struck:
+            with self.lock:
+                self.struck.append(kill)
         code, out, err = job.end(BOUND)
-        wrong = ended_well(kill, family, code, err)
+        wrong = ended_well(kill, struck, family, code, out, err, folder)
         if left := job.left_over():
             wrong.append(f"the processes {left} were left behind")
         before = f"{out}{err}"
@@ -289,7 +360,13 @@ def kills(seed, numbers, folder, say=print):
     work = Kills(seed, folder)
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         wrong = [text for text in pool.map(work.run, numbers) if text]
-    say(f"seed {seed}: {len(numbers)} kills, {work.struck} of which found their process; {len(wrong)} wrong")
+    saves = [kill for kill in work.struck if kill.moment == "save"]
+    meant = [number for number in numbers if draw_kill(seed, number).moment == "save"]
+    say(f"seed {seed}: {len(work.struck)} of {len(numbers)} kills found their process, {len(saves)} of {len(meant)} while a "
+        f"state was written; {len(wrong)} wrong")
+    if len(work.struck) < 0.8 * len(numbers) or len(saves) < 0.8 * len(meant):
+        wrong.append(f"too few kills found their process: {len(work.struck)} of {len(numbers)}, {len(saves)} of {len(meant)} "
+                     "while a state was written")
     return wrong
 
 
