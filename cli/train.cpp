@@ -148,7 +148,8 @@ void add_train(CLI::App& app, int& exit_code) {
                           .nproc = arguments->nproc,
                           .rendezvous = {},
                           .log_dir = {},
-                          .prefix = false});
+                          .prefix = false,
+                          .takes_interrupts = true});
       return;
     }
     if (!environment.not_a_rank.empty() && !nproc->count())

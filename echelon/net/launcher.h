@@ -30,6 +30,9 @@ struct LaunchOptions {
   bool prefix = true;             // "[R] " before each line, when there are several ranks
   bool quiet_others = false;      // show what rank 0 prints only
   bool bind = true;               // ranks to NUMA nodes, where they divide evenly
+  // The program takes SIGINT, SIGTERM and SIGHUP for what asks it to end in order. One that they
+  // kill was asked before it could say so, while its libraries were loaded: it was interrupted.
+  bool takes_interrupts = false;
 
   std::chrono::milliseconds grace{3000};  // from SIGTERM to SIGKILL, when another rank has failed
   // From the end of the ranks that a job needs to the end of those that are expendable.

@@ -60,6 +60,7 @@ class Supervisor {
   int innocence(const Rank& rank) const;
   void blame(const Rank& failed);
   const Rank* local(int rank) const;
+  bool is_interrupted(int status) const;
   bool is_needed(const Rank& rank) const { return !expendable_.contains(rank.rank); }
   const Rank* stopped_needed() const;
   bool waited_for_needed(const Rank& rank) const;

@@ -28,10 +28,6 @@ namespace {
 
 std::string process(int rank, pid_t pid) { return fmt::format("rank {} (pid {})", rank, pid); }
 
-bool is_interrupted(int status) {
-  return WIFEXITED(status) && WEXITSTATUS(status) == exit_interrupted;
-}
-
 constexpr const char* is_stopped_text = "is stopped (by kill -STOP, Ctrl-Z or a debugger)";
 
 }  // namespace
@@ -40,6 +36,12 @@ void Supervisor::judge() {
   if (terminating_) return;  // the others follow the first
   if (!failed_.empty()) judge_failed();
   if (!terminating_) end_stragglers();
+}
+
+bool Supervisor::is_interrupted(int status) const {
+  if (WIFEXITED(status)) return WEXITSTATUS(status) == exit_interrupted;
+  const int signal = WTERMSIG(status);
+  return options_.takes_interrupts && (signal == SIGINT || signal == SIGTERM || signal == SIGHUP);
 }
 
 void Supervisor::judge_failed() {
@@ -58,7 +60,7 @@ void Supervisor::judge_failed() {
 
 // Somebody else has asked a rank to end. Ranks that have agreed to end already do not mind.
 void Supervisor::take_interruption() {
-  if (stop_signal_ != 0 || std::none_of(failed_.begin(), failed_.end(), [](const Rank* rank) {
+  if (stop_signal_ != 0 || std::none_of(failed_.begin(), failed_.end(), [&](const Rank* rank) {
         return is_interrupted(rank->status);
       }))
     return;
@@ -70,7 +72,7 @@ void Supervisor::take_interruption() {
 // sake misses one that ended before it. What else goes wrong then is told, and is the exit code.
 void Supervisor::judge_stopped() {
   for (const Rank* rank : std::exchange(failed_, {})) {
-    const int code = exit_code_of(rank->status);
+    const int code = is_interrupted(rank->status) ? exit_interrupted : exit_code_of(rank->status);
     const bool asked = code == exit_interrupted || code == 128 + stop_signal_;
     if (asked || code == exit_after_lost_peer) {
       if (!asked) errors_.drop_of(rank->rank);

@@ -445,6 +445,23 @@ TEST_F(Launcher, EndsQuietlyWhenRanksThatWereToldToEndWereInterrupted) {
   }
 }
 
+TEST_F(Launcher, TakesARankForInterruptedThatASignalKilledBeforeItCouldSaySo) {
+  for (const std::string name : {"INT", "TERM", "HUP"}) {
+    const ScratchFolder folder;
+    LaunchOptions options =
+        shell(2, "if [ $RANK = 1 ]; then until [ -e $0/up ]; do sleep 0.01; done; kill -" + name +
+                     " $$; fi; trap 'sleep 0.2; echo saved; exit 130' TERM; : > $0/up; "
+                     "while :; do sleep 0.02; done");
+    options.program.push_back(folder.path().string());
+    options.takes_interrupts = true;
+    options.grace = 50ms;
+    Launched job(options);
+    EXPECT_EQ(job.exit_code(), 130);
+    EXPECT_EQ(job.out(), "[0] saved\n");
+    EXPECT_EQ(job.err().find("echelon"), std::string::npos) << job.err();
+  }
+}
+
 TEST_F(Launcher, TellsOfARankThatFailsWhileItEnds) {
   Launched job(shell(2,
                      "trap 'exit $((130 - 129 * RANK))' TERM; echo up; while :; do sleep 0.02; "
