@@ -15,8 +15,8 @@ TINY = ["model.layers=1", "model.width=32", "model.heads=2", "model.context=32",
         "train.threads=1", "data.source=random", "comm.timeout=20"]
 
 
-def start(folder, *arguments, settings=()):
-    command = [str(BUILD / "echelon"), "train", *arguments]
+def start(folder, *arguments, settings=(), launcher=()):
+    command = [*launcher, str(BUILD / "echelon"), "train", *arguments]
     for setting in [*TINY, *settings]:
         command += ["--set", setting]
     return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -47,9 +47,11 @@ def end(job):
     return job.returncode, out, err
 
 
+@pytest.mark.parametrize("how", ["train --nproc", "launch"])
 @pytest.mark.parametrize("mode", ["bounded", "async"])
-def test_the_others_go_on_when_a_worker_is_killed(tmp_path, mode):
-    job = start(tmp_path, "--nproc", "3", "--name", "job",
+def test_the_others_go_on_when_a_worker_is_killed(tmp_path, mode, how):
+    launcher = [str(BUILD / "echelon"), "launch", "--nproc", "3", "--"] if how == "launch" else []
+    job = start(tmp_path, *([] if launcher else ["--nproc", "3"]), "--name", "job", launcher=launcher,
                 settings=["server.count=1", f"server.mode={mode}", "train.steps=600", 'chaos.slow=["2:3.0"]'])
     wait_for_steps(job, tmp_path, 20)
     os.kill(rank_process(job, 2), signal.SIGKILL)
