@@ -30,8 +30,8 @@ namespace {
 
 // Pushes and pulls of all ranks: in every step each worker sends its gradient, and fetches the
 // parameters, of what it does not own itself; and at the end it fetches them once more. The first
-// worker begins with masters and two moments for every part that is not its own server's; at the
-// end each worker asks for them once, to compare (all_parameters).
+// worker begins with masters and two moments for every part that is not its own server's. What
+// workers read at the end only to be compared (all_parameters, "masters") is not counted.
 std::uint64_t server_bytes(const JobOptions& options, std::uint64_t n, int p) {
   const auto steps = std::uint64_t(options.train.steps);
   const ServerJob::Roles roles(options.server, p);
@@ -44,7 +44,7 @@ std::uint64_t server_bytes(const JobOptions& options, std::uint64_t n, int p) {
     const std::uint64_t own =
         mine < 0 ? 0 : std::uint64_t(ranges[std::size_t(mine)].numel()) * element;
     bytes += (2 * steps + 1) * (n - own);
-    bytes += (rank == 0 ? 2 : 1) * 3 * (n - own);
+    if (rank == 0) bytes += 3 * (n - own);
   }
   return bytes;
 }
@@ -93,7 +93,7 @@ std::uint64_t replica_bytes(const Strategy& strategy, const std::vector<std::uin
 
 std::uint64_t replica_bytes_sent(const std::map<std::string, std::uint64_t>& sent) {
   std::uint64_t bytes = 0;
-  for (const char* tag : {"gradients", "parameters", "push", "pull", "begin", "state"})
+  for (const char* tag : {"gradients", "parameters", "push", "pull", "begin"})
     if (const auto found = sent.find(tag); found != sent.end()) bytes += found->second;
   return bytes;
 }

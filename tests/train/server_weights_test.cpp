@@ -155,6 +155,11 @@ TEST(ServerWeights, AreThoseOfTheLastStepWhateverWasReadBefore) {
           trainer.save_weights(folder / "early");
         }
         trainer.run();
+        if (group.rank() == 1) {  // any worker may read them
+          const Parameter& first = stack.parameters().front();
+          EXPECT_TRUE(at::allclose(trainer.master(first), masters_after(options, 6).at(first.name),
+                                   0, 1e-12));
+        }
         trainer.save_weights(folder / "late");
         trainer.leave_servers();
         const auto left = thrown<InvalidArgument>([&] { trainer.master(stack.parameters()[0]); });

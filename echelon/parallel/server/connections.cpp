@@ -158,11 +158,11 @@ void ParameterServer::require_role(const Connection& connection, const Frame& re
       break;
     case Peer::begin:
     case Peer::state:
+    case Peer::pin:
+    case Peer::masters:
       if (connection.role != Role::rank) refuse("workers that the job began with");
       break;
     case Peer::saved:
-    case Peer::pin:
-    case Peer::masters:
     case Peer::memory:
       if (!connection.first) refuse("the first worker");
       break;
