@@ -73,15 +73,16 @@ MARK = "TEST_THAT_STARTED_THIS"  # a variable by which the processes of a test a
 
 
 def processes_with(variable, value):
-    """Living processes whose environment has it."""
+    """Living processes whose environment has it, but for the servers of Python's multiprocessing, which serve later tests."""
     found = []
     for entry in filter(str.isdigit, os.listdir("/proc")):
         try:
             variables = open(f"/proc/{entry}/environ", "rb").read().split(b"\0")
             state = open(f"/proc/{entry}/stat").read().rsplit(")", 1)[1].split()[0]
+            command = open(f"/proc/{entry}/cmdline", "rb").read()
         except OSError:  # it has ended
             continue
-        if f"{variable}={value}".encode() in variables and state != "Z":
+        if f"{variable}={value}".encode() in variables and state != "Z" and b"from multiprocessing." not in command:
             found.append(int(entry))
     return found
 
