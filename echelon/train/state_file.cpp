@@ -10,10 +10,12 @@
 
 #include <algorithm>
 #include <charconv>
+#include <exception>
 #include <span>
 
 #include "echelon/base/checksum.h"
 #include "echelon/base/error.h"
+#include "echelon/comm/texts.h"
 #include "echelon/nn/split.h"
 #include "echelon/nn/tensor_file.h"
 #include "echelon/nn/tensor_group.h"
@@ -166,13 +168,33 @@ void Trainer::write_together(const std::filesystem::path& path, std::vector<Name
     while (made < tensors.size()) tensors[made].make();
   };
   if (!saves_together()) return write_tensors(path, tensors, metadata);
-  if (all_->rank() != 0) return make_rest();
-  try {
-    write_tensors(path, tensors, metadata);
-  } catch (...) {
-    if (!making) make_rest();
-    throw;
+  std::exception_ptr failure;
+  if (all_->rank() != 0) {
+    make_rest();
+  } else {
+    try {
+      write_tensors(path, tensors, metadata);
+    } catch (...) {
+      if (making) throw;  // an exchange failed half-way
+      failure = std::current_exception();
+      make_rest();
+    }
   }
+  require_written(failure);
+}
+
+// All ranks learn whether the first has written what they gave it. Collective.
+void Trainer::require_written(const std::exception_ptr& failure) const {
+  std::string why;
+  try {
+    if (failure) std::rethrow_exception(failure);
+  } catch (const std::exception& error) {
+    why = error.what();
+  }
+  const std::string first = gather_texts(*all_, why, "save").front();
+  if (failure) std::rethrow_exception(failure);
+  // Another rank's failure, not this one's: so that a launcher blames the right one.
+  if (!first.empty()) throw PeerLost("rank 0 has not saved it: " + first);
 }
 
 void Trainer::save(const std::filesystem::path& path) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <numeric>
 #include <optional>
 
@@ -30,6 +31,26 @@ at::Tensor with_rows_that_divide(const at::Tensor& input, const TensorGroup* gro
 
 }  // namespace
 
+// The output, or the loss where a target is given. After an error in the middle of a pipeline the
+// next stages still wait for this rank: whatever it sent next they would take for what is missing.
+at::Tensor Trainer::compute_output(const at::Tensor& input, const at::Tensor& target) {
+  require_in_step();
+  try {
+    return executor_->infer(input, target);
+  } catch (const std::exception& error) {
+    if (layout_.pipeline.ranks > 1) out_of_step_ = error.what();
+    throw;
+  }
+}
+
+void Trainer::require_in_step() const {
+  if (!out_of_step_.empty())
+    throw Error(
+        "the ranks of the pipeline are no longer in step, since an earlier call failed on this "
+        "one (" +
+        out_of_step_ + "): end the job, and go on from a saved state");
+}
+
 at::Tensor Trainer::infer(const at::Tensor& input) {
   const at::NoGradGuard no_grad;
   const PartsInUse parts(stack_);
@@ -38,7 +59,7 @@ at::Tensor Trainer::infer(const at::Tensor& input) {
   const at::Tensor here =
       input.is_floating_point() ? input.to(device_, stack_.type()) : input.to(device_);
   const at::Tensor given = with_rows_that_divide(here, stack_.tensor_group().get());
-  const at::Tensor output = executor_->infer(given, {});
+  const at::Tensor output = compute_output(given, {});
   in_flight_->last = std::chrono::steady_clock::now();  // this is no part of the next step's time
   return given.is_same(here) ? output : output.narrow(0, 0, here.size(0));
 }
@@ -77,7 +98,8 @@ void Trainer::save_weights(const std::filesystem::path& path) {
         "the parameters' masters stayed with the parameter servers: call save_weights() before "
         "leave_servers()");
   if (servers_ && part_ != ServerPart::first) return;
-  if (!saves_together() && all_ && all_->rank() != 0) return;
+  const bool apart = !saves_together() && all_;  // the first has all, and the others nothing to do
+  if (apart && all_->rank() != 0) return require_written({});
   std::optional<Task> pinned;  // one version of all of them, while others go on
   if (servers_have_masters()) pinned = servers_->pin(step_);
   std::vector<NamedTensor> tensors;
@@ -94,7 +116,14 @@ void Trainer::save_weights(const std::filesystem::path& path) {
   std::stable_sort(tensors.begin(), tensors.end(), [](const NamedTensor& a, const NamedTensor& b) {
     return at::elementSize(a.type) > at::elementSize(b.type);
   });
-  write_together(path, std::move(tensors), {{"format", "pt"}});
+  std::exception_ptr failure;
+  try {
+    write_together(path, std::move(tensors), {{"format", "pt"}});
+  } catch (...) {
+    if (!apart) throw;
+    failure = std::current_exception();
+  }
+  if (apart) require_written(failure);
 }
 
 }  // namespace echelon

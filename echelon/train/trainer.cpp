@@ -47,6 +47,7 @@ void Trainer::run_until(std::int64_t until, const std::atomic<bool>* stop) {
   at::NoGradGuard no_grad;
   PartsInUse parts(stack_);
   parts.forget_whole();
+  require_in_step();
   if (servers_) return run_with_servers(until, stop);
   stop_at_ = stopped(stop) ? step_ : until;
   begin_alike();
@@ -399,6 +400,10 @@ double Trainer::evaluate_together(const Dataset& data, std::int64_t samples) {
 
 // `together`: all ranks are here, and those that split a batch split the samples.
 double Trainer::mean_loss(const Dataset& data, std::int64_t samples, bool together) {
+  if (samples < 1 || data.size() < 1)
+    throw InvalidArgument(
+        fmt::format("the mean loss of {} samples of {} is no number: ask for one at least", samples,
+                    data.size()));
   const PartsInUse stack_parts(stack_);
   refresh_values();
   MemoryScope scope(MemoryKind::activations);
@@ -421,7 +426,7 @@ double Trainer::mean_loss(const Dataset& data, std::int64_t samples, bool togeth
       return t.is_floating_point() ? t.to(device_, stack_.type()) : t.to(device_);
     };
     const at::Tensor input = there(batch.input), target = there(batch.target);
-    total[0].add_(executor_->infer(input, target), static_cast<double>(end - first));
+    total[0].add_(compute_output(input, target), static_cast<double>(end - first));
     if (has_loss) counted += end - first;
   }
   total[1].fill_(counted);

@@ -184,10 +184,10 @@ class Trainer {
   void gather();
 
   // All parameters (in the masters' precision) and buffers by name, whole, as one safetensors file,
-  // written whole or not at all. Every rank calls it and rank 0 writes; no rank ever holds more
-  // than one of them beside its own. With parameter servers the first worker writes, the others
-  // need not call it: the masters of one version. That is the one after step() updates, unless
-  // server.mode lets the others go on meanwhile: then the newest.
+  // written whole or not at all. Every rank calls it and rank 0 writes; where it cannot, every rank
+  // throws. No rank ever holds more than one of them beside its own. With parameter servers the
+  // first worker writes, the others need not call it: the masters of one version. That is the one
+  // after step() updates, unless server.mode lets the others go on meanwhile: then the newest.
   void save_weights(const std::filesystem::path& path);
 
   // Everything that a run needs to go on bit for bit (one safetensors file, written whole or not at
@@ -227,6 +227,9 @@ class Trainer {
   void refresh_values();                                     // those that are on their way here
   void write_together(const std::filesystem::path& path, std::vector<NamedTensor> tensors,
                       const std::map<std::string, std::string>& metadata) const;
+  void require_written(const std::exception_ptr& failure) const;
+  at::Tensor compute_output(const at::Tensor& input, const at::Tensor& target);
+  void require_in_step() const;
   // Of one kind, whole, on all ranks: collective likewise.
   at::Tensor whole_state(std::size_t kind, const Parameter& parameter) const;
   std::unique_ptr<Tier> make_tier(const ZeroOptions& zero, int stage, const Owners& owners) const;
@@ -302,6 +305,7 @@ class Trainer {
   StepTimes share_times_;  // of the last share that was computed here
   std::deque<std::pair<ParameterServer::Applied, double>> told_;  // updates not yet reported
   bool begun_ = false, stop_told_ = false;
+  std::string out_of_step_;  // how this rank failed while others of its pipeline waited for it
   std::string spoiled_;
   std::vector<std::string> lost_workers_;
   bool graph_wanted_ = false;

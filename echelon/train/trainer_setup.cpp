@@ -92,6 +92,13 @@ Trainer::Trainer(Stack& stack, const Dataset& data, const TrainOptions& train,
       sampler_(static_cast<std::uint64_t>(train.seed), data.size(), train.batch),
       memory_(std::make_unique<MemoryAccount>()),
       in_flight_(std::make_unique<InFlight>()) {
+  // Its layers would begin again with the values that they were made with, and another trainer's
+  // would be lost without a word.
+  if (!stack.groups().empty())
+    throw InvalidArgument(
+        "this Stack has its memory already, from another Trainer or Stack::allocate: make a new "
+        "Stack; layers that are made of modules then begin with what the modules hold (where ranks "
+        "share the model out, call gather() first)");
   check_section("train", train);
   check_section("optim", optim);
   check_section("parallel", parallel);

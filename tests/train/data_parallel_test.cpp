@@ -14,6 +14,7 @@
 #include "echelon/nn/gpt.h"
 #include "echelon/nn/loss_layer.h"
 #include "echelon/train/trainer.h"
+#include "tests/base/thrown.h"
 #include "tests/collective/ranks.h"
 #include "tests/nn/user_module.h"
 #include "tests/train/tiny.h"
@@ -129,6 +130,8 @@ TEST(DataParallel, RanksSplitAValidation) {
   const auto alone = trainer_on(stack, nullptr, 0);
   alone->run();
   const double expected = alone->evaluate(tokens(), 44);
+  EXPECT_NE(thrown<InvalidArgument>([&] { alone->evaluate(tokens(), 0); }).find("is no number"),
+            std::string::npos);
   EXPECT_EQ(alone->evaluate_together(tokens(), 44), expected);
   for (const int zero : {0, 1, 3})
     run_ranks_well({.world = 4}, [&](Group& group) {

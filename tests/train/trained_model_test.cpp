@@ -449,24 +449,23 @@ TEST(TrainedModel, GradientsThatAreGoneAreUndefined) {
   });
 }
 
-// A rank that cannot write says so, and the others are not left waiting.
-TEST(TrainedModel, AFileThatCannotBeWrittenFailsOnTheFirstRankAlone) {
+// Every rank learns that nothing was written, and can go on.
+TEST(TrainedModel, AFileThatCannotBeWrittenFailsOnEveryRank) {
   at::set_num_threads(1);
   const ScratchFolder folder;
-  const Case one{"zero 3", {.zero = 3}};
-  on_ranks(one, [&](std::shared_ptr<Communicator> ranks) {
-    Model model;
-    const auto trainer = trainer_of(one, model, ranks);
-    trainer->run_until(1);
-    const auto error =
-        thrown<Error>([&] { trainer->save_weights(folder / "no folder" / "weights"); });
-    if (ranks->rank() == 0)
-      EXPECT_NE(error.find("no folder"), std::string::npos) << error;
-    else
-      EXPECT_EQ(error, "(nothing was thrown)");
-    trainer->run_until(2);
-    EXPECT_EQ(trainer->step(), 2);
-  });
+  for (const Case& one :
+       {Case{"data"}, Case{"zero 3", {.zero = 3}}, Case{"pipeline", {.pipeline = 2}}})
+    on_ranks(one, [&](std::shared_ptr<Communicator> ranks) {
+      Model model;
+      const auto trainer = trainer_of(one, model, ranks);
+      trainer->run_until(1);
+      const auto error =
+          thrown<Error>([&] { trainer->save_weights(folder / "no folder" / "weights"); });
+      EXPECT_NE(error.find("no folder"), std::string::npos) << one.name << ": " << error;
+      EXPECT_EQ(error.find("rank 0 has not saved it") == 0, ranks->rank() != 0) << error;
+      trainer->run_until(2);
+      EXPECT_EQ(trainer->step(), 2);
+    });
   EXPECT_TRUE(folder.names().empty());
 }
 
@@ -485,12 +484,44 @@ TEST(TrainedModel, AnErrorOfAnotherKindWhileAStateIsWrittenLeavesNobodyWaiting) 
       EXPECT_THROW(trainer->save(folder / "state"), std::bad_alloc);
       largest_new = std::numeric_limits<std::size_t>::max();
     } else {
-      EXPECT_NO_THROW(trainer->save({}));
+      EXPECT_EQ(thrown<Error>([&] { trainer->save({}); }),
+                "rank 0 has not saved it: std::bad_alloc");
     }
     trainer->run_until(2);
     EXPECT_EQ(trainer->step(), 2);
   });
   EXPECT_TRUE(folder.names().empty());
+}
+
+TEST(TrainedModel, IsNotTrainedByASecondTrainerWhichWouldBeginAnew) {
+  at::set_num_threads(1);
+  for (const Case& one : {Case{"data"}, Case{"zero 3", {.zero = 3}}})
+    on_ranks(one, [&](std::shared_ptr<Communicator> ranks) {
+      Model model;
+      {
+        const auto trainer = trainer_of(one, model, ranks);
+        trainer->run_until(1);
+      }
+      const auto error = thrown<InvalidArgument>([&] { trainer_of(one, model, ranks); });
+      EXPECT_NE(error.find("make a new Stack"), std::string::npos) << error;
+    });
+}
+
+// The stages behind it still wait for what it did not send.
+TEST(TrainedModel, ARankOfAPipelineThatFailedSendsNothingMore) {
+  at::set_num_threads(1);
+  const Case one{"pipeline", {.pipeline = 2}};
+  on_ranks(one, [&](std::shared_ptr<Communicator> ranks) {
+    Model model;
+    const auto trainer = trainer_of(one, model, ranks);
+    trainer->run_until(1);
+    if (ranks->rank() != 0) return;
+    const auto bad = thrown<Error>([&] { trainer->infer(at::randn({2, 77})); });
+    EXPECT_NE(bad.find("layer 0"), std::string::npos) << bad;
+    const auto next = thrown<Error>([&] { trainer->run_until(2); });
+    EXPECT_NE(next.find("no longer in step"), std::string::npos) << next;
+    EXPECT_NE(next.find("layer 0"), std::string::npos) << next;
+  });
 }
 
 }  // namespace
