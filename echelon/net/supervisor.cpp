@@ -223,9 +223,17 @@ void Supervisor::ask_to_end(int signal) {
 }
 
 void Supervisor::pass_on(int signal) {
-  if (signal == SIGINT && ++interrupts_ == 2) {
-    exit_code_ = 128 + SIGINT;
-    return kill_all("");
+  if (signal == SIGINT) {
+    // A person does not press Ctrl-C twice within this time.
+    constexpr auto one_keypress = std::chrono::milliseconds(200);
+    const auto now = Deadline::Clock::now();
+    if (interrupted_at_ && now - *interrupted_at_ < one_keypress) return;
+    if (interrupted_at_) {
+      exit_code_ = 128 + SIGINT;
+      err_.put("echelon: interrupted again: the ranks are killed, and save nothing\n");
+      return kill_all("");
+    }
+    interrupted_at_ = now;
   }
   if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGQUIT) {
     stop_signal_ = signal;

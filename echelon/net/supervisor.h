@@ -100,7 +100,7 @@ class Supervisor {
   int exit_code_ = 0;         // of the first failure
   int stop_signal_ = 0;       // the last one that was passed on to end the ranks
   bool stop_failed_ = false;  // a rank that was asked to end failed instead
-  int interrupts_ = 0;
+  std::optional<Deadline::Clock::time_point> interrupted_at_;  // by the first Ctrl-C
   bool terminating_ = false;
   Deadline kill_at_ = Deadline::in(Deadline::Clock::duration::max());
 };

@@ -701,6 +701,8 @@ TEST_F(Launcher, KillsAtTheSecondInterrupt) {
   ASSERT_TRUE(job.says("up", 2));
   job.signal(SIGINT);
   ASSERT_TRUE(job.says("no", 2));
+  job.signal(SIGINT);  // at once: no second one
+  std::this_thread::sleep_for(std::chrono::milliseconds(400));
   job.signal(SIGINT);
   EXPECT_EQ(job.exit_code(), 130);
   EXPECT_EQ(processes_with(nap), std::vector<pid_t>{});

@@ -122,6 +122,16 @@ def test_ctrl_c_reaches_a_process_group(echelon, how):
 
 
 @pytest.mark.parametrize("how", ["train", "train --nproc"])
+def test_a_ctrl_c_that_comes_twice_at_once_is_one(echelon, how):
+    job = echelon.start(*command(echelon, how))
+    wait_for_steps(job, echelon.folder)
+    job.send_signal(signal.SIGINT)
+    time.sleep(0.003)
+    job.send_signal(signal.SIGINT)
+    expect_saved(job, echelon.folder)
+
+
+@pytest.mark.parametrize("how", ["train", "train --nproc"])
 def test_a_second_ctrl_c_ends_it_at_once(echelon, how):
     slow = dict(train_steps=10, chaos_slow='["0:1000"]', train_batch=512, model_width=64)  # a step takes minutes
     job = echelon.start(*command(echelon, how, **slow))
@@ -292,7 +302,15 @@ def test_a_stopped_rank_that_servers_cannot_do_without_ends_the_job_and_is_named
     job = echelon.start(*command(echelon, how, ranks=3, comm_timeout=4, server_patience=3, **SERVERS[servers]))
     wait_for_steps(job, echelon.folder)
     pid = rank_process(job, victim)
-    os.kill(pid, signal.SIGSTOP)
+    for _ in range(8):  # one that has no share at the moment is not missed: the others go on
+        os.kill(pid, signal.SIGSTOP)
+        end = time.monotonic() + 15
+        while job.poll() is None and time.monotonic() < end:
+            time.sleep(0.05)
+        if job.poll() is not None:
+            break
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(0.2)
     out, err = job.communicate(timeout=60)
     assert job.returncode != 0, out + err
     assert re.match(rf"echelon: error: rank {victim} \(pid {pid}\) is stopped ", last_line(err)), err
