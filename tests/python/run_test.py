@@ -313,7 +313,7 @@ def on_terminal(command, folder, columns):
     reader, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     process = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=terminal, stderr=subprocess.STDOUT,
-                               env=ENVIRONMENT)
+                               env=ENVIRONMENT | {"TERM": "xterm"})
     os.close(terminal)
     out = b""
     with contextlib.suppress(OSError):  # the end of a terminal reads as an error
