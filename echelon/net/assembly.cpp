@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <thread>
 
 #include "echelon/base/error.h"
 #include "echelon/net/frame.h"
@@ -40,10 +38,7 @@ void Assembly::hear(int rank, Member& member) {
     member.connected = true;  // nothing more is to be heard of it
     const std::string lost =
         fmt::format("rank {} ({}) ended while the ranks were connecting", rank, member.who);
-    const Frame told = FrameWriter()
-                           .number(kind_of(PeerLost("")))
-                           .text(lost)
-                           .frame(number_of(MeetingFrame::misfit));
+    const Frame told = misfit_frame(kind_of(PeerLost("")), lost);
     for (auto& [other, one] : members_) {
       if (one.connected) continue;
       try {
@@ -53,11 +48,7 @@ void Assembly::hear(int rank, Member& member) {
     }
     throw PeerLost(lost);
   }
-  if (frame.kind == number_of(MeetingFrame::misfit)) {
-    FrameReader reader(frame, member.stream->name());
-    const auto kind = reader.number();
-    throw_kind(kind, reader.text());
-  }
+  if (frame.kind == number_of(MeetingFrame::misfit)) throw_misfit(frame, member.stream->name());
   member.connected = true;
 }
 

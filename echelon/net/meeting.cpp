@@ -33,10 +33,6 @@ void answer(Stream& stream, const Frame& frame) {
   }
 }
 
-Frame misfit_frame(std::uint64_t kind, const std::string& problem) {
-  return FrameWriter().number(kind).text(problem).frame(number_of(MeetingFrame::misfit));
-}
-
 // A guest says nothing after its hello until it has an answer, unless its time is over.
 enum class Waits { yes, no_longer, gone };
 
@@ -50,6 +46,16 @@ Waits state_of(Stream& stream) {
 }
 
 }  // namespace
+
+Frame misfit_frame(std::uint64_t kind, const std::string& problem) {
+  return FrameWriter().number(kind).text(problem).frame(number_of(MeetingFrame::misfit));
+}
+
+void throw_misfit(const Frame& frame, const std::string& name) {
+  FrameReader reader(frame, name);
+  const auto kind = reader.number();
+  throw_kind(kind, reader.text());
+}
 
 Frame Hello::frame() const {
   return FrameWriter()

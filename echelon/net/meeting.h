@@ -41,6 +41,10 @@ enum class MeetingFrame : std::uint8_t {
   connected,  // from a guest: it is connected to all others (assembly.h)
 };
 
+// What rank 0 tells ranks that cannot go on, and the error that they make of it.
+Frame misfit_frame(std::uint64_t kind, const std::string& problem);
+[[noreturn]] void throw_misfit(const Frame& frame, const std::string& name);
+
 class Meeting {
  public:
   // `setup` must outlive it; `mine` is rank 0's own hello.

@@ -45,13 +45,6 @@ Hello hello_of(const Rendezvous& setup, const std::string& card) {
 
 MeetingFrame kind_of_frame(const Frame& frame) { return static_cast<MeetingFrame>(frame.kind); }
 
-// Throws what rank 0 says does not fit.
-[[noreturn]] void throw_misfit(const Frame& frame, const std::string& name) {
-  FrameReader reader(frame, name);
-  const auto kind = reader.number();
-  throw_kind(kind, reader.text());
-}
-
 // Rank 0 knows who is missing when a guest's time is over.
 Frame wait_for_answer(Stream& stream, Deadline deadline) {
   if (!wait_ready(stream.socket().get(), stream.read_events(), deadline))
