@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <thread>
 
 #include "echelon/base/error.h"
 #include "echelon/net/frame.h"
@@ -15,7 +16,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto look_time = 20ms;
-constexpr auto answer_time = 1s;
+constexpr auto answer_time = 1s, cause_time = 1s;
 
 constexpr std::uint8_t number_of(MeetingFrame kind) { return static_cast<std::uint8_t>(kind); }
 
@@ -24,6 +25,14 @@ constexpr std::uint8_t number_of(MeetingFrame kind) { return static_cast<std::ui
 void Assembly::look() {
   for (auto& [rank, member] : members_)
     if (!member.connected) hear(rank, member);
+}
+
+void Assembly::look_for_the_cause() {
+  const Deadline deadline = Deadline::in(cause_time);
+  while (!found_ && !deadline.expired()) {
+    look();
+    std::this_thread::sleep_for(look_time);
+  }
 }
 
 // A member says one thing, if anything: rank 0 that somebody ended, the others that they are
@@ -35,7 +44,7 @@ void Assembly::hear(int rank, Member& member) {
       return;
     frame = read_frame(*member.stream, Deadline::in(answer_time));
   } catch (const Error&) {
-    member.connected = true;  // nothing more is to be heard of it
+    member.connected = found_ = true;  // nothing more is to be heard of it
     const std::string lost =
         fmt::format("rank {} ({}) ended while the ranks were connecting", rank, member.who);
     const Frame told = misfit_frame(kind_of(PeerLost("")), lost);
@@ -48,7 +57,10 @@ void Assembly::hear(int rank, Member& member) {
     }
     throw PeerLost(lost);
   }
-  if (frame.kind == number_of(MeetingFrame::misfit)) throw_misfit(frame, member.stream->name());
+  if (frame.kind == number_of(MeetingFrame::misfit)) {
+    found_ = true;
+    throw_misfit(frame, member.stream->name());
+  }
   member.connected = true;
 }
 

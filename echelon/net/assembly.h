@@ -30,6 +30,9 @@ class Assembly {
 
   // Throws PeerLost, naming the rank, where one ended before it was connected. Does not wait.
   void look();
+  // After a connection broke: gives whoever sees the cause the time to tell. Throws as look() does;
+  // returns where nobody ended, or where it has thrown already.
+  void look_for_the_cause();
   // This rank is connected to all. Rank 0 waits until all are; throws as look() does, and Timeout
   // naming a rank that is not in time.
   void connected(Deadline deadline);
@@ -39,6 +42,7 @@ class Assembly {
   void hear(int rank, Member& member);
 
   std::map<int, Member> members_;
+  bool found_ = false;  // who ended
 };
 
 // What a rendezvous gives: every rank's card, and who watches over the ranks until they are

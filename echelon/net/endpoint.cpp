@@ -174,7 +174,12 @@ Endpoint::Endpoint(int rank, int world, const std::string& bind, const NetOption
   }
   heaps_[std::size_t(rank)] = heap_->mapping();
   assembly_ = assembly;
-  connect_controls(deadline);
+  try {
+    connect_controls(deadline);
+  } catch (const PeerLost&) {
+    if (assembly_) assembly_->look_for_the_cause();
+    throw;
+  }
   if (assembly_) assembly_->connected(deadline);
   assembly_.reset();
   watcher_ = std::thread([this] { watch(); });
@@ -365,11 +370,20 @@ void Endpoint::connect_controls(Deadline deadline) {
     if (r < rank_) controls_[std::size_t(r)] = connect(r, {control_channel}, 0, deadline);
   for (int r = rank_ + 1; r < world_; ++r)
     controls_[std::size_t(r)] = take(r, {control_channel}, 0, deadline);
-  for (int r = 0; r < world_; ++r)
-    if (r != rank_ && near(r))
-      send_descriptor(controls_[std::size_t(r)]->socket(), heap_->mapping()->file(), deadline);
-  for (int r = 0; r < world_; ++r)
-    if (r != rank_ && near(r)) share_heap(r, deadline);
+  const auto for_each_near = [&](auto&& action) {
+    for (int r = 0; r < world_; ++r) {
+      if (r == rank_ || !near(r)) continue;
+      try {
+        action(r);
+      } catch (const PeerLost& error) {
+        throw PeerLost(fmt::format("lost {}: {}", health_->name(r), error.what()));
+      }
+    }
+  };
+  for_each_near([&](int r) {
+    send_descriptor(controls_[std::size_t(r)]->socket(), heap_->mapping()->file(), deadline);
+  });
+  for_each_near([&](int r) { share_heap(r, deadline); });
 }
 
 void Endpoint::share_heap(int rank, Deadline deadline) {
