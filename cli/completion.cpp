@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "cli/commands.h"
-#include "echelon/train/options.h"
+#include "echelon/job/options.h"
 
 namespace echelon::cli {
 namespace {

@@ -8,11 +8,11 @@
 
 #include "cli/commands.h"
 #include "echelon/base/error.h"
+#include "echelon/job/data.h"
+#include "echelon/job/options.h"
 #include "echelon/nn/gpt.h"
 #include "echelon/nn/gpt2_folder.h"
 #include "echelon/nn/tensor_file.h"
-#include "echelon/train/job_data.h"
-#include "echelon/train/options.h"
 #include "echelon/train/trainer.h"
 
 namespace echelon::cli {

@@ -12,8 +12,8 @@
 #include "echelon/base/bytes.h"
 #include "echelon/base/error.h"
 #include "echelon/base/safetensors.h"
+#include "echelon/job/options.h"
 #include "echelon/step/device.h"
-#include "echelon/train/options.h"
 
 namespace echelon::cli {
 namespace {

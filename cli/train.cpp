@@ -10,11 +10,11 @@
 #include "echelon/base/log.h"
 #include "echelon/base/process_memory.h"
 #include "echelon/comm/gpu.h"
+#include "echelon/job/job.h"
+#include "echelon/job/run_directory.h"
 #include "echelon/net/environment.h"
 #include "echelon/net/launcher.h"
-#include "echelon/train/job.h"
-#include "echelon/train/memory_forecast.h"
-#include "echelon/train/run_directory.h"
+#include "echelon/plan/memory_forecast.h"
 
 namespace echelon::cli {
 namespace {

@@ -19,9 +19,9 @@
 #include "echelon/net/endpoint.h"
 #include "echelon/net/environment.h"
 #include "echelon/net/launcher.h"
-#include "echelon/train/certificate.h"
-#include "echelon/train/verify.h"
-#include "echelon/train/verify_faults.h"
+#include "echelon/verify/certificate.h"
+#include "echelon/verify/faults.h"
+#include "echelon/verify/verify.h"
 
 namespace echelon::cli {
 namespace {

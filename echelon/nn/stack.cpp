@@ -171,6 +171,7 @@ Parameter* Stack::parameter(std::string name, std::vector<std::int64_t> shape, I
   p.trainable = trainable;
   p.splits = splits;
   p.layer = size() - 1;
+  by_name_.emplace(p.name, &p);
   return &p;
 }
 
@@ -186,9 +187,8 @@ Parameter* Stack::tied(const std::string& name, Splits splits) {
 }
 
 Parameter* Stack::find(const std::string& name) {
-  const auto it = std::find_if(parameters_.begin(), parameters_.end(),
-                               [&](const Parameter& p) { return p.name == name; });
-  return it == parameters_.end() ? nullptr : &*it;
+  const auto it = by_name_.find(name);
+  return it == by_name_.end() ? nullptr : it->second;
 }
 
 std::int64_t Stack::parameter_count() const {

@@ -17,6 +17,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -202,6 +203,7 @@ class Stack : private Declaration {
 
   std::vector<std::unique_ptr<Layer>> layers_;
   std::deque<Parameter> parameters_;  // stable addresses: layers keep pointers
+  std::unordered_map<std::string, Parameter*> by_name_;
   std::vector<Tie> ties_;
   std::vector<bool> kept_;  // by layer; empty: all
   std::shared_ptr<TensorGroup> group_;

@@ -26,6 +26,14 @@ double since(Clock::time_point start) {
 
 }  // namespace
 
+StepShape step_shape(const Stack& stack, int micro_batches, const std::vector<bool>& own) {
+  StepShape shape{stack.size(), micro_batches, {}};
+  shape.recompute = stack.runs_again();
+  shape.own = own;
+  shape.tied = !stack.tied_across().empty();
+  return shape;
+}
+
 Executor::Executor(Stack& stack, Update* update, Table table, StepShape shape,
                    std::shared_ptr<Communicator> ranks, Shards* shards,
                    const Neighbours& neighbours)

@@ -20,6 +20,9 @@
 
 namespace echelon {
 
+// What the table of a step is made for; `own`: the layers that this rank has, empty: all.
+StepShape step_shape(const Stack& stack, int micro_batches, const std::vector<bool>& own);
+
 // Where the time of a step went, in seconds of the host. On a GPU the host only issues work, so
 // these are zero there, but for an update that the host does while the GPU waits.
 struct StepTimes {

@@ -3,7 +3,7 @@
 //   Stack stack;
 //   stack.add(module_layer("body", net)).add(loss_layer(mse));
 //   TensorDataset data(inputs, targets);
-//   Trainer trainer(stack, data, {.steps = 500, .batch = 64}, {.rate = 1e-2, .warmup = 20});
+//   Trainer trainer(stack, data, {.train = {.steps = 500, .batch = 64}, .optim = {.rate = 1e-2}});
 //   trainer.on_step([](const StepReport& r) { std::printf("%ld %f\n", r.step, r.loss); });
 //   trainer.run();
 //
@@ -14,8 +14,8 @@
 // On a GPU no step waits for the host: numbers are reported a few steps late. Same options, same
 // data, same bits (on the CPU; with one number of threads).
 //
-// Several ranks: Trainer(stack, data, train, optim, Communicator::world()). Their sums are rounded
-// in another order than one process's, so the parameters agree to rounding, not to the bit. Where
+// Several ranks: Trainer(stack, data, options, Communicator::world()). Their sums are rounded in
+// another order than one process's, so the parameters agree to rounding, not to the bit. Where
 // they share the model out (in_parts()), a user's modules are empty until gather(): to call or to
 // save them throws InvalidArgument.
 #pragma once
@@ -46,10 +46,11 @@
 #include "echelon/parallel/pipeline/options.h"
 #include "echelon/parallel/server/worker.h"
 #include "echelon/parallel/zero/options.h"
+#include "echelon/parallel/zero/zero_table.h"
 #include "echelon/parallel/zero/zero_update.h"
+#include "echelon/plan/mesh_layout.h"
+#include "echelon/plan/options.h"
 #include "echelon/step/executor.h"
-#include "echelon/train/mesh_layout.h"
-#include "echelon/train/options.h"
 
 namespace echelon {
 
@@ -89,11 +90,9 @@ class Trainer {
   // have its buffers (running statistics) whenever run() returns. Should they differ all the same
   // (a bad memory, a layer that draws its own random numbers), run() throws Error that names the
   // ranks, at the next step that train.check_every divides. Along pipeline, each has some of the
-  // layers; along tensor, its part of the matrices that `plan` names.
-  Trainer(Stack& stack, const Dataset& data, const TrainOptions& train, const OptimOptions& optim,
-          std::shared_ptr<Communicator> ranks = nullptr, const ParallelOptions& parallel = {},
-          const ZeroOptions& zero = {}, const PipelineOptions& pipeline = {},
-          const SplitPlan& plan = {});
+  // layers; along tensor, its part of the matrices that `split` names.
+  Trainer(Stack& stack, const Dataset& data, const TrainerOptions& options = {},
+          std::shared_ptr<Communicator> ranks = nullptr);
   ~Trainer();
 
   // Hands gradients to parameter servers, which own parameters and optimiser state, in place of
@@ -317,18 +316,5 @@ std::int64_t saved_step(const std::filesystem::path& state);
 std::int64_t saved_step(const safetensors::Reader& state);
 // What was noted in it (Trainer::note); empty: nothing.
 std::string saved_note(const std::filesystem::path& state, const std::string& key);
-
-// Throws InvalidArgument where a batch does not divide over so many ranks and their micro-batches.
-void check_share(const TrainOptions& options, int ranks);
-// Throws InvalidArgument where train.threads is far more than the cores of this process.
-void check_threads(const TrainOptions& options);
-
-// What the table of a step is made for; `own`: the layers that this rank has, empty: all.
-StepShape step_shape(const Stack& stack, int micro_batches, const std::vector<bool>& own);
-
-// The type that train.precision names; auto depends on the device.
-at::ScalarType compute_type(const TrainOptions& options);
-// Whether gradients are summed in a wider type than they are computed in: train.reduce.
-bool sums_in_fp32(const TrainOptions& options);
 
 }  // namespace echelon

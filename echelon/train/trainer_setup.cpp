@@ -18,10 +18,13 @@
 #include "echelon/parallel/data/shares.h"
 #include "echelon/parallel/pipeline/pipeline_table.h"
 #include "echelon/parallel/zero/zero_step.h"
+#include "echelon/parallel/zero/zero_table.h"
+#include "echelon/plan/compute_type.h"
+#include "echelon/plan/layer_costs.h"
+#include "echelon/plan/memory_forecast.h"
+#include "echelon/plan/rules.h"
 #include "echelon/step/device.h"
 #include "echelon/train/in_flight.h"
-#include "echelon/train/layer_costs.h"
-#include "echelon/train/memory_forecast.h"
 #include "echelon/train/same_dataset.h"
 #include "echelon/train/trainer.h"
 
@@ -43,53 +46,18 @@ at::Device device_of(const TrainOptions& options) {
 
 }  // namespace
 
-at::ScalarType compute_type(const TrainOptions& options) {
-  const bool gpu = options.device == "cuda";
-  if (options.precision == "fp64") return at::kDouble;
-  if (options.precision == "fp16") return at::kHalf;
-  if (options.precision == "bf16" || (options.precision == "auto" && gpu)) return at::kBFloat16;
-  return at::kFloat;
-}
-
-bool sums_in_fp32(const TrainOptions& options) {
-  const auto type = compute_type(options);
-  return options.reduce == "fp32" && type != master_type(type);
-}
-
-void check_share(const TrainOptions& options, int ranks) {
-  if (options.batch < options.micro_batches * ranks)
-    throw InvalidArgument(
-        fmt::format("train.batch = {} is too small for {} rank{} of {} micro-batch{}: each needs a "
-                    "sample",
-                    options.batch, ranks, ranks == 1 ? "" : "s", options.micro_batches,
-                    options.micro_batches == 1 ? "" : "es"));
-}
-
-void check_threads(const TrainOptions& options) {
-  // Threads of torch spin while they wait for each other: with many more than cores a step does not
-  // end.
-  constexpr int most = 4;  // a core
-  const int here = cores();
-  if (options.threads > most * here)
-    throw InvalidArgument(fmt::format(
-        "train.threads = {} is too many for the {} core{} that this process may use: set "
-        "train.threads={}, or 0 for one each (up to {} a core are taken)",
-        options.threads, here, here == 1 ? "" : "s", here, most));
-}
-
-Trainer::Trainer(Stack& stack, const Dataset& data, const TrainOptions& train,
-                 const OptimOptions& optim, std::shared_ptr<Communicator> ranks,
-                 const ParallelOptions& parallel, const ZeroOptions& zero,
-                 const PipelineOptions& pipeline, const SplitPlan& plan)
+Trainer::Trainer(Stack& stack, const Dataset& data, const TrainerOptions& options,
+                 std::shared_ptr<Communicator> ranks)
     : stack_(stack),
       data_(data),
-      train_(train),
-      optim_(optim),
-      all_(ranks && (ranks->size() > 1 || parallel.exchange_alone || zero.offload != "none")
+      train_(options.train),
+      optim_(options.optim),
+      all_(ranks && (ranks->size() > 1 || options.parallel.exchange_alone ||
+                     options.zero.offload != "none")
                ? std::move(ranks)
                : nullptr),
-      device_(device_of(train)),
-      sampler_(static_cast<std::uint64_t>(train.seed), data.size(), train.batch),
+      device_(device_of(options.train)),
+      sampler_(static_cast<std::uint64_t>(options.train.seed), data.size(), options.train.batch),
       memory_(std::make_unique<MemoryAccount>()),
       in_flight_(std::make_unique<InFlight>()) {
   // Its layers would begin again with the values that they were made with, and another trainer's
@@ -99,6 +67,7 @@ Trainer::Trainer(Stack& stack, const Dataset& data, const TrainOptions& train,
         "this Stack has its memory already, from another Trainer or Stack::allocate: make a new "
         "Stack; layers that are made of modules then begin with what the modules hold (where ranks "
         "share the model out, call gather() first)");
+  const auto& [train, optim, parallel, zero, pipeline, split] = options;
   check_section("train", train);
   check_section("optim", optim);
   check_section("parallel", parallel);
@@ -111,7 +80,7 @@ Trainer::Trainer(Stack& stack, const Dataset& data, const TrainOptions& train,
   if (train.threads > 0) at::set_num_threads(static_cast<int>(train.threads));
   if (all_) require_same_dataset(data, *all_, train.allow_other_data);
   const at::Tensor sample = data.get(std::vector<std::int64_t>{0}).input;
-  layout_ = lay_over(stack, all_, parallel, pipeline, plan, static_cast<int>(train.micro_batches),
+  layout_ = lay_over(stack, all_, parallel, pipeline, split, static_cast<int>(train.micro_batches),
                      sample.dim() > 1 ? sample.size(1) : 1,
                      [this](int data_ranks) { return costs_of_layers(data_ranks); });
   ranks_ = layout_.mesh.data;
@@ -176,14 +145,6 @@ std::vector<LayerCost> Trainer::costs_of_layers(int data_ranks) {
                            (states + (wide != type)) * std::int64_t(at::elementSize(wide));
   return measure_layers(stack_, there(batch.input), there(batch.target), device_, type,
                         state_bytes);
-}
-
-StepShape step_shape(const Stack& stack, int micro_batches, const std::vector<bool>& own) {
-  StepShape shape{stack.size(), micro_batches, {}};
-  shape.recompute = stack.runs_again();
-  shape.own = own;
-  shape.tied = !stack.tied_across().empty();
-  return shape;
 }
 
 StepShape Trainer::step_shape() const {

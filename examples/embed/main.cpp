@@ -27,7 +27,8 @@ int main() {
   echelon::Stack model;
   model.add(echelon::module_layer("net", net)).add(echelon::loss_layer(loss));
 
-  echelon::Trainer trainer(model, data, {.steps = 1000, .batch = 50}, {.rate = 0.01, .warmup = 20});
+  echelon::Trainer trainer(
+      model, data, {.train = {.steps = 1000, .batch = 50}, .optim = {.rate = 0.01, .warmup = 20}});
   trainer.on_step([](const echelon::StepReport& report) {
     if (report.step % 100 != 1) return;
     std::cout << "step " << report.step << "\tloss " << report.loss << "\n";

@@ -40,8 +40,11 @@ int main() {
         return torch::cross_entropy_loss(scores, target);
       }));
   const Rings rings;
-  echelon::Trainer trainer(model, rings, {.steps = 200, .batch = 64}, {.rate = 0.01, .warmup = 10},
-                           ranks, {.zero = ranks->size() > 1 ? 3 : 0});
+  echelon::Trainer trainer(model, rings,
+                           {.train = {.steps = 200, .batch = 64},
+                            .optim = {.rate = 0.01, .warmup = 10},
+                            .parallel = {.zero = ranks->size() > 1 ? 3 : 0}},
+                           ranks);
   trainer.run();
   trainer.gather();
 

@@ -8,22 +8,6 @@
 #include <cstdio>
 #include <filesystem>
 
-struct Options {
-  echelon::TrainOptions train{.steps = 400, .batch = 64};
-  echelon::OptimOptions optim{.rate = 0.01, .warmup = 20};
-  echelon::ParallelOptions parallel;
-  echelon::ZeroOptions zero;
-  echelon::PipelineOptions pipeline;
-
-  void fields(echelon::Fields& f) {
-    f.section("train", train);
-    f.section("optim", optim);
-    f.section("parallel", parallel);
-    f.section("zero", zero);
-    f.section("pipeline", pipeline);
-  }
-};
-
 struct BodyImpl : torch::nn::Module {
   torch::nn::Linear lift{register_module("lift", torch::nn::Linear(1, 64))};
   torch::nn::Linear mix{register_module("mix", torch::nn::Linear(64, 64))};
@@ -33,7 +17,8 @@ struct BodyImpl : torch::nn::Module {
 TORCH_MODULE(Body);
 
 int main(int argc, char** argv) try {
-  Options options;
+  echelon::TrainerOptions options{.train = {.steps = 400, .batch = 64},
+                                  .optim = {.rate = 0.01, .warmup = 20}};
   for (int i = 1; i < argc; ++i) echelon::set_option(echelon::fields_of(options), argv[i]);
 
   const auto ranks = echelon::Communicator::world();
@@ -51,8 +36,7 @@ int main(int argc, char** argv) try {
       .add(echelon::loss_layer(
           [](const auto& output, const auto& target) { return torch::mse_loss(output, target); }));
 
-  echelon::Trainer trainer(model, data, options.train, options.optim, ranks, options.parallel,
-                           options.zero, options.pipeline);
+  echelon::Trainer trainer(model, data, options, ranks);
   trainer.on_step([&](const echelon::StepReport& report) {
     if (first && report.step % 100 == 0)
       std::printf("step %lld  loss %.4f\n", static_cast<long long>(report.step), report.loss);

@@ -4,12 +4,11 @@
 #include "patterns/train.h"
 
 int main(int argc, char** argv) {
-  TrainingOptions options;
+  echelon::TrainerOptions options;
   options.train = {.steps = 300, .batch = 64, .threads = 1};  // so small a model loses by more
   options.optim = {.rate = 8e-3, .warmup = 20};
   const auto model = [] { return mixer({.side = Patterns::side, .classes = Patterns::classes}); };
   // What parallel.tensor splits: the model does not know.
-  echelon::SplitPlan plan;
-  plan.column("mixing.*.expand").row("mixing.*.contract");
-  return train_on_patterns(argc, argv, options, model, /*wanted=*/0.9, plan);
+  options.split.column("mixing.*.expand").row("mixing.*.contract");
+  return train_on_patterns(argc, argv, options, model, /*wanted=*/0.9);
 }

@@ -39,7 +39,7 @@ class Classification : public echelon::Layer {
   }
 };
 
-void read(TrainingOptions& options, int argc, char** argv) {
+void read(echelon::TrainerOptions& options, int argc, char** argv) {
   for (int i = 1; i < argc; i += 2) {
     if (argv[i] != std::string_view("--set") || i + 1 == argc)
       throw echelon::InvalidArgument(std::string(argv[i]) +
@@ -52,9 +52,8 @@ void read(TrainingOptions& options, int argc, char** argv) {
 
 std::unique_ptr<echelon::Layer> classification() { return std::make_unique<Classification>(); }
 
-int train_on_patterns(int argc, char** argv, TrainingOptions options,
-                      const std::function<echelon::Stack()>& model, double wanted,
-                      const echelon::SplitPlan& plan) try {
+int train_on_patterns(int argc, char** argv, echelon::TrainerOptions options,
+                      const std::function<echelon::Stack()>& model, double wanted) try {
   read(options, argc, argv);
   const auto seed = static_cast<std::uint64_t>(options.train.seed);
   const Patterns images(seed, 0), unseen(seed, 1);
@@ -63,8 +62,7 @@ int train_on_patterns(int argc, char** argv, TrainingOptions options,
   const auto ranks = echelon::Communicator::world();
   const bool first = ranks->rank() == 0;
 
-  echelon::Trainer trainer(stack, images, options.train, options.optim, ranks, options.parallel,
-                           options.zero, options.pipeline, plan);
+  echelon::Trainer trainer(stack, images, options, ranks);
   double loss = 0;
   trainer.on_step([&](const echelon::StepReport& report) {
     loss = report.loss;

@@ -4,7 +4,7 @@
 #include "resnet.h"
 
 int main(int argc, char** argv) {
-  TrainingOptions options;
+  echelon::TrainerOptions options;
   options.train = {.steps = 120, .batch = 64, .threads = 1};  // so small a model loses by more
   options.optim = {.name = "sgd", .rate = 0.05, .warmup = 20, .decay = 1e-4};
   const auto model = [] { return resnet({.classes = Patterns::classes}); };

@@ -28,6 +28,7 @@
 #include "echelon/nn/gpt2_folder.h"
 #include "echelon/nn/tensor_file.h"
 #include "echelon/optim/master_update.h"
+#include "echelon/plan/compute_type.h"
 #include "echelon/step/executor.h"
 #include "echelon/step/table.h"
 #include "echelon/train/trainer.h"

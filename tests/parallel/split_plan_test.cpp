@@ -1,5 +1,5 @@
 // Which parameters a plan splits, of a user's layers too, and what it refuses.
-#include "echelon/parallel/tensor/split_plan.h"
+#include "echelon/nn/split_plan.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/mse_loss.h>

@@ -14,9 +14,9 @@
 
 #include "echelon/comm/communicator.h"
 #include "echelon/nn/gpt.h"
+#include "echelon/nn/split_plan.h"
 #include "echelon/optim/master_update.h"
 #include "echelon/parallel/pipeline/pipeline_table.h"
-#include "echelon/parallel/tensor/split_plan.h"
 #include "echelon/step/executor.h"
 #include "tests/nn/close.h"
 #include "tests/optim/plain_sgd.h"

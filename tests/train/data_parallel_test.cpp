@@ -42,7 +42,9 @@ at::Tensor trained(const Case& one, std::shared_ptr<Communicator> ranks,
   train.precision = "fp64";
   OptimOptions optim;
   optim.warmup = 2;
-  Trainer trainer(stack, tokens(), train, optim, std::move(ranks), {.bucket_mib = one.bucket_mib});
+  Trainer trainer(stack, tokens(),
+                  {.train = train, .optim = optim, .parallel = {.bucket_mib = one.bucket_mib}},
+                  std::move(ranks));
   if (reports) trainer.on_step([&](const StepReport& report) { reports->push_back(report); });
   trainer.run();
   std::vector<at::Tensor> all;
@@ -123,8 +125,11 @@ TEST(DataParallel, RanksSplitAValidation) {
   at::set_num_threads(1);
   const auto trainer_on = [](Stack& stack, std::shared_ptr<Communicator> ranks, int zero) {
     return std::make_unique<Trainer>(
-        stack, tokens(), TrainOptions{.steps = 2, .batch = 24, .precision = "fp64"},
-        OptimOptions{.warmup = 0}, std::move(ranks), ParallelOptions{.zero = zero});
+        stack, tokens(),
+        TrainerOptions{.train = TrainOptions{.steps = 2, .batch = 24, .precision = "fp64"},
+                       .optim = OptimOptions{.warmup = 0},
+                       .parallel = ParallelOptions{.zero = zero}},
+        std::move(ranks));
   };
   Stack stack = gpt(tiny);
   const auto alone = trainer_on(stack, nullptr, 0);
@@ -153,8 +158,10 @@ TEST(DataParallel, AValidationOnDatasetsOfDifferentSizesIsTheMeanOfWhatWasSeen) 
   at::set_num_threads(1);
   run_ranks_well({.world = 2}, [&](Group& group) {
     Stack stack = gpt(tiny);
-    Trainer trainer(stack, tokens(), {.steps = 1, .batch = 24, .precision = "fp64"}, {.warmup = 0},
-                    native_communicator(group.shared_from_this()));
+    Trainer trainer(
+        stack, tokens(),
+        {.train = {.steps = 1, .batch = 24, .precision = "fp64"}, .optim = {.warmup = 0}},
+        native_communicator(group.shared_from_this()));
     const double all = trainer.evaluate(tokens(), 12);
     // The second rank has nothing beyond the first piece, which is the first rank's.
     const double some = trainer.evaluate_together(Counted(group.rank() == 0 ? 24 : 12), 24);
@@ -171,7 +178,7 @@ TEST(DataParallel, NoticesRanksThatDriftApart) {
     train.steps = 20;
     train.batch = 24;
     train.check_every = 4;
-    Trainer trainer(stack, tokens(), train, {.warmup = 2},
+    Trainer trainer(stack, tokens(), {.train = train, .optim = {.warmup = 2}},
                     native_communicator(group.shared_from_this()));
     trainer.on_step([&](const StepReport& report) {
       if (report.step == 6 && group.rank() == 2) at::Tensor(stack.values()).narrow(0, 5, 1).add_(1);
@@ -202,7 +209,7 @@ TEST(DataParallel, BeginsWithTheFirstRanksValuesAndEndsWithItsStatistics) {
     train.batch = 12;
     train.precision = "fp64";
     train.check_every = 1;
-    Trainer trainer(stack, data, train, {.warmup = 1},
+    Trainer trainer(stack, data, {.train = train, .optim = {.warmup = 1}},
                     native_communicator(group.shared_from_this()));
     first[r] = stack.values().clone();
     trainer.run();

@@ -11,8 +11,9 @@
 
 #include <cmath>
 
+#include "echelon/nn/split_plan.h"
 #include "echelon/optim/master_update.h"
-#include "echelon/parallel/tensor/split_plan.h"
+#include "echelon/plan/compute_type.h"
 #include "echelon/step/executor.h"
 #include "echelon/train/trainer.h"
 #include "tests/collective/ranks.h"
@@ -47,8 +48,8 @@ std::string to_string(const Case& one) {
       one.tied ? "tied" : "untied", one.type, one.reduce);
 }
 
-JobOptions job_of(const Case& one) {
-  JobOptions job;
+PlanOptions job_of(const Case& one) {
+  PlanOptions job;
   job.model = {.layers = 4,
                .width = 16,
                .heads = 2,
@@ -83,7 +84,7 @@ struct Sums {
 // Every micro-batch by itself, in one process. A tied table is two here, with the same values,
 // since its two gradients come from two ranks.
 Sums micro_batches_apart(const Case& one) {
-  JobOptions job = job_of(one);
+  PlanOptions job = job_of(one);
   job.model.tied = false;
   job.model.recompute = "none";
   Stack stack = gpt(job.model);
@@ -136,7 +137,7 @@ double roundings_away(const Case& one) {
   at::set_num_threads(1);
   tokens();
   const Sums exact = micro_batches_apart(one);
-  const JobOptions job = job_of(one);
+  const PlanOptions job = job_of(one);
   double worst = 0;
   run_ranks_well({.world = one.world()}, [&](Group& group) {
     Stack stack = gpt(job.model);

@@ -34,7 +34,7 @@ Result train(const ModelOptions& model, const TrainOptions& options,
              const OptimOptions& optim = {.rate = 1e-3, .warmup = 0}) {
   Stack stack = gpt(model);
   const RandomTokens data(model.vocab, model.context, 1);
-  Trainer trainer(stack, data, options, optim);
+  Trainer trainer(stack, data, {.train = options, .optim = optim});
   Result run;
   trainer.on_step([&](const StepReport& report) { run.losses.push_back(report.loss); });
   try {
@@ -99,12 +99,12 @@ TEST_F(Gpu, ARestoredRunGoesOnWithTheSameBits) {
   const Result whole = train(model, options, optim);
   {
     Stack stack = gpt(model);
-    Trainer trainer(stack, data, options, optim);
+    Trainer trainer(stack, data, {.train = options, .optim = optim});
     trainer.run_until(7);
     trainer.save(folder.path() / "state");
   }
   Stack stack = gpt(model);
-  Trainer trainer(stack, data, options, optim);
+  Trainer trainer(stack, data, {.train = options, .optim = optim});
   trainer.restore(folder.path() / "state");
   trainer.run();
   EXPECT_TRUE(stack.values().to(at::kCPU, at::kDouble).equal(whole.weights));

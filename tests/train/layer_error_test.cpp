@@ -44,7 +44,7 @@ class Faulty : public Layer {
 
 std::string error_of_run(Stack& stack) {
   at::set_num_threads(1);
-  Trainer trainer(stack, numbers(), {.steps = 2, .batch = 8}, {});
+  Trainer trainer(stack, numbers(), {.train = {.steps = 2, .batch = 8}});
   return thrown<Error>([&] { trainer.run(); });
 }
 
@@ -74,7 +74,7 @@ TEST(LayerError, KeepsWhatAUsersLayerThrew) {
   stack.add(UserModule("body", {part::Linear{6, 4}}).layer())
       .add(std::make_unique<Faulty>(/*in_backward=*/true))
       .add(loss_layer(mean_square()));
-  Trainer trainer(stack, numbers(), {.steps = 2, .batch = 8}, {});
+  Trainer trainer(stack, numbers(), {.train = {.steps = 2, .batch = 8}});
   try {
     trainer.run();
     ADD_FAILURE() << "nothing was thrown";

@@ -64,8 +64,10 @@ Held trained(const TrainOptions& options, Group& group, int stage, Flat& flat) {
   train.batch = 24;
   train.check_every = 0;
   group.ledger().clear();
-  Trainer trainer(stack, data, train, {.warmup = 1}, native_communicator(group.shared_from_this()),
-                  {.zero = stage}, {.group = 0});
+  Trainer trainer(
+      stack, data,
+      {.train = train, .optim = {.warmup = 1}, .parallel = {.zero = stage}, .zero = {.group = 0}},
+      native_communicator(group.shared_from_this()));
   trainer.run();
   flat = Flat(stack, stage == 0 ? 1 : group.size());
   Held held{trainer.memory().now(), 0, stack.parameters().size(), std::size_t(stack.size())};

@@ -12,8 +12,8 @@
 #include "echelon/nn/gpt.h"
 #include "echelon/nn/linear.h"
 #include "echelon/nn/loss_layer.h"
-#include "echelon/parallel/tensor/split_plan.h"
-#include "echelon/train/layer_costs.h"
+#include "echelon/nn/split_plan.h"
+#include "echelon/plan/layer_costs.h"
 #include "echelon/train/trainer.h"
 #include "tests/base/scratch_folder.h"
 #include "tests/base/thrown.h"
@@ -57,8 +57,8 @@ std::string to_string(const Case& one) {
       one.optimizer, one.recompute, one.scatter, one.offload, one.tied ? "tied" : "untied");
 }
 
-JobOptions job_of(const Case& one) {
-  JobOptions job = tiny_options(one.optimizer, one.clip, one.micro_batches);
+PlanOptions job_of(const Case& one) {
+  PlanOptions job = tiny_options(one.optimizer, one.clip, one.micro_batches);
   job.train.steps = 4;
   job.train.seed = one.seed;
   job.model = {.layers = 4,
@@ -285,8 +285,11 @@ TEST(Mesh, StatisticsOfAStageAreInTheState) {
     PipelineOptions pipeline;
     pipeline.stages = "1,2";
     const auto ranks = native_communicator(group.shared_from_this());
-    const JobOptions job = job_of({});
-    Trainer trainer(stack, data, job.train, job.optim, ranks, {.pipeline = 2}, {}, pipeline);
+    const PlanOptions job = job_of({});
+    Trainer trainer(
+        stack, data,
+        {.train = job.train, .optim = job.optim, .parallel = {.pipeline = 2}, .pipeline = pipeline},
+        ranks);
     trainer.run_until(2);
     trainer.save(path);
     ranks->barrier().wait();  // the first rank has written it
@@ -336,8 +339,11 @@ TEST(Mesh, ARankWithoutParametersTrainsWithTheOthers) {
         ranks ? ParallelOptions{.zero = stage, .pipeline = 2} : ParallelOptions{};
     PipelineOptions pipeline;
     pipeline.balance = "count";
-    const JobOptions job = job_of({});
-    Trainer trainer(stack, data, job.train, job.optim, std::move(ranks), parallel, {}, pipeline);
+    const PlanOptions job = job_of({});
+    Trainer trainer(
+        stack, data,
+        {.train = job.train, .optim = job.optim, .parallel = parallel, .pipeline = pipeline},
+        std::move(ranks));
     trainer.run();
     return all_parameters(stack, trainer);
   };

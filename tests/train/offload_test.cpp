@@ -73,8 +73,12 @@ at::Tensor trained(const Case& one, const std::filesystem::path& saved = {},
     const auto ranks = native_communicator(group.shared_from_this());
     Stack stack = model();
     {
-      Trainer trainer(stack, data, train_of(one), optim_of(one), ranks, {.zero = one.stage},
-                      zero_of(one, folder));
+      Trainer trainer(stack, data,
+                      {.train = train_of(one),
+                       .optim = optim_of(one),
+                       .parallel = {.zero = one.stage},
+                       .zero = zero_of(one, folder)},
+                      ranks);
       trainer.run_until(saved.empty() ? 4 : 2);
       if (saved.empty()) {
         const at::Tensor all = all_parameters(stack, trainer);
@@ -87,8 +91,12 @@ at::Tensor trained(const Case& one, const std::filesystem::path& saved = {},
     Case next = one;
     next.offload = read_by;
     Stack again = model();
-    Trainer trainer(again, data, train_of(next), optim_of(next), ranks, {.zero = one.stage},
-                    zero_of(next, folder));
+    Trainer trainer(again, data,
+                    {.train = train_of(next),
+                     .optim = optim_of(next),
+                     .parallel = {.zero = one.stage},
+                     .zero = zero_of(next, folder)},
+                    ranks);
     trainer.restore(saved);
     trainer.run();
     const at::Tensor all = all_parameters(again, trainer);

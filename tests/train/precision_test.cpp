@@ -18,6 +18,7 @@
 #include "echelon/nn/gpt.h"
 #include "echelon/nn/loss_layer.h"
 #include "echelon/nn/tensor_file.h"
+#include "echelon/plan/compute_type.h"
 #include "echelon/train/trainer.h"
 #include "tests/base/scratch_folder.h"
 #include "tests/base/thrown.h"
@@ -69,8 +70,12 @@ struct Job {
     OptimOptions optim;
     optim.warmup = 2;
     optim.rate = 0.01;
-    trainer = std::make_unique<Trainer>(stack, data, train, optim, std::move(ranks),
-                                        ParallelOptions{.zero = stage}, ZeroOptions{.group = 0});
+    trainer = std::make_unique<Trainer>(stack, data,
+                                        TrainerOptions{.train = train,
+                                                       .optim = optim,
+                                                       .parallel = ParallelOptions{.zero = stage},
+                                                       .zero = ZeroOptions{.group = 0}},
+                                        std::move(ranks));
     trainer->on_step([this](const StepReport& report) { reports.push_back(report); });
   }
   TensorDataset data = samples();
@@ -324,7 +329,10 @@ at::Tensor masters_of(const TrainOptions& train, int world, int stage,
   at::Tensor result;
   const auto one = [&](std::shared_ptr<Communicator> ranks) {
     Stack stack = gpt(tiny);
-    Trainer trainer(stack, tokens(), train, plain_sgd(), ranks, {.zero = stage}, {.group = 0});
+    Trainer trainer(
+        stack, tokens(),
+        {.train = train, .optim = plain_sgd(), .parallel = {.zero = stage}, .zero = {.group = 0}},
+        ranks);
     if (probe.before_update && (!ranks || ranks->rank() == 0)) trainer.probe(probe);
     trainer.run();
     std::vector<at::Tensor> all;

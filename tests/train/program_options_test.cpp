@@ -21,8 +21,14 @@ TEST(ProgramOptions, AreCheckedAndNamedByTheirKeys) {
   const auto error = [&](const TrainOptions& train, const ParallelOptions& parallel = {},
                          const ZeroOptions& zero = {}, const PipelineOptions& pipeline = {},
                          const OptimOptions& optim = {}) {
-    return thrown<InvalidArgument>(
-        [&] { Trainer(stack, numbers, train, optim, nullptr, parallel, zero, pipeline); });
+    return thrown<InvalidArgument>([&] {
+      Trainer(stack, numbers,
+              {.train = train,
+               .optim = optim,
+               .parallel = parallel,
+               .zero = zero,
+               .pipeline = pipeline});
+    });
   };
   const auto names = [](const std::string& text, const std::string& key) {
     return text.starts_with(key + " ") && text.find("set in code") != std::string::npos;

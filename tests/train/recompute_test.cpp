@@ -71,8 +71,12 @@ struct Result {
 Result trained(const Case& one, std::shared_ptr<Communicator> ranks = nullptr) {
   Stack stack = model(one);
   Result result;
-  Trainer trainer(stack, tokens(), train_of(one), optim(), ranks, {.zero = one.stage},
-                  {.group = 0});
+  Trainer trainer(stack, tokens(),
+                  {.train = train_of(one),
+                   .optim = optim(),
+                   .parallel = {.zero = one.stage},
+                   .zero = {.group = 0}},
+                  ranks);
   if (ranks && !one.shares.empty()) trainer.share_out(one.shares);
   trainer.on_step([&](const StepReport& report) { result.losses.push_back(report.loss); });
   trainer.run();
@@ -105,7 +109,8 @@ TEST(Dropout, ChangesTheLossInTrainingAndNotInValidation) {
   EXPECT_NE(with.losses, without.losses);
   EXPECT_NE(with.losses, other_seed.losses);
   Stack plain = model({}), dropping = model({.dropout = 0.3});
-  Trainer a(plain, tokens(), train_of({}), optim()), b(dropping, tokens(), train_of({}), optim());
+  Trainer a(plain, tokens(), {.train = train_of({}), .optim = optim()}),
+      b(dropping, tokens(), {.train = train_of({}), .optim = optim()});
   EXPECT_EQ(a.evaluate(tokens(), 20), b.evaluate(tokens(), 20));
 }
 
@@ -119,7 +124,7 @@ TEST(Dropout, DrawsNewMasksInEveryStepAndForEverySeed) {
     Stack stack = model(one);
     OptimOptions still = optim();
     still.rate = 0;
-    Trainer trainer(stack, alike, train_of(one), still);
+    Trainer trainer(stack, alike, {.train = train_of(one), .optim = still});
     trainer.load(random_values(1));
     std::set<double> seen;
     trainer.on_step([&](const StepReport& report) { seen.insert(report.loss); });
@@ -173,8 +178,8 @@ TEST(Dropout, GoesOnFromASavedStateBitForBit) {
   const Case one{.dropout = 0.2, .recompute = "full", .precision = "fp32"};
   const Result whole = trained(one);
   Stack first = model(one), second = model(one);
-  Trainer begins(first, tokens(), train_of(one), optim()),
-      ends(second, tokens(), train_of(one), optim());
+  Trainer begins(first, tokens(), {.train = train_of(one), .optim = optim()}),
+      ends(second, tokens(), {.train = train_of(one), .optim = optim()});
   begins.run_until(2);
   begins.save(folder / "state");
   ends.restore(folder / "state");
@@ -197,8 +202,9 @@ TEST(Recompute, TrainsAUsersModulesToTheSameBits) {
     stack.add(loss_layer(
         [](const at::Tensor& y, const at::Tensor& target) { return at::mse_loss(y, target); }));
     stack.recompute(recompute);
-    Trainer trainer(stack, data, train_of({.micro_batches = micro_batches, .precision = "fp32"}),
-                    optim());
+    Trainer trainer(stack, data,
+                    {.train = train_of({.micro_batches = micro_batches, .precision = "fp32"}),
+                     .optim = optim()});
     trainer.run();
     std::vector<at::Tensor> all = {all_parameters(stack, trainer)};
     for (const auto& [name, buffer] : stack.buffers())

@@ -100,7 +100,7 @@ TEST(SameDataset, IsWhatATrainerOfSeveralRanksAsksFor) {
       train.precision = "fp64";
       train.allow_other_data = allowed[std::size_t(group.rank())];
       try {
-        Trainer trainer(stack, data, train, {.warmup = 0},
+        Trainer trainer(stack, data, {.train = train, .optim = {.warmup = 0}},
                         native_communicator(group.shared_from_this()));
         trainer.run();
       } catch (const InvalidArgument&) {

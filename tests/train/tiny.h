@@ -14,7 +14,7 @@
 
 #include "echelon/data/dataset.h"
 #include "echelon/nn/gpt.h"
-#include "echelon/parallel/tensor/split_plan.h"
+#include "echelon/nn/split_plan.h"
 #include "echelon/train/trainer.h"
 
 namespace echelon {
@@ -38,9 +38,9 @@ inline at::Tensor all_parameters(Stack& stack, Trainer& trainer) {
 }
 
 // In fp64, where ranks look after every step whether they still agree.
-inline JobOptions tiny_options(const std::string& optimizer = "adamw", double clip = 1,
-                               std::int64_t micro_batches = 1) {
-  JobOptions job;
+inline PlanOptions tiny_options(const std::string& optimizer = "adamw", double clip = 1,
+                                std::int64_t micro_batches = 1) {
+  PlanOptions job;
   job.train.steps = 5;
   job.train.batch = 24;
   job.train.micro_batches = micro_batches;
@@ -54,13 +54,18 @@ inline JobOptions tiny_options(const std::string& optimizer = "adamw", double cl
 }
 
 // On the tokens above. One process (null) has none of what is for ranks.
-inline std::unique_ptr<Trainer> tiny_trainer(const JobOptions& job, Stack& stack,
+inline std::unique_ptr<Trainer> tiny_trainer(const PlanOptions& job, Stack& stack,
                                              std::shared_ptr<Communicator> ranks) {
   const bool alone = !ranks;
-  return std::make_unique<Trainer>(stack, tokens(), job.train, job.optim, std::move(ranks),
-                                   alone ? ParallelOptions{} : job.parallel,
-                                   alone ? ZeroOptions{} : job.zero, job.pipeline,
-                                   gpt_plan(job.model));
+  return std::make_unique<Trainer>(
+      stack, tokens(),
+      TrainerOptions{.train = job.train,
+                     .optim = job.optim,
+                     .parallel = alone ? ParallelOptions{} : job.parallel,
+                     .zero = alone ? ZeroOptions{} : job.zero,
+                     .pipeline = job.pipeline,
+                     .split = gpt_plan(job.model)},
+      std::move(ranks));
 }
 
 struct TinyRun {
@@ -69,7 +74,7 @@ struct TinyRun {
   double validation = 0;
 };
 
-inline TinyRun tiny_run(const JobOptions& job, std::shared_ptr<Communicator> ranks) {
+inline TinyRun tiny_run(const PlanOptions& job, std::shared_ptr<Communicator> ranks) {
   Stack stack = gpt(job.model);
   TinyRun run;
   const auto trainer = tiny_trainer(job, stack, std::move(ranks));

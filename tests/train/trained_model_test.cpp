@@ -80,8 +80,8 @@ std::vector<Case> gpt_cases() {
           {"pipeline x zero 3", {.zero = 3, .pipeline = 2, .data = 2}, {.group = 0}, 4}};
 }
 
-JobOptions gpt_job(const Case& one) {
-  JobOptions job = tiny_options("adamw", 1, 2);
+PlanOptions gpt_job(const Case& one) {
+  PlanOptions job = tiny_options("adamw", 1, 2);
   job.model = {.layers = 3, .width = 24, .heads = 6, .vocab = 33, .context = 8};
   job.parallel = one.parallel;
   job.zero = one.zero;
@@ -150,13 +150,17 @@ const TensorDataset& numbers() {
 
 std::unique_ptr<Trainer> trainer_of(const Case& one, Model& model,
                                     std::shared_ptr<Communicator> ranks) {
-  JobOptions job = tiny_options("adamw", 1, 2);
+  PlanOptions job = tiny_options("adamw", 1, 2);
   job.train.precision = one.precision;
   const bool alone = !ranks;
-  return std::make_unique<Trainer>(model.stack, numbers(), job.train, job.optim, std::move(ranks),
-                                   alone ? ParallelOptions{} : one.parallel,
-                                   alone ? ZeroOptions{} : one.zero,
-                                   PipelineOptions{.balance = "count", .stages = {}});
+  return std::make_unique<Trainer>(
+      model.stack, numbers(),
+      TrainerOptions{.train = job.train,
+                     .optim = job.optim,
+                     .parallel = alone ? ParallelOptions{} : one.parallel,
+                     .zero = alone ? ZeroOptions{} : one.zero,
+                     .pipeline = PipelineOptions{.balance = "count", .stages = {}}},
+      std::move(ranks));
 }
 
 void on_ranks(const Case& one, const std::function<void(std::shared_ptr<Communicator>)>& body) {
@@ -256,7 +260,7 @@ TEST(TrainedModel, OfAGptIsThatOfOneProcessInEveryLayout) {
   const at::Tensor x = at::randint(33, {3, 5});
   at::Tensor output;
   const auto use = [&](const Case& one, std::shared_ptr<Communicator> ranks) {
-    const JobOptions job = gpt_job(one);
+    const PlanOptions job = gpt_job(one);
     Stack stack = gpt(job.model);
     const auto trainer = tiny_trainer(job, stack, ranks);
     trainer->run();
@@ -380,7 +384,7 @@ TEST(TrainedModel, IsTheSameWhereAnObserverGathersItInEveryStep) {
   const at::Tensor x = at::randint(33, {4, 8});
   for (const Case& one : gpt_cases())
     on_ranks(one, [&](std::shared_ptr<Communicator> ranks) {
-      const JobOptions job = gpt_job(one);
+      const PlanOptions job = gpt_job(one);
       Stack stack = gpt(job.model), unobserved = gpt(job.model);
       const auto trainer = tiny_trainer(job, stack, ranks),
                  other = tiny_trainer(job, unobserved, ranks);
@@ -409,7 +413,7 @@ TEST(TrainedModel, IsGatheredIntoCopiesThatAUserMayChange) {
   };
   for (const Case& one : gpt_cases())
     on_ranks(one, [&](std::shared_ptr<Communicator> ranks) {
-      const JobOptions job = gpt_job(one);
+      const PlanOptions job = gpt_job(one);
       Stack stack = gpt(job.model), untouched = gpt(job.model);
       const auto trainer = tiny_trainer(job, stack, ranks),
                  other = tiny_trainer(job, untouched, ranks);

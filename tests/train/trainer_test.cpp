@@ -92,7 +92,8 @@ struct Job {
   explicit Job(const TrainOptions& train, const OptimOptions& optim = optimizer(),
                LossFunction loss = mean_square) {
     stack.add(module_layer("net", net)).add(loss_layer(std::move(loss)));
-    trainer = std::make_unique<Trainer>(stack, data, train, optim);
+    trainer =
+        std::make_unique<Trainer>(stack, data, TrainerOptions{.train = train, .optim = optim});
     trainer->on_step([this](const StepReport& report) { reports.push_back(report); });
   }
   TensorDataset data = samples();
@@ -171,7 +172,7 @@ TEST(Trainer, GivesTheSameBitsForTheSameSeedAndOthersForAnother) {
     const RandomTokens data(32, 8, 1);
     TrainOptions train = training(10);
     train.seed = seed;
-    Trainer trainer(stack, data, train, optimizer());
+    Trainer trainer(stack, data, {.train = train, .optim = optimizer()});
     std::vector<double> losses;
     trainer.on_step([&](const StepReport& report) { losses.push_back(report.loss); });
     trainer.run();
@@ -263,11 +264,11 @@ TEST(Trainer, RefusesTheStateOfADeeperModel) {
   const RandomTokens data(32, 8, 1);
   const ModelOptions sizes{.layers = 3, .width = 16, .heads = 2, .vocab = 32, .context = 8};
   Stack deep = gpt(sizes);
-  Trainer(deep, data, training(4), optimizer()).save(folder / "state");
+  Trainer(deep, data, {.train = training(4), .optim = optimizer()}).save(folder / "state");
   ModelOptions fewer = sizes;
   fewer.layers = 2;
   Stack shallow = gpt(fewer);
-  Trainer trainer(shallow, data, training(4), optimizer());
+  Trainer trainer(shallow, data, {.train = training(4), .optim = optimizer()});
   const auto sentence = thrown<InvalidArgument>([&] { trainer.restore(folder / "state"); });
   EXPECT_NE(sentence.find("does not fit this job: it has master/transformer.h.2."),
             std::string::npos)
@@ -384,7 +385,7 @@ TEST(Trainer, GivesTheSameParametersHoweverTheBatchIsCut) {
     const RandomTokens data(16, 5, 1);
     TrainOptions train = training(5, "fp64");
     train.micro_batches = micro_batches;
-    Trainer(stack, data, train, optimizer()).run();
+    Trainer(stack, data, {.train = train, .optim = optimizer()}).run();
     // Adam turns the key bias's gradient, which is zero but for rounding, into whole steps: leave
     // it out.
     for (const auto& p : stack.parameters()) {
@@ -432,7 +433,7 @@ TEST(Trainer, AccountsForTheModelsMemoryExactly) {
         Case{"fp16", "adamw", 2, 2, 12}, Case{"bf16", "sgd", 2, 2, 8}}) {
     const RandomTokens data(32, 8, 1);
     Stack stack = gpt({.layers = 2, .width = 16, .heads = 2, .vocab = 32, .context = 8});
-    Trainer trainer(stack, data, training(3, precision), optimizer(name));
+    Trainer trainer(stack, data, {.train = training(3, precision), .optim = optimizer(name)});
     trainer.run();
     const auto elements = static_cast<std::uint64_t>(stack.values().numel());
     for (const auto& use : {trainer.memory().now(), trainer.memory().at_peak()}) {

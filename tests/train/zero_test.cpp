@@ -31,8 +31,8 @@ struct Case {
   int stage = 0;
 };
 
-JobOptions job_of(const Case& one) {
-  JobOptions job = tiny_options(one.optimizer, one.clip, one.micro_batches);
+PlanOptions job_of(const Case& one) {
+  PlanOptions job = tiny_options(one.optimizer, one.clip, one.micro_batches);
   job.model = {.layers = 2, .width = 16, .heads = 2, .vocab = 32, .context = 8, .tied = one.tied};
   job.parallel.zero = one.stage;
   job.zero.prefetch = one.prefetch;
@@ -73,7 +73,7 @@ TEST(Zero, EqualsOneProcessWithUnevenShares) {
   const TinyRun expected = tiny_run(job_of(one), nullptr);
   for (one.stage = 1; one.stage <= 3; ++one.stage)
     run_ranks_well({.world = 3}, [&](Group& group) {
-      const JobOptions job = job_of(one);
+      const PlanOptions job = job_of(one);
       Stack stack = gpt(job.model);
       const auto trainer = tiny_trainer(job, stack, native_communicator(group.shared_from_this()));
       trainer->run_until(2);
@@ -93,7 +93,7 @@ TEST(Zero, EqualsOneProcessWithOneOwner) {
     for (one.stage = 1; one.stage <= 3; ++one.stage)
       for (const int hosts : {1, 2})
         run_ranks_well({.world = hosts, .hosts = hosts}, [&](Group& group) {
-          JobOptions job = job_of(one);
+          PlanOptions job = job_of(one);
           job.parallel.exchange_alone = true;
           job.zero.shard = "host";
           Stack stack = gpt(job.model);
@@ -146,9 +146,11 @@ TEST(Zero, TrainsAModule) {
         .add(third.layer())
         .add(loss_layer(
             [](const at::Tensor& a, const at::Tensor& b) { return at::mse_loss(a, b); }));
-    const JobOptions job = tiny_options();
-    Trainer trainer(stack, data, job.train, job.optim, std::move(ranks), {.zero = stage},
-                    {.group = 0});
+    const PlanOptions job = tiny_options();
+    Trainer trainer(
+        stack, data,
+        {.train = job.train, .optim = job.optim, .parallel = {.zero = stage}, .zero = {.group = 0}},
+        std::move(ranks));
     trainer.run();
     return all_parameters(stack, trainer);
   };
@@ -170,7 +172,7 @@ TEST(Zero, GoesOnFromAnyStatesOfAnyStage) {
   const auto part = [&](const Case& one, std::shared_ptr<Communicator> ranks,
                         const std::filesystem::path& from, const std::filesystem::path& to,
                         std::int64_t until) {
-    const JobOptions job = job_of(one);
+    const PlanOptions job = job_of(one);
     Stack stack = gpt(job.model);
     const auto trainer = tiny_trainer(job, stack, std::move(ranks));
     if (!from.empty()) trainer->restore(from);

@@ -1,0 +1,371 @@
+// What can be seen to be wrong with a job before it runs.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+
+#include "echelon/base/error.h"
+#include "echelon/base/file.h"
+#include "echelon/collective/plan.h"
+#include "echelon/comm/texts.h"
+#include "echelon/job/job.h"
+#include "echelon/job/option_difference.h"
+#include "echelon/job/run_directory.h"
+#include "echelon/job/server_job.h"
+#include "echelon/net/socket.h"
+#include "echelon/nn/gpt.h"
+#include "echelon/nn/gpt2_folder.h"
+#include "echelon/nn/split_plan.h"
+#include "echelon/optim/optimizer.h"
+#include "echelon/parallel/pipeline/balance.h"
+#include "echelon/plan/compute_type.h"
+#include "echelon/plan/mesh_layout.h"
+#include "echelon/plan/rules.h"
+#include "echelon/train/trainer.h"
+
+namespace echelon {
+namespace {
+
+// "set pipeline.schedule=1f1b and pipeline.chunks=1": the defaults of those among these options
+// that have other values. To leave an option out is no advice for a run that goes on: it takes them
+// from its own configuration.
+std::string set_as_by_default(JobOptions options, const std::vector<std::string_view>& keys) {
+  JobOptions plain;
+  std::vector<std::string> set;
+  for (auto [key, mine, usual] : differences(to_toml(fields_of(options), Comments::no),
+                                             to_toml(fields_of(plain), Comments::no), Among::ranks))
+    if (std::ranges::find(keys, key) != keys.end()) {
+      std::erase(usual, '"');
+      set.push_back(fmt::format("{}={}", key, usual));
+    }
+  return fmt::format("set {}", fmt::join(set, " and "));
+}
+
+// Options that would do nothing, or contradict each other.
+void check_combination(const JobRequest& request, int ranks) {
+  const auto& options = request.options;
+  // "{}" in `why` is what to set in place of these options.
+  const auto refuse = [&](bool wrong, std::string_view why,
+                          const std::vector<std::string_view>& instead = {}) {
+    if (wrong)
+      throw InvalidArgument(fmt::format(fmt::runtime(why), set_as_by_default(options, instead)));
+  };
+  const bool servers = options.server.count > 0;
+  const bool cpu = options.train.device == "cpu";
+  if (!request.join.empty()) {
+    refuse(!request.name.empty() || !request.summary.empty() || request.trace_sync ||
+               request.trace_pipeline,
+           "--join makes a worker of another job, which has the run: leave out --name, --json and "
+           "--trace");
+    return;
+  }
+  refuse(!servers && (options.server.mode != "sync" || options.server.place != "colocated"),
+         "server.mode and server.place are for jobs with parameter servers: set server.count too, "
+         "or {}",
+         {"server.mode", "server.place"});
+  refuse(servers && ranks == 1,
+         "server.count is for jobs of several ranks: start them with --nproc, or {}",
+         {"server.count", "server.mode", "server.place"});
+  refuse(
+      (servers || options.sync.allow_staleness > 0) && grain_of(options.optim) == Grain::parameter,
+      "optim.name=lars and lamb look at whole parameters, which parameter servers cut; use adamw or "
+      "sgd with server.count and sync.allow_staleness");
+  refuse((servers || options.sync.allow_staleness > 0) && options.train.precision == "fp16",
+         "train.precision=fp16 needs a loss scale that all ranks agree on, and parameter servers "
+         "have none; use bf16 with server.count and sync.allow_staleness");
+  refuse((servers || options.sync.allow_staleness > 0) && sums_in_fp32(options.train),
+         "train.reduce=fp32 is for ranks that reduce among themselves; parameter servers widen "
+         "gradients themselves: {} with server.count and sync.allow_staleness",
+         {"train.reduce"});
+  refuse(options.train.reduce == "fp32" && !sums_in_fp32(options.train),
+         "train.reduce=fp32 is for gradients that are narrower: set train.precision=bf16 or fp16, "
+         "or {}",
+         {"train.reduce"});
+  refuse(options.train.memory_mib > 0 && options.train.memory_mib < 1,
+         fmt::format("train.memory_mib = {} is less than a MiB, and no job fits into that: give at "
+                     "least 1, or {{}}",
+                     options.train.memory_mib),
+         {"train.memory_mib"});
+  const bool shared = options.parallel.zero > 0;
+  const bool offloads = options.zero.offload != "none";
+  const std::vector<std::string_view> shards = {"parallel.zero", "zero.offload",
+                                                "zero.offload_path", "zero.shard", "zero.scatter"};
+  refuse(
+      offloads && !shared,
+      "zero.offload keeps what parallel.zero shares out: set parallel.zero too, to 1, 2 or 3, or {}",
+      shards);
+  refuse(options.zero.offload == "disk" && options.zero.offload_path.empty(),
+         "zero.offload=disk needs a folder on a disk with room: set zero.offload_path");
+  refuse(options.zero.offload != "disk" && !options.zero.offload_path.empty(),
+         "zero.offload_path is for zero.offload=disk: set that too, or {}", {"zero.offload_path"});
+  refuse(options.zero.shard == "host" && !shared,
+         "zero.shard is for parallel.zero: set that too, or {}", {"zero.shard"});
+  refuse(shared && ranks == 1 && !options.parallel.exchange_alone && !offloads,
+         "parallel.zero shares a model's state out over ranks: start several with --nproc, keep it "
+         "elsewhere with zero.offload, or to train alone {}",
+         shards);
+  const bool in_parts = options.parallel.pipeline > 1 || options.parallel.tensor > 1;
+  const bool told = servers || options.sync.adapt || options.sync.allow_staleness > 0;
+  refuse(in_parts && told,
+         "server.count, sync.adapt and sync.allow_staleness are for ranks that each have the whole "
+         "model: with parallel.pipeline and parallel.tensor, {}",
+         {"server.count", "server.mode", "server.place", "sync.adapt", "sync.allow_staleness"});
+  refuse(in_parts && request.trace_sync,
+         "--trace sync is for ranks that each have the whole model: leave it out with "
+         "parallel.pipeline and parallel.tensor");
+  refuse(request.trace_pipeline && options.parallel.pipeline == 1,
+         "--trace pipeline shows what ranks of a pipeline do: set parallel.pipeline");
+  refuse(
+      request.trace_pipeline && !cpu,
+      "--trace pipeline tells times by the host's clock, which is ahead of a GPU: leave it out, or "
+      "set train.device=cpu");
+  const PipelineOptions plain;
+  refuse(options.parallel.pipeline == 1 &&
+             (options.pipeline.schedule != plain.schedule || options.pipeline.chunks > 1 ||
+              options.pipeline.balance != plain.balance || !options.pipeline.stages.empty()),
+         "pipeline.schedule, pipeline.chunks, pipeline.balance and pipeline.stages are for "
+         "parallel.pipeline: set that too, or {}",
+         {"pipeline.schedule", "pipeline.chunks", "pipeline.balance", "pipeline.stages"});
+  refuse(
+      options.pipeline.schedule == "interleaved" && options.pipeline.chunks == 1,
+      "pipeline.schedule=interleaved gives a rank several chunks of layers: set pipeline.chunks to "
+      "2 or more");
+  refuse(options.zero.scatter != "auto" && options.parallel.zero < 2,
+         "zero.scatter is for parallel.zero=2 and 3: set that too, or {}", {"zero.scatter"});
+  refuse(shared && servers,
+         "parallel.zero and server.count both say who owns the optimiser's state: set "
+         "parallel.zero=0 or server.count=0");
+  refuse(shared && (options.sync.adapt || options.sync.allow_staleness > 0),
+         "sync.adapt and sync.allow_staleness are for data parallel: with parallel.zero, {}",
+         {"sync.adapt", "sync.allow_staleness"});
+  refuse(shared && request.trace_sync,
+         "--trace sync is for data parallel: leave it out with parallel.zero");
+  refuse(options.parallel.shares == "speed" && (servers || ranks == 1),
+         "parallel.shares=speed is for several ranks that reduce among themselves; workers of "
+         "parameter servers take shares as they come: {}",
+         {"parallel.shares"});
+  refuse(options.sync.adapt && (servers || ranks == 1 || !cpu),
+         "sync.adapt=true is for several ranks on CPUs that reduce among themselves: {}, or give "
+         "--nproc and no servers",
+         {"sync.adapt"});
+  refuse(options.sync.adapt && options.comm.algorithm != "auto",
+         "sync.adapt=true chooses among algorithms, and comm.algorithm names one: set "
+         "sync.adapt=false or comm.algorithm=auto");
+  refuse(options.sync.allow_staleness > 0 && (servers || ranks == 1 || !cpu),
+         "sync.allow_staleness is for several ranks on CPUs that reduce among themselves; with "
+         "server.count, server.mode says how old gradients may be: {}",
+         {"sync.allow_staleness"});
+  refuse(request.trace_sync && (servers || ranks == 1 || !cpu),
+         "--trace sync shows how ranks on CPUs reduce their gradients: start several with --nproc, "
+         "without servers");
+  if (servers || !in_parts) return;
+  const MeshShape mesh = mesh_of(options.parallel, ranks);
+  refuse(
+      shared && !offloads && mesh.data == 1,
+      fmt::format("parallel.zero shares a model's state out over the ranks that split the batch, "
+                  "and in a mesh of {} there is one: give more ranks, or {{}}",
+                  to_string(mesh)),
+      shards);
+}
+
+// The number of heads nearest to what was asked for that divides the width and over a tensor group;
+// where there is none, since the group does not divide the width, with the nearest width.
+std::string heads_to_set(const ModelOptions& model, std::int64_t tensor) {
+  const auto nearest_multiple = [](std::int64_t n, std::int64_t step) {
+    return std::max(step, (n + step / 2) / step * step);
+  };
+  std::int64_t best = 0;
+  for (auto heads = tensor; heads <= model.width; heads += tensor)
+    if (model.width % heads == 0 &&
+        (best == 0 || std::abs(heads - model.heads) < std::abs(best - model.heads)))
+      best = heads;
+  if (best > 0) return fmt::format("model.heads={}", best);
+  const auto heads = nearest_multiple(model.heads, tensor);
+  return fmt::format("{}model.width={}",
+                     heads == model.heads ? "" : fmt::format("model.heads={} ", heads),
+                     nearest_multiple(model.width, heads));
+}
+
+// The largest tensor group over which the heads can be shared out, as far as the ranks allow it.
+std::string tensor_to_set(const JobOptions& options, const ModelOptions& model,
+                          const MeshShape& mesh) {
+  const auto allowed = [&](std::int64_t tensor) {
+    ParallelOptions parallel = options.parallel;
+    parallel.tensor = tensor;
+    try {
+      check_share(options.train, mesh_of(parallel, mesh.ranks()).data);
+      return true;
+    } catch (const InvalidArgument&) {
+      return false;
+    }
+  };
+  std::int64_t most = 0;  // whatever the ranks
+  for (std::int64_t tensor = mesh.tensor - 1; tensor >= 1; --tensor) {
+    if (model.heads % tensor != 0) continue;
+    if (allowed(tensor)) return fmt::format("parallel.tensor={}", tensor);
+    most = std::max(most, tensor);
+  }
+  const auto ranks = mesh.ranks() / mesh.tensor * most;
+  return fmt::format("parallel.tensor={} on {} rank{}", most, ranks, ranks == 1 ? "" : "s");
+}
+
+// Heads divide the width, and a tensor group has whole ones each. What is advised is enough for
+// both.
+void check_heads(const JobRequest& request, const ModelOptions& model, const MeshShape& mesh) {
+  const bool divides = model.width % model.heads == 0;
+  if (mesh.tensor == 1 || (divides && model.heads % mesh.tensor == 0)) return;
+  // Weights and states that there are already decide on a model's sizes.
+  const bool decided = !model.init.empty() || !request.resume.empty();
+  if (decided && !divides) return;  // the model itself refuses it
+  std::vector<std::string> ways;
+  if (!decided) ways.push_back(heads_to_set(model, mesh.tensor));
+  if (divides) ways.push_back(tensor_to_set(request.options, model, mesh));
+  throw InvalidArgument(
+      divides
+          ? fmt::format("model.heads = {} cannot be shared out over parallel.tensor = {}: set {}",
+                        model.heads, mesh.tensor, fmt::join(ways, ", or "))
+          : fmt::format("model.heads = {} does not divide model.width = {}: set {}", model.heads,
+                        model.width, fmt::join(ways, ", or ")));
+}
+
+// Whether the model can lie over the mesh, as far as that can be seen without ranks.
+void check_layout(const JobOptions& options, const ModelOptions& model, const MeshShape& mesh) {
+  Stack stack = gpt(model);  // described, not allocated
+  if (mesh.tensor > 1) apply(gpt_plan(model), stack, mesh.tensor, 0);
+  if (mesh.pipeline == 1) return;
+  const PipelineShape shape{.ranks = mesh.pipeline,
+                            .micro_batches = int(options.train.micro_batches),
+                            .chunks = int(options.pipeline.chunks)};
+  make_schedule(options.pipeline.schedule, shape);
+  if (options.pipeline.stages.empty())
+    balance(std::vector<LayerCost>(std::size_t(stack.size())), "count", options.pipeline.schedule,
+            shape);
+  else
+    stages_of(options.pipeline.stages, stack.size(), shape);
+}
+
+// Whether the state of a run that goes on is of this model and optimiser, by what it was saved
+// with.
+void check_state(const JobRequest& request) {
+  const auto config = RunDirectory::open(request.resume).config();
+  if (!std::filesystem::exists(config)) return;  // the state itself then says what does not fit
+  JobOptions before, now = request.options;
+  read_toml_file(fields_of(before), config);
+  std::vector<std::string> had, has, set;
+  const auto compare = [&](const char* key, const auto& saved, const auto& wanted, bool fits) {
+    if (fits) return;
+    had.push_back(fmt::format("{} = {}", key, saved));
+    has.push_back(fmt::format("{}", wanted));
+    set.push_back(fmt::format("{}={}", key, saved));
+  };
+  const auto number = [&](const char* key, auto ModelOptions::*member) {
+    compare(key, before.model.*member, now.model.*member,
+            before.model.*member == now.model.*member);
+  };
+  number("model.layers", &ModelOptions::layers);
+  number("model.width", &ModelOptions::width);
+  number("model.vocab", &ModelOptions::vocab);
+  number("model.context", &ModelOptions::context);
+  number("model.tied", &ModelOptions::tied);
+  compare("train.precision", before.train.precision, now.train.precision,
+          master_type(compute_type(before.train)) == master_type(compute_type(now.train)));
+  const auto states = [](const JobOptions& job) {
+    return make_optimizer(job.optim)->state_names();
+  };
+  const bool same_name = before.optim.name == now.optim.name;
+  const bool same_state = states(before) == states(now);
+  compare("optim.name", before.optim.name, now.optim.name, same_name || same_state);
+  compare("optim.momentum", before.optim.momentum, now.optim.momentum, !same_name || same_state);
+  if (had.empty()) return;
+  throw InvalidArgument(
+      fmt::format("the state of {} was saved with {}, and this job has {}: it does not fit; set {}",
+                  request.resume.string(), fmt::join(had, " and "), fmt::join(has, " and "),
+                  fmt::join(set, " and ")));
+}
+
+// Whether what a job names outside of itself is there: before there are ranks that would all say
+// it, and also where a job of one rank would not use it.
+void check_surroundings(const JobRequest& request) {
+  const auto& options = request.options;
+  if (!options.net.interface.empty()) interface_address(options.net.interface);
+  // Several ranks have met by then, and read rank 0's plan for that.
+  if (!options.comm.plan.empty() && !request.ranks) Plan::read(options.comm.plan);
+  if (options.zero.offload == "disk" && !std::filesystem::is_directory(options.zero.offload_path))
+    throw InvalidArgument(
+        fmt::format("zero.offload_path: there is no folder {}; make it on a disk with room",
+                    options.zero.offload_path));
+}
+
+}  // namespace
+
+void resolve_model(ModelOptions& model, const std::vector<std::string>& given) {
+  if (model.init.empty()) return;
+  ModelOptions found = read_gpt2_options(model.init);
+  const auto agree = [&](const char* key, auto ours, auto theirs) {
+    if (ours != theirs && std::find(given.begin(), given.end(), key) != given.end()) {
+      throw InvalidArgument(
+          fmt::format("{} = {}, but the weights in {} are of a model with {}; leave it out", key,
+                      ours, model.init, theirs));
+    }
+  };
+  agree("model.layers", model.layers, found.layers);
+  agree("model.width", model.width, found.width);
+  agree("model.heads", model.heads, found.heads);
+  agree("model.vocab", model.vocab, found.vocab);
+  agree("model.context", model.context, found.context);
+  agree("model.tied", model.tied, found.tied);
+  found.dropout = model.dropout;
+  found.recompute = model.recompute;
+  model = found;
+}
+
+void check_job(const JobRequest& request, int ranks) {
+  const auto& options = request.options;
+  check_combination(request, ranks);
+  check_threads(options.train);
+  check_share(options.train, options.server.count > 0 ? ServerRoles(options.server, ranks).workers()
+                                                      : mesh_of(options.parallel, ranks).data);
+  options.chaos.slowness(0, ranks);
+  ModelOptions model = options.model;
+  if (request.resume.empty()) resolve_model(model, request.given);
+  if (request.resume.empty() && !model.init.empty() && options.data.source != "random")
+    require_byte_tokens(model.init);
+  const MeshShape mesh = options.server.count > 0 ? MeshShape{} : mesh_of(options.parallel, ranks);
+  check_heads(request, model, mesh);
+  check_layout(options, model, mesh);
+  if (!request.resume.empty()) {
+    check_state(request);
+    const auto done = saved_step(RunDirectory::open(request.resume).state());
+    if (done >= options.train.steps)
+      throw InvalidArgument(fmt::format(
+          "{} has done {} {} steps{}; give more with --set train.steps=N", request.resume.string(),
+          done == options.train.steps ? "its" : "already", done,
+          done == options.train.steps
+              ? ""
+              : fmt::format(", and train.steps = {}", options.train.steps)));
+  }
+  require_place_for(request.summary, "--json");
+  check_surroundings(request);
+}
+
+bool is_expendable(const JobOptions& options, int rank, int ranks) {
+  if (rank == 0 || options.server.count == 0 || options.server.mode == "sync") return false;
+  const ServerRoles roles(options.server, ranks);
+  return roles.works(rank) && roles.server_of(rank) < 0;
+}
+
+void require_same_options(JobOptions& options, Communicator& ranks) {
+  const auto texts = gather_texts(ranks, to_toml(fields_of(options), Comments::no), "setup");
+  for (std::size_t r = 1; r < texts.size(); ++r) {
+    std::string all;
+    for (const auto& one : differences(texts[r], texts[0], Among::ranks))
+      all += fmt::format("{}{} = {} where rank 0 has {}", all.empty() ? "" : "; ", one.key,
+                         one.mine, one.theirs);
+    if (!all.empty())
+      throw InvalidArgument(fmt::format("ranks have different options: rank {} has {}", r, all));
+  }
+}
+
+}  // namespace echelon

@@ -1,0 +1,104 @@
+#include "echelon/job/progress.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <numbers>
+
+#include "echelon/base/bytes.h"
+#include "echelon/base/terminal.h"
+
+namespace echelon {
+namespace {
+
+constexpr auto redraw_every = std::chrono::milliseconds(100);
+constexpr auto line_every = std::chrono::seconds(5);
+constexpr int shortest_bar = 10, longest_bar = 40;
+
+std::string clock_time(double seconds) {
+  const auto s = static_cast<std::int64_t>(seconds + 0.5);
+  return s >= 3600 ? fmt::format("{}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60)
+                   : fmt::format("{}:{:02}", s / 60, s % 60);
+}
+
+// What is done differs from what is not by its shape where there are no colours.
+std::string bar_of(int cells, double done, bool colours) {
+  const auto full = std::clamp(static_cast<int>(cells * done), 0, cells);
+  std::string bar = colours ? "\x1b[36m" : "";
+  for (int i = 0; i < full; ++i) bar += "━";
+  if (colours) bar += "\x1b[90m";
+  for (int i = full; i < cells; ++i) bar += colours ? "━" : "·";
+  return bar + (colours ? "\x1b[0m" : "");
+}
+
+}  // namespace
+
+std::string bar_line(const std::string& count, const std::vector<std::string>& numbers, double done,
+                     int columns, bool colours) {
+  std::vector<std::string> shown = numbers;
+  const auto room = [&] {  // the last column stays free: some terminals wrap there
+    std::size_t taken = count.size() + 3;
+    for (const auto& number : shown) taken += number.size() + 2;
+    return columns - static_cast<int>(taken);
+  };
+  while (room() < shortest_bar && shown.size() > 2) shown.erase(shown.begin() + 1);
+  if (room() >= shortest_bar)
+    return fmt::format("{}  {}  {}", count, bar_of(std::min(room(), longest_bar), done, colours),
+                       fmt::join(shown, "  "));
+  return fmt::format("{}  {}", count, fmt::join(shown, "  "))
+      .substr(0, static_cast<std::size_t>(std::max(0, columns - 1)));
+}
+
+Progress::Progress(std::int64_t first_step, std::int64_t steps, bool bytes, ShowProgress show)
+    : first_(first_step),
+      steps_(steps),
+      bytes_(bytes),
+      shown_at_all_(show != ShowProgress::none),
+      terminal_(show == ShowProgress::automatic && !terminal::path().empty()) {}
+
+Progress::~Progress() { terminal::keep(); }
+
+// The second is the first that bar_line leaves out: bits per byte, which the loss says too, then
+// the speed.
+std::vector<std::string> Progress::numbers_of(const StepReport& report) const {
+  std::vector<std::string> numbers = {fmt::format("loss {:.3f}", report.loss)};
+  if (bytes_) numbers.push_back(fmt::format("{:.3f} bits/byte", report.loss / std::numbers::ln2));
+  numbers.push_back(fmt::format(
+      "{} tokens/s", human_count(static_cast<double>(report.targets) / smooth_seconds_)));
+  numbers.push_back(fmt::format(
+      "{} left", clock_time(smooth_seconds_ * static_cast<double>(steps_ - report.step))));
+  return numbers;
+}
+
+void Progress::step(const StepReport& report) {
+  // The first steps make plans and fault memory in; they say little about the time left.
+  const bool settling = report.step - first_ <= 3;
+  smooth_seconds_ = settling ? report.seconds : 0.95 * smooth_seconds_ + 0.05 * report.seconds;
+  const auto now = Clock::now();
+  const bool last = report.step == steps_;
+  if (!shown_at_all_ || (!last && now - shown_ < (terminal_ ? Clock::duration(redraw_every)
+                                                            : Clock::duration(line_every))))
+    return;
+  shown_ = now;
+
+  const auto digits = fmt::format("{}", steps_).size();
+  const std::string count = fmt::format("step {:>{}}/{}", report.step, digits, steps_);
+  const auto numbers = numbers_of(report);
+  if (terminal_) {
+    const double done = static_cast<double>(report.step) / static_cast<double>(steps_);
+    terminal::draw(bar_line(count, numbers, done, terminal::columns(), terminal::colours()));
+    return;
+  }
+  fmt::print("{}  {}\n", count, fmt::join(numbers, "  "));
+  std::fflush(stdout);
+}
+
+void Progress::say(const std::string& line) {
+  terminal::clear();
+  fmt::print("{}\n", line);
+  std::fflush(stdout);
+}
+
+}  // namespace echelon

@@ -1,0 +1,301 @@
+#include "echelon/job/report.h"
+
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <numbers>
+#include <tuple>
+
+#include "echelon/base/bytes.h"
+#include "echelon/base/log.h"
+#include "echelon/base/median.h"
+#include "echelon/base/wrapped.h"
+#include "echelon/comm/texts.h"
+#include "echelon/data/xz.h"
+#include "echelon/nn/attention.h"
+#include "echelon/nn/generate.h"
+#include "echelon/nn/product.h"
+#include "echelon/nn/tensor_group.h"
+#include "echelon/parallel/pipeline/balance.h"
+#include "echelon/plan/compute_type.h"
+#include "echelon/step/device.h"
+
+namespace echelon {
+namespace {
+
+using nlohmann::ordered_json;
+constexpr double mib = 1024.0 * 1024.0;
+
+}  // namespace
+
+std::string precision_name(at::ScalarType type) {
+  return type == at::kDouble     ? "fp64"
+         : type == at::kBFloat16 ? "bf16"
+         : type == at::kHalf     ? "fp16"
+                                 : "fp32";
+}
+
+ordered_json summary_of(const JobOptions& options, const JobOutcome& outcome,
+                        std::int64_t parameters, bool bytes, std::uint64_t start,
+                        std::uint64_t peak, const RunDirectory& run) {
+  // The first steps warm up; with few steps they are all there is.
+  const auto skip =
+      static_cast<std::ptrdiff_t>(std::min<std::size_t>(5, outcome.step_seconds.size() / 2));
+  const double step = median({outcome.step_seconds.begin() + skip, outcome.step_seconds.end()});
+  ordered_json summary = {
+      {"params", parameters},
+      {"tokens_per_s", step > 0 ? static_cast<double>(outcome.tokens_a_step) / step : 0.0},
+      {"step_ms", step * 1e3},
+      {"start_mib", static_cast<double>(start) / mib},
+      {"peak_mib", static_cast<double>(peak) / mib},
+      {"final_loss", outcome.final_loss},
+      {"val_bits_per_byte", nullptr},
+      {"device", options.train.device},
+      {"threads", at::get_num_threads()},
+      {"precision", precision_name(compute_type(options.train))},
+      {"run", run.path().string()},
+  };
+  if (outcome.validated && bytes)
+    summary["val_bits_per_byte"] = outcome.validation_loss / std::numbers::ln2;
+  if (options.server.count > 0) summary["lost_workers"] = outcome.lost_workers.size();
+  if (outcome.loss_scale != 0) {
+    summary["skipped_steps"] = outcome.skipped;
+    summary["loss_scale"] = outcome.loss_scale;
+  }
+  if (options.train.device == "cuda") {
+    const auto memory = device_memory();
+    summary["device_peak_mib"] = static_cast<double>(memory.peak_reserved) / mib;
+    summary["device_peak_allocated_mib"] = static_cast<double>(memory.peak_allocated) / mib;
+  }
+  return summary;
+}
+
+std::string plan_of(const JobOptions& options, const JobData& data, const Trainer& trainer,
+                    const Communicator* ranks) {
+  auto buckets = ordered_json::array();
+  for (const auto& bucket : trainer.buckets())
+    buckets.push_back({{"begin", bucket.begin}, {"end", bucket.end}, {"layer", bucket.layer}});
+  const auto& layout = trainer.layout();
+  return ordered_json(
+             {{"world", ranks ? ranks->size() : 1},
+              {"data", ordered_json::parse(to_json(data.fingerprint))},
+              {"mesh",
+               {{"pipeline", layout.mesh.shape.pipeline},
+                {"data", layout.mesh.shape.data},
+                {"tensor", layout.mesh.shape.tensor}}},
+              {"pipeline",
+               {{"schedule", layout.pipeline.ranks > 1 ? options.pipeline.schedule : "none"},
+                {"chunks", layout.pipeline.chunks},
+                {"stages", stages_text(layout.stages)}}},
+              {"schedule", options.server.count > 0 ? "parameter servers"
+                           : options.parallel.zero > 0 && ranks
+                               ? fmt::format("ZeRO stage {}", options.parallel.zero)
+                           : layout.in_parts() ? "mesh"
+                           : ranks             ? "data parallel"
+                                               : "one process"},
+              {"communication", ordered_json::parse(ranks ? ranks->plan() : "{}")},
+              {"buckets", buckets},
+              {"micro_batches", options.train.micro_batches},
+              {"threads", at::get_num_threads()},
+              {"precision", precision_name(compute_type(options.train))},
+              {"gradient_sums",
+               sums_in_fp32(options.train) ? "fp32" : precision_name(compute_type(options.train))},
+              {"attention", attention_kernel(options.train.device == "cuda" ? at::kCUDA : at::kCPU,
+                                             compute_type(options.train),
+                                             options.model.width / options.model.heads)},
+              {"products", options.train.device == "cpu" ? product_library() : "cuBLAS"},
+              {"graph", trainer.uses_graph()}})
+      .dump(2);
+}
+
+std::string report_line(std::string_view label, std::string_view text) {
+  constexpr int indent = 12;
+  return wrapped(fmt::format("{:{}}", label, indent), text, indent);
+}
+
+std::string model_text(const JobOptions& options, std::int64_t parameters, int ranks) {
+  const auto& model = options.model;
+  const int threads = at::get_num_threads();
+  return fmt::format(
+      "GPT of {} parameters: {} layer{}, width {}, {} head{}, context {}; {} on {}{}",
+      human_count(static_cast<double>(parameters)), model.layers, model.layers == 1 ? "" : "s",
+      model.width, model.heads, model.heads == 1 ? "" : "s", model.context,
+      precision_name(compute_type(options.train)),
+      ranks > 1 ? fmt::format("{} ranks, each on ", ranks) : "",
+      options.train.device == "cuda"
+          ? std::string("a GPU")
+          : fmt::format("{} CPU thread{}", threads, threads == 1 ? "" : "s"));
+}
+
+void show_layout(const JobOptions& options, const Trainer& trainer, const Stack& stack) {
+  const auto& layout = trainer.layout();
+  if (!layout.in_parts()) return;
+  fmt::print("{}", report_line("mesh", draw_mesh(layout.mesh.shape, layout.mesh.hosts)));
+  if (layout.mesh.shape.tensor > 1)
+    fmt::print(
+        "{}",
+        report_line(
+            "tensor",
+            fmt::format("{} ranks split matrices, {}", layout.mesh.shape.tensor,
+                        stack.tensor_group()->rows_are_split()
+                            ? "and rows of activations between them"
+                        : options.parallel.sequence
+                            ? fmt::format("not rows of activations, since {} tokens do not divide",
+                                          options.model.context)
+                            : std::string("not rows of activations: parallel.sequence=false"))));
+  if (layout.pipeline.ranks == 1) return;
+  const auto& [schedule, shape] = std::tie(options.pipeline.schedule, layout.pipeline);
+  fmt::print(
+      "{}",
+      report_line(
+          "pipeline",
+          fmt::format("{}, {} micro-batch{}: a rank idles {} of a step by formula\n{}", schedule,
+                      shape.micro_batches, shape.micro_batches == 1 ? "" : "es",
+                      ideal_idle_text(schedule, shape), layout.description(options.pipeline))));
+  if (const auto warning =
+          one_micro_batch_warning(schedule, shape, options.train.batch / layout.mesh.shape.data);
+      !warning.empty())
+    log::warn(warning);
+}
+
+std::string one_micro_batch_warning(std::string_view schedule, const PipelineShape& shape,
+                                    std::int64_t samples) {
+  if (shape.ranks == 1 || shape.micro_batches > 1) return {};
+  PipelineShape better = shape;
+  better.micro_batches = int(std::min<std::int64_t>(4 * shape.ranks, samples));
+  return fmt::format(
+      "train.micro_batches = 1: ranks of a pipeline work one at a time, and each idles {} of a "
+      "step; {}",
+      ideal_idle_text(schedule, shape),
+      samples > 1 ? fmt::format("with train.micro_batches={} it would be {}", better.micro_batches,
+                                ideal_idle_text(schedule, better))
+                  : std::string("set a larger train.batch, and train.micro_batches"));
+}
+
+std::string memory_words(const RankMemory& memory) {
+  return ordered_json{
+      {"tensors", memory.tensors.bytes}, {"start", memory.start}, {"peak", memory.peak}}
+      .dump();
+}
+
+RankMemory memory_from(const std::string& words, int rank) {
+  const auto one = ordered_json::parse(words);
+  RankMemory memory{{}, one["start"].get<std::uint64_t>(), one["peak"].get<std::uint64_t>(), rank};
+  memory.tensors.bytes = one["tensors"].get<decltype(memory.tensors.bytes)>();
+  return memory;
+}
+
+std::vector<RankMemory> memory_of_ranks(Communicator* ranks, const MemoryUse& peak,
+                                        std::uint64_t start, std::uint64_t peak_process,
+                                        bool this_one_alone) {
+  const RankMemory mine{peak, start, peak_process};
+  if (!ranks || this_one_alone) return {mine};
+  std::vector<RankMemory> all;
+  for (const auto& text : gather_texts(*ranks, memory_words(mine), "memory"))
+    all.push_back(memory_from(text, int(all.size())));
+  return all;
+}
+
+void show_memory(const MemoryForecast& forecast, const std::vector<RankMemory>& ranks) {
+  constexpr std::size_t most = 8;  // rows: of more ranks, those that took least and most
+  fmt::print("{}\n{}\n", memory_head(),
+             memory_row(name_of_forecast(int(ranks.size())), forecast.tensors));
+  if (ranks.size() <= most) {
+    for (std::size_t r = 0; r < ranks.size(); ++r)
+      fmt::print("{}\n",
+                 memory_row(ranks.size() > 1 ? fmt::format("rank {} at its peak", ranks[r].rank)
+                                             : std::string("at the peak"),
+                            ranks[r].tensors));
+    return;
+  }
+  const auto less = [](const RankMemory& a, const RankMemory& b) {
+    return a.tensors.total() < b.tensors.total();
+  };
+  const auto [least, greatest] = std::minmax_element(ranks.begin(), ranks.end(), less);
+  fmt::print("{}\n{}\n", memory_row(fmt::format("rank {}, the least", least->rank), least->tensors),
+             memory_row(fmt::format("rank {}, the most", greatest->rank), greatest->tensors));
+}
+
+void show_servers(const ServerOptions& servers, int workers) {
+  fmt::print("servers     {} {} {} worker{}, {}{}\n", servers.count,
+             servers.place == "separate" ? "apart from" : "among", workers, workers == 1 ? "" : "s",
+             servers.mode,
+             servers.mode == "bounded" ? fmt::format(" by {}", servers.staleness) : "");
+}
+
+void show_synchronisation(const JobOutcome& outcome, const RunDirectory& run) {
+  std::int64_t all = 0;
+  for (const auto& [age, count] : outcome.ages) all += count;
+  if (all > 0) {
+    std::string parts;
+    for (const auto& [age, count] : outcome.ages)
+      parts += fmt::format("{}{:.1f} % {}", parts.empty() ? "" : ", ",
+                           100.0 * double(count) / double(all),
+                           age == 0   ? std::string("new")
+                           : age == 1 ? std::string("1 update old")
+                                      : fmt::format("{} updates old", age));
+    fmt::print("{}", report_line("gradients", "from servers: " + parts));
+  }
+  if (outcome.decisions > 0)
+    fmt::print("{}", report_line("decisions", fmt::format("{} on how to synchronise, in {}",
+                                                          outcome.decisions, run.log().string())));
+}
+
+void show_lost_workers(const JobOutcome& outcome, int workers) {
+  if (outcome.lost_workers.empty()) return;
+  fmt::print("{}",
+             report_line("lost", fmt::format("{} of the {} workers that the job began with, or "
+                                             "that joined it:\n{}",
+                                             outcome.lost_workers.size(), workers,
+                                             fmt::join(outcome.lost_workers, "\n"))));
+}
+
+void show_loss_scale(const JobOutcome& outcome) {
+  if (outcome.loss_scale == 0) return;
+  fmt::print("{}", report_line(
+                       "loss scale",
+                       fmt::format(
+                           "{} at the end; {} of {} steps skipped, whose gradients were not finite",
+                           outcome.loss_scale, outcome.skipped, outcome.step_seconds.size())));
+}
+
+void show_validation(const JobOutcome& outcome, const JobData& data, std::int64_t context) {
+  if (!outcome.validated) return;
+  const double bits = outcome.validation_loss / std::numbers::ln2;
+  // The bytes that were predicted, and the one before them.
+  std::vector<std::uint8_t> bytes(static_cast<std::size_t>(data.validation->size() * context) + 1);
+  data.text.validation->read(0, bytes);
+  const auto packed = xz_size(bytes);
+  const std::string yardstick =
+      packed ? fmt::format("xz -9 needs {:.3f}",
+                           8.0 * static_cast<double>(*packed) / static_cast<double>(bytes.size()))
+             : std::string("xz is not built in: liblzma was missing");
+  fmt::print("{}", report_line("validation", fmt::format("{:.3f} bits/byte on {}; {}", bits,
+                                                         human_bytes(bytes.size()), yardstick)));
+}
+
+void show_sample(Stack& stack, std::int64_t context) {
+  const std::string prompt = "def ";
+  const std::string text = generate(stack, context, prompt, {.tokens = 320});
+  fmt::print("sample\n{}", sample_lines(prompt + text));
+}
+
+std::string sample_lines(std::string_view text) {
+  constexpr std::size_t widest = 80 - 4;
+  std::string lines, line;
+  const auto end_line = [&] {
+    lines += "  │ " + line + "\n";
+    line.clear();
+  };
+  for (const char c : text) {
+    if (c == '\n' || line.size() == widest) end_line();
+    if (c != '\n') line += c >= 32 && c < 127 ? c : c >= 0 && c < 32 ? ' ' : '.';
+  }
+  end_line();
+  return lines;
+}
+
+}  // namespace echelon

@@ -1,0 +1,155 @@
+// Gathers and scatters laid over a step's computation.
+#include "echelon/parallel/zero/zero_table.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+
+namespace echelon {
+namespace {
+
+// The stretches of a step in which a group is needed, in the order in which they begin.
+struct Stretch {
+  int group = 0;
+  std::size_t first = 0, last = 0;  // actions
+  std::size_t from = 0;             // the action before which it begins to come
+};
+
+std::vector<Stretch> stretches(const Table& compute, const StepShape& shape) {
+  std::vector<Stretch> all;
+  std::vector<int> open(std::size_t(shape.groups), -1);  // a stretch that may go on
+  for (std::size_t i = 0; i < compute.size(); ++i) {
+    // Messages, and gradients of matrices, need no values.
+    if (!computes(compute[i]) || compute[i].kind == Action::Kind::weight) continue;
+    const auto& needs = shape.uses[std::size_t(compute[i].layer)];
+    if (needs.empty()) continue;  // nothing has to go for it
+    for (std::size_t g = 0; g < open.size(); ++g)
+      if (std::find(needs.begin(), needs.end(), int(g)) == needs.end()) open[g] = -1;
+    for (const int g : needs) {
+      auto& at = open[std::size_t(g)];
+      if (at < 0) {
+        at = int(all.size());
+        all.push_back({g, i, i, i});
+      }
+      all[std::size_t(at)].last = i;
+    }
+  }
+  return all;
+}
+
+// When each begins to come: with one of those before it, as long as what is there then fits.
+void look_ahead(std::vector<Stretch>& all, const std::vector<std::int64_t>& bytes,
+                std::int64_t prefetch) {
+  for (std::size_t j = 0; j < all.size(); ++j) {
+    std::int64_t held = bytes[std::size_t(all[j].group)];
+    std::size_t free = 0;  // since when the group may be gathered again
+    for (std::size_t k = 0; k < j; ++k)
+      if (all[k].group == all[j].group) free = all[k].last + 1;
+    for (std::size_t k = j; k-- > 0;) {
+      held += bytes[std::size_t(all[k].group)];
+      if (all[k].first < free || (held > prefetch && k + 1 < j)) break;
+      all[j].from = std::min(all[j].from, all[k].first);
+    }
+  }
+}
+
+// Each fetch with the gather before it, the first with its own.
+Table with_fetches(const Table& table) {
+  Table all;
+  int before = -1;  // where the last gather is
+  for (const auto& action : table) {
+    if (action.kind == Action::Kind::gather) {
+      const Action fetch{.kind = Action::Kind::fetch, .group = action.group};
+      all.insert(before < 0 ? all.end() : all.begin() + before + 1, fetch);
+      before = int(all.size());
+    }
+    all.push_back(action);
+  }
+  return all;
+}
+
+}  // namespace
+
+Table with_shards(const Table& computation, const StepShape& shape, int stage,
+                  const std::vector<std::int64_t>& bytes, std::int64_t prefetch, Scatter scatter) {
+  Table compute = computation;
+  std::erase_if(compute, [](const Action& a) { return a.kind == Action::Kind::update; });
+  auto needed = stretches(compute, shape);
+  if (stage == 3) look_ahead(needed, bytes, prefetch);
+
+  const auto changes = [&](const Action& a, int group) {
+    const auto& uses = shape.uses[std::size_t(a.layer)];
+    return changes_gradients(a) && std::find(uses.begin(), uses.end(), group) != uses.end();
+  };
+  // By group: changes that are left, of the step and of each micro-batch, and which of those have
+  // begun.
+  struct Left {
+    int all = 0;
+    std::vector<int> of;
+    std::vector<bool> begun;
+    bool open = false;
+
+    bool between_micro_batches() const {
+      for (std::size_t m = 0; m < of.size(); ++m)
+        if (begun[m] && of[m] > 0) return false;
+      return true;
+    }
+  };
+  std::vector<Left> left(std::size_t(shape.groups));
+  for (std::size_t g = 0; g < left.size(); ++g) {
+    left[g].of.resize(std::size_t(shape.micro_batches));
+    left[g].begun.resize(std::size_t(shape.micro_batches));
+    for (const Action& a : compute)
+      if (changes(a, int(g))) {
+        ++left[g].all;
+        ++left[g].of[std::size_t(a.micro_batch)];
+      }
+  }
+  Table table;
+  std::vector<bool> used(std::size_t(shape.groups), false);
+  const auto add = [&](Action::Kind kind, int group) {
+    table.push_back({.kind = kind, .group = group});
+  };
+  for (std::size_t i = 0; i < compute.size(); ++i) {
+    const Action& action = compute[i];
+    for (const auto& one : needed)
+      if (stage == 3 && one.from == i) add(Action::Kind::gather, one.group);
+    for (const auto& one : needed)
+      if (one.first == i && (stage == 3 || !used[std::size_t(one.group)])) {
+        add(Action::Kind::use, one.group);
+        used[std::size_t(one.group)] = true;
+      }
+    std::vector<int> changed;
+    for (const int g : shape.uses[std::size_t(action.layer)])
+      if (changes(action, g)) changed.push_back(g);
+    for (const int g : changed)
+      if (stage >= 2 && !std::exchange(left[std::size_t(g)].open, true)) add(Action::Kind::open, g);
+    table.push_back(action);
+    for (const int g : changed) {
+      Left& one = left[std::size_t(g)];
+      --one.all;
+      --one.of[std::size_t(action.micro_batch)];
+      one.begun[std::size_t(action.micro_batch)] = true;
+      const bool goes = stage >= 2 && scatter == Scatter::micro_batch ? one.between_micro_batches()
+                                                                      : one.all == 0;
+      if (!goes || shape.ties(g)) continue;
+      add(Action::Kind::scatter, g);
+      one.open = false;
+    }
+    for (const auto& one : needed)
+      if (stage == 3 && one.last == i) add(Action::Kind::release, one.group);
+  }
+  if (shape.tied) table.push_back({Action::Kind::tie});
+  for (int g = 0; g < shape.groups; ++g)
+    if (shape.ties(g)) add(Action::Kind::scatter, g);
+  table.push_back({Action::Kind::settle});
+  table.push_back({Action::Kind::update});
+  return shape.kept_away ? with_fetches(table) : table;
+}
+
+Table zero(const StepShape& shape, int stage, const std::vector<std::int64_t>& bytes,
+           std::int64_t prefetch) {
+  return with_shards(one_process(shape), shape, stage, bytes, prefetch);
+}
+
+}  // namespace echelon

@@ -1,0 +1,20 @@
+#include "echelon/plan/compute_type.h"
+
+#include "echelon/optim/master_update.h"
+
+namespace echelon {
+
+at::ScalarType compute_type(const TrainOptions& options) {
+  const bool gpu = options.device == "cuda";
+  if (options.precision == "fp64") return at::kDouble;
+  if (options.precision == "fp16") return at::kHalf;
+  if (options.precision == "bf16" || (options.precision == "auto" && gpu)) return at::kBFloat16;
+  return at::kFloat;
+}
+
+bool sums_in_fp32(const TrainOptions& options) {
+  const auto type = compute_type(options);
+  return options.reduce == "fp32" && type != master_type(type);
+}
+
+}  // namespace echelon

@@ -1,0 +1,110 @@
+#include "echelon/plan/layer_costs.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <string>
+#include <typeinfo>
+#include <utility>
+
+#include "echelon/nn/layer_error.h"
+#include "echelon/nn/memory.h"
+#include "echelon/nn/random_state.h"
+
+namespace echelon {
+namespace {
+
+constexpr int rounds = 3;  // the first also makes plans and touches memory
+
+void wait_for(at::Device device) {
+  if (device.is_cuda())
+    c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+}
+
+std::int64_t bytes_of(const std::vector<at::Tensor>& tensors) {
+  std::int64_t sum = 0;
+  for (const auto& one : tensors)
+    if (one.defined()) sum += static_cast<std::int64_t>(one.nbytes());
+  return sum;
+}
+
+// The same for layers that do the same to inputs of one size: of one class that says so, with
+// parameters of the same shapes, that keep as much for backward. Empty: like no other.
+std::string kind_of(const Layer& layer, const Stack& stack, const at::Tensor& input,
+                    const LayerCost& cost) {
+  if (!layer.shapes_tell_cost()) return {};
+  std::string parameters;
+  for (const auto& p : stack.parameters())
+    if (p.here)
+      parameters += fmt::format(" {}[{}]", p.trainable ? "" : "fixed", fmt::join(p.shape, ","));
+  return fmt::format("{} of [{}]:{}; {} kept", typeid(layer).name(), fmt::join(input.sizes(), ","),
+                     parameters, cost.activations);
+}
+
+}  // namespace
+
+std::vector<LayerCost> measure_layers(Stack& stack, const at::Tensor& input,
+                                      const at::Tensor& target, at::Device device,
+                                      at::ScalarType type, std::int64_t state_bytes) {
+  const at::NoGradGuard no_grad;
+  const MemoryScope scope(MemoryKind::workspace);
+  const RandomState random(device);
+  std::vector<LayerCost> costs;
+  std::vector<std::string> kinds;
+  const auto again = stack.runs_again();
+  at::Tensor x = input;
+  for (int l = 0; l < stack.size(); ++l) {
+    std::vector<bool> alone(std::size_t(stack.size()), false);
+    alone[std::size_t(l)] = true;
+    stack.keep(alone);
+    stack.allocate(device, type, Gradients::yes);
+    stack.load(random_values(1));
+    std::vector<at::Tensor> buffers;
+    for (const auto& [name, buffer] : stack.buffers()) buffers.push_back(buffer.clone());
+
+    LayerCost cost{.seconds = std::numeric_limits<double>::infinity()};
+    for (const auto& p : stack.parameters())
+      if (p.here) cost.state += p.numel() * (p.trainable ? state_bytes : at::elementSize(type));
+    at::Tensor output;
+    for (int round = 0; round < rounds; ++round) {
+      Pass pass;
+      pass.selective = stack.recompute() == Recompute::selective;
+      pass.draw.step = at::zeros({}, at::TensorOptions(device).dtype(at::kLong));
+      if (l + 1 == stack.size()) pass.target = target;
+      stack.begin_step();
+      wait_for(device);
+      const auto start = std::chrono::steady_clock::now();
+      output = in_layer(stack, l, "forward", x, [&] { return stack.layer(l).forward(x, pass); });
+      cost.activations =
+          again[std::size_t(l)] ? static_cast<std::int64_t>(x.nbytes()) : bytes_of(pass.saved);
+      stack.layer(l).backward(l + 1 < stack.size() ? at::full_like(output, 1e-3) : at::Tensor(),
+                              pass);
+      if (again[std::size_t(l)]) {
+        Pass second;
+        second.draw = pass.draw;
+        stack.layer(l).forward(x, second);
+      }
+      wait_for(device);
+      cost.seconds =
+          std::min(cost.seconds,
+                   std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    }
+    std::size_t next = 0;
+    for (const auto& [name, buffer] : stack.buffers()) at::Tensor(buffer).copy_(buffers[next++]);
+    costs.push_back(cost);
+    kinds.push_back(kind_of(stack.layer(l), stack, x, cost));
+    x = std::move(output);
+  }
+  random.put(random.states());
+  share_times(costs, kinds);
+  return costs;
+}
+
+}  // namespace echelon

@@ -1,0 +1,322 @@
+#include "echelon/plan/memory_forecast.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "echelon/base/process_memory.h"
+#include "echelon/nn/gpt.h"
+#include "echelon/nn/split_plan.h"
+#include "echelon/optim/optimizer.h"
+#include "echelon/optim/slice_update.h"
+#include "echelon/parallel/pipeline/pipeline_table.h"
+#include "echelon/parallel/server/roles.h"
+#include "echelon/parallel/zero/lending_pool.h"
+#include "echelon/parallel/zero/zero_shards.h"
+#include "echelon/parallel/zero/zero_step.h"
+#include "echelon/parallel/zero/zero_table.h"
+#include "echelon/parallel/zero/zero_update.h"
+#include "echelon/plan/activation_forecast.h"
+#include "echelon/plan/compute_type.h"
+#include "echelon/plan/mesh_layout.h"
+#include "echelon/plan/server_forecast.h"
+#include "echelon/step/device.h"
+#include "echelon/step/executor.h"
+#include "echelon/step/widening.h"
+
+namespace echelon {
+namespace {
+
+constexpr double mib = 1024.0 * 1024.0;
+
+std::uint64_t& kind(MemoryUse& use, MemoryKind which) { return use.bytes[std::size_t(which)]; }
+
+// A rank of a pipeline, or the only one: its part of the model.
+struct Part {
+  PipelineShape shape;
+  int rank = 0;
+  std::vector<StageLayers> stages;
+  std::vector<bool> own;  // by layer; empty: all
+
+  bool has(int layer) const { return own.empty() || own[std::size_t(layer)]; }
+};
+
+// Where layers are to be balanced by what is measured when a job starts, by their count.
+std::vector<Part> parts_of(const PlanOptions& options, int layers, int ranks) {
+  if (ranks == 1) return {Part{}};
+  const PipelineShape shape{.ranks = ranks,
+                            .micro_batches = int(options.train.micro_batches),
+                            .chunks = int(options.pipeline.chunks)};
+  const auto stages = options.pipeline.stages.empty()
+                          ? balance(std::vector<LayerCost>(std::size_t(layers)), "count",
+                                    options.pipeline.schedule, shape)
+                          : stages_of(options.pipeline.stages, layers, shape);
+  std::vector<Part> parts;
+  for (int r = 0; r < ranks; ++r) {
+    parts.push_back({shape, r, stages, {}});
+    for (const int owner : layer_owners(stages, shape)) parts.back().own.push_back(owner == r);
+  }
+  return parts;
+}
+
+// The model with all parameters in their places, as its job lays it out, and without memory.
+Stack laid_out(const PlanOptions& options, const Part& part, int owners) {
+  Stack stack = gpt(options.model);
+  const auto tensor = int(options.parallel.tensor);
+  if (tensor > 1)  // the first counts among those that have as much as any
+    apply(gpt_plan(options.model), stack, tensor, 0, splits_rows(options));
+  if (!part.own.empty()) stack.keep(part.own);
+  Stack::Placement placement;
+  placement.shards = owners;
+  if (options.parallel.zero > 0)
+    placement.smallest = smallest_group(options.zero, compute_type(options.train));
+  stack.lay_out(placement);
+  return stack;
+}
+
+StepOrder step_of(const Stack& stack, const PlanOptions& options, const Part& part) {
+  // In one process's order what is lent and kept repeats from the second micro-batch on.
+  const int micro_batches = part.own.empty()
+                                ? int(std::min<std::int64_t>(options.train.micro_batches, 3))
+                                : part.shape.micro_batches;
+  StepOrder step{step_shape(stack, micro_batches, part.own), {}};
+  step.computation = part.own.empty()
+                         ? one_process(step.shape)
+                         : pipeline_table(make_schedule(options.pipeline.schedule, part.shape),
+                                          part.shape, part.rank, part.stages, step.shape);
+  return step;
+}
+
+// The memory that a step lends to groups, piece by piece as ZeroShards takes and keeps it.
+std::uint64_t lent_bytes(const Stack& stack, const PlanOptions& options, StepOrder step,
+                         at::ScalarType type, ZeroShards::Lending lending, Scatter scatter) {
+  if (!lending.values && !lending.gradients) return 0;
+  const auto stage = int(options.parallel.zero);
+  const auto bytes = describe_groups(step.shape, stack, stage, type);
+  step.shape.kept_away = stage == 3 && options.zero.offload != "none";
+  const Table table = with_shards(step.computation, step.shape, stage, bytes,
+                                  std::int64_t(options.zero.prefetch * mib), scatter);
+
+  struct Piece {
+    std::int64_t elements = 0;
+    at::ScalarType type = at::kFloat;
+    std::int64_t numel() const { return elements; }
+    at::ScalarType scalar_type() const { return type; }
+  };
+  LendingPool<Piece> pool;
+  std::uint64_t sum = 0;
+  const auto take = [&](int group, at::ScalarType kind) {
+    const auto numel = stack.groups()[std::size_t(group)].numel;
+    return pool.take(numel, kind, [&] {
+      sum += std::uint64_t(numel) * at::elementSize(kind);
+      return Piece{numel, kind};
+    });
+  };
+  std::vector<Piece> values(stack.groups().size()), grads(values.size()), wide(values.size());
+  std::vector<std::pair<int, Piece>> scattering;
+  const bool fp32_sums = lending.gradients && sums_in_fp32(options.train);
+  const auto widen = [&](int group) {
+    Piece& sums = wide[std::size_t(group)];
+    if (sums.elements == 0) sums = take(group, at::kFloat);
+  };
+  Widening widening(stack);
+  for (const auto& action : table) {
+    const int group = action.group;
+    const auto g = std::size_t(group);
+    if (fp32_sums)
+      for (const int other : widening.before(action)) widen(other);
+    switch (action.kind) {
+      case Action::Kind::gather:
+        if (lending.values) values[g] = take(group, type);
+        break;
+      case Action::Kind::release:
+        if (lending.values) pool.give_back(values[g]);
+        break;
+      case Action::Kind::open:
+        if (!lending.gradients) break;
+        // As many as may be on their way to their owners, and this group's own.
+        for (std::size_t i = 0; i < scattering.size(); ++i)
+          if (scattering[i].first == group ||
+              i + ZeroShards::most_scattering <= scattering.size()) {
+            pool.give_back(scattering[i].second);
+            scattering[i].first = -1;
+          }
+        std::erase_if(scattering, [](const auto& one) { return one.first < 0; });
+        grads[g] = take(group, type);
+        break;
+      case Action::Kind::scatter: {
+        if (!lending.gradients) break;
+        Piece piece = grads[g];
+        if (fp32_sums) {
+          widen(group);
+          piece = std::exchange(wide[g], {});
+          pool.give_back(grads[g]);
+        }
+        scattering.push_back({group, piece});
+        break;
+      }
+      default:
+        break;
+    }
+  }
+  return sum;
+}
+
+}  // namespace
+
+MemoryForecast forecast_state(const Stack& stack, const TrainOptions& train,
+                              const OptimOptions& optim, const ZeroOptions& zero, int stage,
+                              int owners) {
+  MemoryForecast result;
+  const auto type = compute_type(train);
+  const std::uint64_t element = at::elementSize(type), wide = at::elementSize(master_type(type));
+  std::int64_t numel = 0;  // of all trainable units, with padding
+  for (const auto& group : stack.groups()) numel += group.numel;
+  const auto n = std::uint64_t(numel), part = n / std::uint64_t(owners);
+  const bool sums = sums_in_fp32(train);
+  const std::uint64_t states = make_optimizer(optim)->state_names().size();
+
+  kind(result.tensors, MemoryKind::parameters) = (stage >= 3 ? part : n) * element;
+  kind(result.tensors, MemoryKind::gradients) =
+      stage >= 2 ? part * (sums ? 4 : element) : n * element + (sums ? 4 * n : 0);
+  kind(result.tensors, MemoryKind::optimizer) = (states + (wide != element ? 1 : 0)) * wide * part;
+  const bool offloads = zero.offload != "none" && stage > 0;
+  // Gradients are widened a piece at a time, where the optimiser does not take them as they are.
+  const bool on_cpu = train.device == "cpu" || offloads;
+  const bool taken = make_optimizer(optim)->takes(type, on_cpu ? at::kCPU : at::kCUDA);
+  if (wide != element && !sums && !taken) {
+    std::int64_t longest = 0;
+    for (const auto& range : ranges_within(stack.units(), 0, numel, type, grain_of(optim)))
+      longest = std::max(longest, range.numel);
+    longest = std::min(longest, std::int64_t(part));
+    if (offloads) longest = std::min(longest, std::int64_t(zero.piece * mib / 4));
+    kind(result.tensors, MemoryKind::workspace) = std::uint64_t(longest) * wide;
+  }
+  if (offloads) {
+    const auto device = train.device == "cpu" ? at::Device(at::kCPU) : at::Device(at::kCUDA);
+    std::uint64_t kept = 0;
+    for (const auto& array :
+         ZeroUpdate::arrays(optim, type, sums ? at::kFloat : type, stage, device))
+      kept += part * at::elementSize(array.type);
+    if (zero.offload == "disk") {
+      result.disk = kept;
+      kind(result.tensors, MemoryKind::optimizer) = 0;
+      if (stage >= 3)
+        kind(result.tensors, MemoryKind::parameters) = kind(result.tensors, MemoryKind::gradients) =
+            0;
+    } else if (!device.is_cpu()) {
+      result.host = kept;
+      // A wide model has its masters there too, beside its values.
+      if (stage < 3 && wide == element) kind(result.tensors, MemoryKind::optimizer) += part * wide;
+    }
+    // What waits to be written; pieces that are updated and that come next, of each array; and
+    // slices that are gathered.
+    if (zero.offload == "disk") {
+      std::uint64_t largest = 0;
+      for (const auto& group : stack.groups())
+        largest = std::max(largest, std::uint64_t(group.numel) / std::uint64_t(owners) * wide);
+      const auto piece = std::min<std::uint64_t>(std::uint64_t(zero.piece * mib), largest);
+      const auto writing =
+          std::min<std::uint64_t>(std::max<std::uint64_t>(Tier::most_writing, largest), kept);
+      kind(result.tensors, MemoryKind::workspace) +=
+          writing + 2 * (states + 2) * piece + (stage >= 3 ? 2 * largest : 0);
+    }
+  }
+  return result;
+}
+
+ScatterRoom scatter_room(const Stack& stack, const TrainOptions& train, const OptimOptions& optim,
+                         const ZeroOptions& zero, int stage, int owners, int local) {
+  ScatterRoom room;
+  for (const auto& group : stack.groups())
+    room.gradients += std::uint64_t(group.numel) * at::elementSize(compute_type(train));
+  const std::uint64_t budget = memory_budget(train, local),
+                      state = forecast_state(stack, train, optim, zero, stage, owners).on_device();
+  room.left = budget > state ? budget - state : 0;
+  return room;
+}
+
+namespace {
+
+Scatter scatter_of(const Stack& stack, const PlanOptions& options, const Part& part, int owners,
+                   int local) {
+  const auto stage = int(options.parallel.zero);
+  if (stage < 2 || options.train.micro_batches == 1) return Scatter::micro_batch;
+  if (options.zero.scatter != "auto")
+    return options.zero.scatter == "step" ? Scatter::step : Scatter::micro_batch;
+  if (part.own.empty() || sums_in_fp32(options.train)) return Scatter::micro_batch;
+  return scatter_room(stack, options.train, options.optim, options.zero, stage, owners, local)
+                 .once_a_step()
+             ? Scatter::step
+             : Scatter::micro_batch;
+}
+
+// `ranks` split the batch; `local` ranks of the job are on this host.
+MemoryForecast forecast_part(const PlanOptions& options, const Part& of, int ranks, int local,
+                             Role role) {
+  const auto type = compute_type(options.train);
+  const std::uint64_t element = at::elementSize(type);
+  const auto stage = int(options.parallel.zero);
+  const bool servers = options.server.count > 0;
+  // Shares are cut for the workers that a job begins with.
+  const int workers = servers && ranks > 1 && role == Role::rank
+                          ? ServerRoles(options.server, ranks).workers()
+                          : ranks;
+  const int owners = stage == 0 ? 1 : options.zero.shard == "host" ? std::min(local, ranks) : ranks;
+  const Stack stack = laid_out(options, of, owners);
+  const StepOrder step = step_of(stack, options, of);
+  MemoryForecast result =
+      forecast_state(stack, options.train, options.optim, options.zero, stage, owners);
+  kind(result.tensors, MemoryKind::activations) = activation_bytes(options, step, workers);
+  const bool offloads = options.zero.offload != "none" && stage > 0;
+  kind(result.tensors, MemoryKind::communication) = lent_bytes(
+      stack, options, step, type,
+      ZeroShards::lending(stage, owners, owners < ranks, offloads, sums_in_fp32(options.train)),
+      scatter_of(stack, options, of, owners, local));
+  for (const auto& group : stack.groups()) {
+    const auto bytes = std::uint64_t(group.numel) * element * 2;
+    if (bytes <= result.largest_group_bytes) continue;
+    result.largest_group_bytes = bytes;
+    std::vector<std::string> names;
+    for (const auto& unit : stack.units())
+      if (unit.trainable && unit.begin >= group.begin && unit.begin < group.begin + group.numel)
+        for (const auto& segment : unit.segments) names.push_back(segment.name);
+    result.largest_group =
+        names.size() == 1 ? names[0] : fmt::format("{} … {}", names.front(), names.back());
+  }
+  std::int64_t numel = 0;
+  for (const auto& group : stack.groups()) numel += group.numel;
+  if (role == Role::guest)
+    result.tensors = forecast_guest(result.tensors);
+  else if (servers)
+    result.tensors = forecast_servers(options, ranks, result.tensors, numel);
+  else if (options.sync.allow_staleness > 0 && ranks > 1)
+    result.tensors = forecast_spells(options, ranks, result.tensors, numel);
+  return result;
+}
+
+}  // namespace
+
+// Of the rank that needs the most.
+MemoryForecast forecast_memory(const PlanOptions& options, int ranks, int local, Role role) {
+  // No share is smaller than a sample for each micro-batch.
+  if (role == Role::guest && ranks == 0)
+    ranks = int(std::max<std::int64_t>(1, options.train.batch / options.train.micro_batches));
+  const MeshShape mesh = mesh_of(options.parallel, ranks);
+  std::optional<MemoryForecast> most;
+  for (const auto& part : parts_of(options, int(options.model.layers) + 2, mesh.pipeline)) {
+    const auto one = forecast_part(options, part, mesh.data, local, role);
+    if (!most || one.tensors.total() > most->tensors.total()) most = one;
+  }
+  return *most;
+}
+
+std::uint64_t memory_budget(const TrainOptions& train, int local) {
+  if (train.memory_mib > 0) return std::uint64_t(train.memory_mib * mib);
+  if (train.device == "cpu") return available_bytes() / std::uint64_t(std::max(1, local));
+  return cuda_devices() > 0 ? device_bytes() : 0;
+}
+
+}  // namespace echelon

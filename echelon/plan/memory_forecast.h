@@ -1,0 +1,83 @@
+// What a job's ranks will need of memory, from its options alone: nothing is allocated.
+//
+// Parameters, gradients and the optimiser's state are exact, with the padding that divides them
+// over their owners. So is what is lent to groups in stages 2 and 3: the step's table is walked.
+// Activations are those of a GPT by the formula of docs/recompute.md, and an estimate of what its
+// backward holds beside them: within a tenth of what was measured (docs/memory.md). In a pipeline
+// the table is walked for them too, with as many messages on their way as there can be at most.
+// With parameter servers it is what the rank needs that both works and serves, or the larger of the
+// two (server_forecast.h).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "echelon/nn/memory.h"
+#include "echelon/plan/options.h"
+
+namespace echelon {
+
+class Stack;
+
+struct MemoryForecast {
+  MemoryUse tensors;       // of one rank
+  std::uint64_t host = 0;  // of them, in the host's memory where the model is on a GPU
+  std::uint64_t on_device() const { return tensors.total() - host; }
+  std::uint64_t disk = 0;  // of one rank
+  // What has to be in one piece: the largest group of layers, its values and gradients.
+  std::string largest_group;
+  std::uint64_t largest_group_bytes = 0;
+};
+
+// What a rank really took.
+struct RankMemory {
+  MemoryUse tensors;          // at the peak
+  std::uint64_t start, peak;  // of the process: before the model, and at most
+  int rank = 0;
+};
+
+// A rank of the job, or a worker that joins one with parameter servers (train --join).
+enum class Role { rank, guest };
+
+// `ranks` in all, of which `local` are on this host. For a guest, the workers that its job began
+// with; 0: not known before it has joined, so what is certain.
+MemoryForecast forecast_memory(const PlanOptions& options, int ranks, int local,
+                               Role role = Role::rank);
+
+// Of those, what is there whatever is computed: values, gradients, the optimiser's state and what
+// its update needs. For any stack that is laid out, as `owners` ranks share it out in a stage.
+MemoryForecast forecast_state(const Stack& stack, const TrainOptions& train,
+                              const OptimOptions& optim, const ZeroOptions& zero, int stage,
+                              int owners);
+
+// zero.scatter=auto in a pipeline, for a rank's layers: the rule of the trainer and of its
+// forecast. Gradients that wait for the end of a step leave activations as much as they take.
+struct ScatterRoom {
+  std::uint64_t gradients = 0;  // of all the rank's layers
+  std::uint64_t left = 0;       // of what it may take, beside its state
+  bool once_a_step() const { return gradients <= left / 2; }
+};
+ScatterRoom scatter_room(const Stack& stack, const TrainOptions& train, const OptimOptions& optim,
+                         const ZeroOptions& zero, int stage, int owners, int local);
+
+// What a rank may take here: train.memory_mib, or its part of what is free. 0: nobody knows.
+std::uint64_t memory_budget(const TrainOptions& train, int local);
+
+// Throws InvalidArgument where it cannot fit: says what is needed, what there is, and which change
+// would help.
+void require_memory(const PlanOptions& options, int ranks, int local, Role role = Role::rank);
+
+// For `echelon train --dry-run`: a table, whether it fits, and which changes would make it fit.
+// Gives whether it does.
+bool show_forecast(const PlanOptions& options, int ranks, int local);
+
+// "memory      predicted …", or what was measured on each rank.
+std::string memory_row(const std::string& label, const MemoryUse& use);
+// What a row of a forecast is called: of several ranks it is for the one that needs the most.
+inline const char* name_of_forecast(int ranks) {
+  return ranks > 1 ? "at most, predicted" : "predicted";
+}
+std::string memory_head();
+
+}  // namespace echelon

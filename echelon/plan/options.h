@@ -1,0 +1,118 @@
+// How a model is trained and laid over ranks: all that a Trainer, a forecast of its memory or a
+// search for a layout can be told.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "echelon/base/options.h"
+#include "echelon/nn/options.h"
+#include "echelon/nn/split_plan.h"
+#include "echelon/optim/options.h"
+#include "echelon/parallel/data/sync_options.h"
+#include "echelon/parallel/options.h"
+#include "echelon/parallel/pipeline/options.h"
+#include "echelon/parallel/server/options.h"
+#include "echelon/parallel/zero/options.h"
+
+namespace echelon {
+
+struct TrainOptions {
+  std::int64_t steps = 3200;
+  std::int64_t batch = 8;
+  std::int64_t micro_batches = 1;
+  std::int64_t seed = 1;
+  std::string device = "cpu";
+  std::string precision = "auto";
+  std::string reduce = "auto";
+  double loss_scale = 65536;
+  std::int64_t scale_growth = 2000;
+  std::int64_t threads = 0;
+  std::string graph = "auto";
+  std::int64_t validate_every = 400;
+  std::int64_t validate_samples = 512;
+  std::int64_t save_every = 0;
+  bool save_last = true;
+  std::int64_t check_every = 100;
+  double memory_mib = 0;
+
+  // Ranks may have different data (--allow-other-data). Said anew at every start, so no option that
+  // a run keeps.
+  bool allow_other_data = false;
+
+  void fields(Fields& f) {
+    f.add("steps", steps, "optimiser steps", {.minimum = 1});
+    f.add("batch", batch, "the global batch of a step",
+          {.minimum = 1, .maximum = 1e9, .unit = "sequences"});
+    f.add(
+        "micro_batches", micro_batches,
+        "pieces that a rank's part of a batch is cut into, as even as can be, one in memory at a time",
+        {.minimum = 1});
+    f.add("seed", seed, "first weights, the order of samples and dropout are functions of it",
+          {.minimum = 0});
+    f.add("device", device, "where tensors live", {.choices = {"cpu", "cuda"}});
+    f.add(
+        "precision", precision,
+        "type of parameters, activations and gradients; bf16 and fp16 keep fp32 masters; auto: fp32 on a CPU, bf16 on a GPU",
+        {.choices = {"auto", "fp64", "fp32", "bf16", "fp16"}});
+    f.add(
+        "reduce", reduce,
+        "type in which gradients of bf16 and fp16 models are summed over micro-batches and ranks, "
+        "and reach the update; auto: their own",
+        {.choices = {"auto", "fp32"}});
+    f.add("loss_scale", loss_scale,
+          "fp16: what the gradient of the loss is multiplied by, at first; halved where gradients "
+          "are not finite",
+          {.minimum = 1, .maximum = 16777216});
+    f.add("scale_growth", scale_growth,
+          "fp16: good steps in a row after which the loss scale doubles",
+          {.minimum = 1, .unit = "steps"});
+    f.add("threads", threads, "CPU threads; 0: one for each core", {.minimum = 0, .maximum = 4096});
+    f.add("graph", graph, "a GPU's step as one recorded graph; auto: where every layer allows it",
+          {.choices = {"auto", "on", "off"}});
+    f.add("validate_every", validate_every,
+          "steps between validations; 0: never, not even at the end", {.minimum = 0});
+    f.add("validate_samples", validate_samples,
+          "samples of a validation on the way; the last one takes all", {.minimum = 1});
+    f.add("save_every", save_every,
+          "steps between states written for --resume; 0: at the end and when interrupted",
+          {.minimum = 0});
+    f.add(
+        "memory_mib", memory_mib,
+        "what a rank may take, in MiB: a job that needs more is refused; 0: its part of what is free",
+        {.minimum = 0, .maximum = 1e12});
+    f.add("save_last", save_last,
+          "write the state and the weights when the last step is done; false: to try a model out");
+    f.add(
+        "check_every", check_every,
+        "several ranks: steps between checks that all hold the same parameters, to the bit; 0: never",
+        {.minimum = 0});
+  }
+};
+
+// Everything that a Trainer can be told.
+struct TrainerOptions {
+  TrainOptions train = {};
+  OptimOptions optim = {};
+  ParallelOptions parallel = {};
+  ZeroOptions zero = {};
+  PipelineOptions pipeline = {};
+  SplitPlan split = {};  // how parallel.tensor ranks split the model's matrices; no option by name
+
+  void fields(Fields& f) {
+    f.section("train", train);
+    f.section("optim", optim);
+    f.section("parallel", parallel);
+    f.section("zero", zero);
+    f.section("pipeline", pipeline);
+  }
+};
+
+// What decides the time and the memory of a step.
+struct PlanOptions : TrainerOptions {
+  ModelOptions model;
+  ServerOptions server;
+  SyncOptions sync;
+};
+
+}  // namespace echelon

@@ -1,0 +1,132 @@
+#include "echelon/verify/forms.h"
+
+#include <fmt/format.h>
+
+#include <bit>
+
+#include "echelon/job/server_job.h"
+
+namespace echelon {
+
+std::uint64_t all_reduce_bytes(Algorithm algorithm, std::uint64_t n, std::uint64_t p,
+                               std::uint64_t hosts) {
+  const std::uint64_t q = std::bit_floor(p), folded = 2 * (p - q) * n;
+  switch (algorithm) {
+    case Algorithm::recursive_doubling:
+      return q * std::uint64_t(std::countr_zero(q)) * n + folded;
+    case Algorithm::rabenseifner:
+      return 2 * (q - 1) * n + folded;
+    case Algorithm::direct:
+    case Algorithm::shared_direct:
+      return p * (p - 1) * n;
+    case Algorithm::hierarchical:
+      return 2 * (p - hosts) * n + 2 * (hosts - 1) * n;
+    default:  // rings, shared memory, servers beside the workers
+      return 2 * (p - 1) * n;
+  }
+}
+
+namespace {
+
+// Pushes and pulls of all ranks: in every step each worker sends its gradient, and fetches the
+// parameters, of what it does not own itself; and at the end it fetches them once more. The first
+// worker begins with masters and two moments for every part that is not its own server's. What
+// workers read at the end only to be compared (all_parameters, "masters") is not counted.
+std::uint64_t server_bytes(const JobOptions& options, std::uint64_t n, int p) {
+  const auto steps = std::uint64_t(options.train.steps);
+  const ServerRoles roles(options.server, p);
+  const auto element = at::elementSize(at::kDouble);
+  const auto ranges =
+      cut_ranges(std::int64_t(n / element), std::vector<double>(std::size_t(roles.servers), 1.0));
+  std::uint64_t bytes = 0;
+  for (int rank = 0; rank < roles.workers(); ++rank) {
+    const int mine = roles.server_of(rank);
+    const std::uint64_t own =
+        mine < 0 ? 0 : std::uint64_t(ranges[std::size_t(mine)].numel()) * element;
+    bytes += (2 * steps + 1) * (n - own);
+    if (rank == 0) bytes += 3 * (n - own);
+  }
+  return bytes;
+}
+
+// Gradients once to their owners. Stages 1 and 2: parameters once to all, and once before the first
+// step. Stage 3: a group is gathered for forward and for backward; the last stays in between, and
+// the embedding, which the head is tied to, comes once more for the head.
+// Hybrid: so on every host, and each slice is summed once more, over the hosts. Where only masters
+// are updated nobody uses parameters, and stage 3 gathers none.
+std::uint64_t zero_bytes(const Strategy& strategy, const std::vector<std::uint64_t>& groups,
+                         std::uint64_t world, std::uint64_t all_hosts) {
+  const JobOptions& options = strategy.options;
+  const auto stage = options.parallel.zero;
+  const auto steps = std::uint64_t(options.train.steps),
+             micro_batches = std::uint64_t(options.train.micro_batches);
+  const std::uint64_t hosts = options.zero.shard == "host" ? all_hosts : 1, p = world / hosts;
+  std::uint64_t n = 0, gathered = 0;
+  for (const auto bytes : groups) n += bytes;
+  const std::uint64_t m = n / strategy.element() * strategy.sum_element();  // of gradients
+  const std::uint64_t sums = stage >= 2 ? micro_batches : 1;
+  const std::uint64_t across = 2 * (hosts - 1) * sums * steps * m;
+  if (stage < 3) return hosts * (p - 1) * (sums * steps * m + (steps + 1) * n) + across;
+  if (strategy.masters) return hosts * (p - 1) * steps * m + across;
+  for (std::size_t g = 0; g < groups.size(); ++g)
+    gathered += (g == 0 && options.model.tied ? 3 : g + 1 == groups.size() ? 1 : 2) * groups[g];
+  // From one micro-batch to the next the first group stays.
+  return hosts * (p - 1) * steps *
+             (micro_batches * (m + gathered) - (micro_batches - 1) * groups[0]) +
+         across;
+}
+
+}  // namespace
+
+std::uint64_t replica_bytes(const Strategy& strategy, const std::vector<std::uint64_t>& groups,
+                            int world, int hosts) {
+  const JobOptions& options = strategy.options;
+  if (options.parallel.zero > 0)
+    return zero_bytes(strategy, groups, std::uint64_t(world), std::uint64_t(hosts));
+  std::uint64_t model = 0;
+  for (const auto bytes : groups) model += bytes;
+  if (options.server.count > 0) return server_bytes(options, model, world);
+  return std::uint64_t(options.train.steps) *
+         all_reduce_bytes(strategy.algorithm, model / strategy.element() * strategy.sum_element(),
+                          std::uint64_t(world), std::uint64_t(hosts));
+}
+
+std::uint64_t replica_bytes_sent(const std::map<std::string, std::uint64_t>& sent) {
+  std::uint64_t bytes = 0;
+  for (const char* tag : {"gradients", "parameters", "push", "pull", "begin"})
+    if (const auto found = sent.find(tag); found != sent.end()) bytes += found->second;
+  return bytes;
+}
+
+// Parameters, gradients and AdamW's two moments; in bf16 and fp16 masters and moments in fp32, and
+// where gradients are summed in fp32 those sums: beside the gradients of one backward where every
+// rank has all. Workers of servers keep no moments, and a server has of its part the values it
+// gives out, their masters and the moments.
+std::string memory_fault(const Strategy& strategy, const Run& run, std::uint64_t n, int owners) {
+  if (run.served != 4 * run.server_part)
+    return fmt::format("the server holds {} bytes and should hold {}", run.served,
+                       4 * run.server_part);
+  if (!run.works) return {};
+  const auto zero = strategy.options.parallel.zero;
+  const bool disk = strategy.options.zero.offload == "disk";
+  const std::uint64_t elements = n / strategy.element(), wide = strategy.narrow() ? 4 : 8;
+  const std::uint64_t sums = elements * strategy.sum_element();
+  const auto held = [&](std::uint64_t bytes, int from) {  // with all, or shared out from a stage on
+    return zero < from ? bytes : disk && zero >= 3 ? 0 : bytes / std::uint64_t(owners);
+  };
+  const std::uint64_t moments =
+      strategy.options.optim.name == "adamw" || strategy.options.optim.name == "lamb" ? 2 : 1;
+  const std::uint64_t state = strategy.options.server.count > 0 || disk
+                                  ? 0
+                                  : (moments + (strategy.narrow() ? 1 : 0)) * wide * elements;
+  for (const auto& [kind, expected] :
+       {std::pair{MemoryKind::parameters, held(n, 3)},
+        {MemoryKind::gradients, held(zero >= 2 || sums == n ? sums : n + sums, 2)},
+        {MemoryKind::optimizer, held(state, 1)}})
+    if (run.memory[kind] != expected)
+      return fmt::format("{} are {} bytes and should be {}", memory_kind_names[std::size_t(kind)],
+                         run.memory[kind], expected);
+  return {};
+}
+
+}  // namespace echelon

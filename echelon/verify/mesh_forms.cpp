@@ -1,0 +1,245 @@
+#include "echelon/verify/mesh_forms.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+#include "echelon/parallel/pipeline/balance.h"
+#include "echelon/parallel/pipeline/simulate.h"
+
+namespace echelon {
+namespace {
+
+using Bytes = std::uint64_t;
+
+Bytes aligned(Bytes n, Bytes to = 32) { return (n + to - 1) / to * to; }
+
+class Form {
+ public:
+  explicit Form(const Strategy& strategy)
+      : job_(strategy.options),
+        element_(strategy.element()),
+        sum_element_(strategy.sum_element()),
+        wide_(strategy.narrow() ? 4 : 8),
+        p_(Bytes(job_.parallel.pipeline)),
+        d_(Bytes(job_.parallel.data)),
+        t_(Bytes(job_.parallel.tensor)),
+        m_(Bytes(job_.train.micro_batches)),
+        blocks_(Bytes(job_.model.layers)),
+        h_(Bytes(job_.model.width)),
+        s_(Bytes(job_.model.context)),
+        rows_(Bytes(job_.train.batch) * s_),
+        zero_(int(job_.parallel.zero)),
+        rows_are_split_(t_ > 1 && job_.parallel.sequence && s_ % t_ == 0) {
+    const int layers = int(blocks_) + 2;
+    if (p_ == 1) {
+      owner_.assign(std::size_t(layers), 0);
+      return;
+    }
+    const PipelineShape shape = pipeline_of(job_);
+    stages_ = balance(std::vector<LayerCost>(std::size_t(layers)), "count", job_.pipeline.schedule,
+                      shape);
+    owner_ = layer_owners(stages_, shape);
+  }
+
+  int layers() const { return int(owner_.size()); }
+  int owner(int layer) const { return owner_[std::size_t(layer)]; }
+
+  // Of the table, which a tensor group splits by rows and pads.
+  Bytes table() const { return (Bytes(job_.model.vocab) + t_ - 1) / t_ * h_; }
+
+  // A stage that ties itself to another's table has a copy.
+  bool tied_across() const { return job_.model.tied && p_ > 1; }
+  bool has_tied(int layer) const { return tied_across() && (layer == 0 || layer + 1 == layers()); }
+
+  // The elements of each of a layer's parameters.
+  std::vector<Bytes> parameters(int layer) const {
+    if (layer == 0) return {table(), s_ * h_};
+    std::vector<Bytes> all = {h_, h_};  // of a norm
+    if (layer + 1 == layers()) {
+      if (!job_.model.tied || tied_across()) all.push_back(table());
+      return all;
+    }
+    for (const Bytes columns : {3 * h_ / t_, 4 * h_ / t_})
+      all.insert(all.end(), {h_ * columns, columns});  // c_attn, c_fc
+    for (const Bytes rows : {h_ / t_, 4 * h_ / t_})
+      all.insert(all.end(), {rows * h_, h_});  // both c_proj
+    all.insert(all.end(), {h_, h_});           // the other norm
+    return all;
+  }
+
+  // Elements of a layer on one rank of a tensor group, with padding: of each parameter, and so that
+  // owners have as much each, of a copied table and of the rest.
+  Bytes group(int layer) const { return copied(layer) + rest(layer); }
+  Bytes copied(int layer) const { return has_tied(layer) ? shared_out(aligned(table())) : 0; }
+  Bytes rest(int layer) const {
+    Bytes sum = 0;
+    for (const Bytes n : parameters(layer)) sum += aligned(n);
+    return shared_out(has_tied(layer) ? sum - aligned(table()) : sum);
+  }
+  Bytes shared_out(Bytes n) const { return zero_ > 0 ? aligned(n, 32 * d_) : n; }
+
+  Bytes part(int rank) const {
+    Bytes sum = 0;
+    for (int l = 0; l < layers(); ++l)
+      if (owner(l) == rank) sum += group(l) * element_;
+    return sum;
+  }
+
+  std::map<std::string, Bytes> bytes() const {
+    const auto steps = Bytes(job_.train.steps);
+    std::map<std::string, Bytes> all = {
+        {"activations", steps * activations()},
+        {"tensor", steps * tensor()},
+        {"vocabulary", steps * sum(t_) * 3 * rows_ * wide_},
+        {"norms", steps * (norms_of_rows() + norms_of_parameters())},
+        {"tied gradients", tied_across() ? steps * d_ * t_ * sum(2) * table() * sum_element_ : 0},
+        {"gradients", steps * gradients()},
+        {"parameters", parameters_sent(steps)},
+        {"norm",
+         steps * 8 * ((zero_ > 0 ? p_ * t_ * sum(d_) : 0) + p_ * d_ * sum(t_) + d_ * t_ * sum(p_))},
+        {"loss", steps * 8 * (d_ * t_ * sum(p_) + p_ * t_ * sum(d_))}};
+    std::erase_if(all, [](const auto& one) { return one.second == 0; });
+    return all;
+  }
+
+ private:
+  static Bytes sum(Bytes ranks) { return 2 * (ranks - 1); }  // of one element
+
+  Bytes activations() const {
+    const Bytes boundaries = p_ == 1 ? 0 : stages_.size() - 1;
+    return boundaries * 2 * rows_ * h_ * element_ * (rows_are_split_ ? 1 : t_);
+  }
+
+  Bytes tensor() const {
+    const bool again = job_.model.recompute == "full";
+    const Bytes halves = rows_are_split_ ? (10 + (again ? 3 : 0)) * blocks_ + 2 + 3
+                                         : 2 * ((4 + (again ? 1 : 0)) * blocks_ + 1 + 1);
+    return halves * (t_ - 1) * rows_ * h_ * element_;
+  }
+
+  Bytes norms_of_rows() const {
+    if (!rows_are_split_) return 0;
+    return m_ * d_ * sum(t_) * ((2 * blocks_ + 1) * 2 + s_) * h_ * element_;
+  }
+
+  Bytes norms_of_parameters() const {
+    if (job_.optim.name != "lars" && job_.optim.name != "lamb") return 0;
+    Bytes count = 0;
+    for (int l = 0; l < layers(); ++l) count += parameters(l).size();
+    return count * 2 * 8 * (d_ * sum(t_) + (zero_ > 0 ? t_ * sum(d_) : 0));
+  }
+
+  Bytes gradients() const {
+    Bytes all = 0;
+    for (int l = 0; l < layers(); ++l)
+      all += zero_ == 0 ? sum(d_) * group(l) : (d_ - 1) * (copied(l) + scatters(l) * rest(l));
+    return t_ * all * sum_element_;
+  }
+
+  // Gradients go to their owners once a step, or whenever no micro-batch is half-way through them.
+  // Under zero-bubble one always is until the last, but on the first rank, whose weight parts
+  // follow at once. A copied table waits for the other stage.
+  Bytes scatters(int layer) const {
+    if (zero_ == 1 || job_.zero.scatter == "step") return 1;
+    return job_.pipeline.schedule == "zero-bubble" && owner(layer) > 0 ? 1 : m_;
+  }
+
+  Bytes parameters_sent(Bytes steps) const {
+    if (zero_ == 0) return 0;
+    std::vector<Bytes> gathers(std::size_t(layers()), steps + 1);
+    if (zero_ == 3) {
+      gathers.assign(gathers.size(), 0);
+      for (int rank = 0; rank < int(p_); ++rank) count_gathers(rank, steps, gathers);
+    }
+    Bytes all = 0;
+    for (int l = 0; l < layers(); ++l) all += gathers[std::size_t(l)] * group(l);
+    return t_ * (d_ - 1) * all * element_;
+  }
+
+  // What two neighbouring uses have in common stays.
+  void count_gathers(int rank, Bytes steps, std::vector<Bytes>& gathers) const {
+    std::vector<int> here;
+    const auto use = [&](int layer) {
+      std::vector<int> needed = {layer};
+      if (job_.model.tied && p_ == 1 && layer + 1 == layers()) needed.push_back(0);
+      for (const int l : needed)
+        if (std::find(here.begin(), here.end(), l) == here.end()) gathers[std::size_t(l)] += steps;
+      here = needed;
+    };
+    for (const auto& [begin, end, forward] : uses_of(rank))
+      for (int i = 0; i < end - begin; ++i) use(forward ? begin + i : end - 1 - i);
+  }
+
+  // Runs of layers in the order in which a rank computes with their values: weight parts need none.
+  struct Use {
+    int begin, end;
+    bool forward;
+  };
+  std::vector<Use> uses_of(int rank) const {
+    std::vector<Use> all;
+    if (p_ == 1) {
+      for (Bytes m = 0; m < m_; ++m)
+        for (const bool forward : {true, false}) all.push_back({0, layers(), forward});
+      return all;
+    }
+    const PipelineShape shape = pipeline_of(job_);
+    const PipelineSchedule schedule = make_schedule(job_.pipeline.schedule, shape);
+    for (const auto& slot : schedule[std::size_t(rank)]) {
+      if (slot.kind == Slot::Kind::weight) continue;
+      const auto [begin, end] = stages_[std::size_t(shape.stage(rank, slot.chunk))];
+      all.push_back({begin, end, slot.kind == Slot::Kind::forward});
+    }
+    return all;
+  }
+
+  const JobOptions& job_;
+  Bytes element_, sum_element_, wide_;
+  Bytes p_, d_, t_, m_, blocks_, h_, s_, rows_;
+  int zero_;
+  bool rows_are_split_;
+  std::vector<StageLayers> stages_;  // empty: no pipeline
+  std::vector<int> owner_;           // by layer: rank of the pipeline
+};
+
+}  // namespace
+
+std::map<std::string, std::uint64_t> mesh_bytes(const Strategy& strategy) {
+  return Form(strategy).bytes();
+}
+
+std::uint64_t part_bytes(const Strategy& strategy, int pipeline_rank) {
+  return Form(strategy).part(pipeline_rank);
+}
+
+std::string to_string(const Ratio& ratio) {
+  const auto common = std::max<std::int64_t>(1, std::gcd(ratio.over, ratio.under));
+  return fmt::format("{}/{}", ratio.over / common, ratio.under / common);
+}
+
+PipelineShape pipeline_of(const JobOptions& job) {
+  return {.ranks = int(job.parallel.pipeline),
+          .micro_batches = int(job.train.micro_batches),
+          .chunks = int(job.pipeline.chunks)};
+}
+
+Ratio bubble_form(const std::string& schedule, const PipelineShape& shape) {
+  const std::int64_t p = shape.ranks, m = shape.micro_batches, v = shape.chunks;
+  if (schedule == "zero-bubble") return {std::max(p - 1, 2 * p - 1 - m), 3 * m};
+  return {p - 1, v * m};
+}
+
+// Costs are whole numbers, so the simulator's times are, and exact.
+Ratio bubble_of(const PipelineSchedule& ran, const PipelineShape& shape) {
+  const std::vector<StageCosts> unit(std::size_t(shape.stages()),
+                                     {.forward = 1, .input = 1, .weight = 1});
+  const Timeline timeline = simulate(ran, shape, unit);
+  std::int64_t ideal = 0;
+  for (int rank = 0; rank < shape.ranks; ++rank)
+    ideal = std::max(ideal, std::int64_t(timeline.busy(rank)));
+  return {std::int64_t(timeline.end()) - ideal, ideal};
+}
+
+}  // namespace echelon
