@@ -9,7 +9,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "echelon/net/launcher.h"
+#include "echelon/launch/launcher.h"
 
 namespace echelon::cli {
 namespace {

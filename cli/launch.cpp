@@ -4,7 +4,7 @@
 
 #include "cli/commands.h"
 #include "echelon/base/error.h"
-#include "echelon/net/launcher.h"
+#include "echelon/launch/launcher.h"
 
 namespace echelon::cli {
 namespace {

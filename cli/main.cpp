@@ -20,7 +20,7 @@
 #include "echelon/base/error.h"
 #include "echelon/base/log.h"
 #include "echelon/base/options.h"
-#include "echelon/net/launcher.h"
+#include "echelon/launch/launcher.h"
 
 namespace echelon::cli {
 namespace {

@@ -11,9 +11,9 @@
 #include "echelon/base/log.h"
 #include "echelon/base/options.h"
 #include "echelon/collective/group.h"
-#include "echelon/net/environment.h"
+#include "echelon/launch/environment.h"
+#include "echelon/launch/launcher.h"
 #include "echelon/net/host.h"
-#include "echelon/net/launcher.h"
 
 namespace echelon::cli {
 std::vector<std::string> own_command_line() {

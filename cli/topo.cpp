@@ -20,7 +20,7 @@
 #include "echelon/collective/link_cache.h"
 #include "echelon/collective/schedule.h"
 #include "echelon/comm/mesh.h"
-#include "echelon/net/environment.h"
+#include "echelon/launch/environment.h"
 #include "echelon/net/host.h"
 
 namespace echelon::cli {

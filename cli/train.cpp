@@ -12,8 +12,8 @@
 #include "echelon/comm/gpu.h"
 #include "echelon/job/job.h"
 #include "echelon/job/run_directory.h"
-#include "echelon/net/environment.h"
-#include "echelon/net/launcher.h"
+#include "echelon/launch/environment.h"
+#include "echelon/launch/launcher.h"
 #include "echelon/plan/memory_forecast.h"
 
 namespace echelon::cli {

@@ -10,8 +10,8 @@ import tempfile
 from pathlib import Path
 
 # Bottom to top. A room may include itself and what stands before it.
-ORDER = ["base", "net", "collective", "comm", "data", "nn", "optim", "step", "parallel", "plan", "train", "job", "verify", "cli"]
-TORCH_FREE = {"base", "net", "collective", "kernels"}  # kernels/ may be included by any room, and includes none
+ORDER = ["base", "net", "launch", "collective", "comm", "data", "nn", "optim", "step", "parallel", "plan", "train", "job", "verify", "cli"]
+TORCH_FREE = {"base", "net", "launch", "collective", "kernels"}  # kernels/ may be included by any room, and includes none
 UMBRELLAS = {"torch/torch.h", "torch/all.h", "torch/extension.h"}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)')

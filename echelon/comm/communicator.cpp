@@ -7,7 +7,7 @@
 #include "echelon/base/options_section.h"
 #include "echelon/collective/group.h"
 #include "echelon/comm/backends.h"
-#include "echelon/net/environment.h"
+#include "echelon/launch/environment.h"
 
 namespace echelon {
 

@@ -2,7 +2,7 @@
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include "echelon/net/environment.h"
+#include "echelon/launch/environment.h"
 
 namespace echelon {
 

@@ -22,7 +22,7 @@
 #include "echelon/comm/arguments.h"
 #include "echelon/comm/backends.h"
 #include "echelon/comm/exchange_mpi.h"
-#include "echelon/net/environment.h"
+#include "echelon/launch/environment.h"
 
 namespace echelon {
 namespace {

@@ -32,7 +32,7 @@
 #include "echelon/job/stale_spells.h"
 #include "echelon/job/sync_trace.h"
 #include "echelon/net/endpoint.h"
-#include "echelon/net/environment.h"
+#include "echelon/launch/environment.h"
 #include "echelon/net/launcher_report.h"
 #include "echelon/nn/gpt.h"
 #include "echelon/nn/gpt2_folder.h"

@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include "echelon/net/environment.h"
+#include "echelon/net/job_environment.h"
 
 namespace echelon {
 

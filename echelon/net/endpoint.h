@@ -21,10 +21,10 @@
 #include <vector>
 
 #include "echelon/net/acceptor.h"
-#include "echelon/net/environment.h"
 #include "echelon/net/frame.h"
 #include "echelon/net/health.h"
 #include "echelon/net/host.h"
+#include "echelon/net/job_environment.h"
 #include "echelon/net/launcher_report.h"
 #include "echelon/net/options.h"
 #include "echelon/net/rendezvous.h"

@@ -4,19 +4,13 @@
 //   expendable RANK           if this rank dies, the others go on
 //   blames RANK OTHER NAME    if this rank fails now, it is because of OTHER, which is NAME
 //
-// A rank that no launcher started tells nobody.
+// A rank that no launcher started tells nobody. launch/report_pipe.h is the launcher's side.
 #pragma once
 
-#include <optional>
 #include <string>
-#include <string_view>
-#include <vector>
-
-#include "echelon/net/socket.h"
 
 namespace echelon {
 
-// A rank's side.
 class LauncherReport {
  public:
   // Tells nobody when the launcher knows this process as another rank of another world: a group of
@@ -31,31 +25,6 @@ class LauncherReport {
 
   int rank_;
   int pipe_ = -1;  // the process's, not closed
-};
-
-// The launcher's side.
-class ReportPipe {
- public:
-  struct Report {
-    enum class Kind { expendable, blames } kind;
-    int rank = 0;
-    int other = -1;    // whom it blames
-    std::string name;  // of that one
-  };
-
-  ReportPipe();
-
-  int fd() const { return read_.get(); }
-  int rank_fd() const { return write_.get(); }  // to be left open in the ranks
-  std::string variable() const;                 // the value of ECHELON_LAUNCHER_FD
-
-  // What has come; lines that are no reports are dropped.
-  std::vector<Report> read_ready();
-  static std::optional<Report> parse(std::string_view line);
-
- private:
-  Descriptor read_, write_;
-  std::string partial_;
 };
 
 }  // namespace echelon

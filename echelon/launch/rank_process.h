@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "echelon/net/launch_signals.h"
-#include "echelon/net/rank_output.h"
-#include "echelon/net/rank_setup.h"
+#include "echelon/launch/launch_signals.h"
+#include "echelon/launch/rank_output.h"
+#include "echelon/launch/rank_setup.h"
 
 namespace echelon {
 

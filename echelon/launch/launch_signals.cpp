@@ -1,4 +1,4 @@
-#include "echelon/net/launch_signals.h"
+#include "echelon/launch/launch_signals.h"
 
 #include <pthread.h>
 #include <sys/signalfd.h>

@@ -1,4 +1,5 @@
-// Who this process is in its job, as whoever started it has said in the environment. In this order:
+// Reads who this process is in its job (net/job_environment.h) from the environment variables that
+// launchers and schedulers set. In this order:
 //
 //   RANK, WORLD_SIZE, …          echelon launch, torchrun, Kubeflow, or set by hand
 //   OMPI_COMM_WORLD_RANK, …      Open MPI's mpirun
@@ -24,23 +25,9 @@
 #include <optional>
 #include <string>
 
-#include "echelon/net/job_identity.h"
+#include "echelon/net/job_environment.h"
 
 namespace echelon {
-
-struct JobEnvironment {
-  int rank = 0;
-  int world = 1;
-  // Among the ranks on this machine. When nobody says: all ranks if they meet at a loopback
-  // address, else this one alone.
-  int local_rank = 0;
-  int local_world = 1;
-  std::string rendezvous;              // "host:port"; empty when world is 1
-  std::string source = "one process";  // who said so: "torchrun", "Open MPI", "Slurm", …
-  JobIdentity identity;
-  // Where a scheduler has set several tasks aside and this process is none of them: what to do.
-  std::string not_a_rank;
-};
 
 using Lookup = std::function<std::optional<std::string>(const char* name)>;
 

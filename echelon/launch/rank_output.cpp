@@ -1,4 +1,4 @@
-#include "echelon/net/rank_output.h"
+#include "echelon/launch/rank_output.h"
 
 #include <limits.h>
 #include <poll.h>

@@ -13,11 +13,11 @@
 #include <vector>
 
 #include "echelon/base/deadline.h"
-#include "echelon/net/launch_signals.h"
-#include "echelon/net/launcher_report.h"
-#include "echelon/net/rank_output.h"
-#include "echelon/net/rank_process.h"
-#include "echelon/net/rank_setup.h"
+#include "echelon/launch/launch_signals.h"
+#include "echelon/launch/rank_output.h"
+#include "echelon/launch/rank_process.h"
+#include "echelon/launch/rank_setup.h"
+#include "echelon/launch/report_pipe.h"
 
 namespace echelon {
 

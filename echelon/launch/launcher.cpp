@@ -10,7 +10,7 @@
 // launcher is gone, the supervisor kills every descendant and ends. If the supervisor is gone, the
 // ranks are killed by the kernel (PR_SET_PDEATHSIG) and what they started falls to the launcher, a
 // subreaper, which kills it. Only when both are killed at once can a rank's own children stay.
-#include "echelon/net/launcher.h"
+#include "echelon/launch/launcher.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -26,11 +26,11 @@
 
 #include "echelon/base/error.h"
 #include "echelon/base/log.h"
-#include "echelon/net/launch_signals.h"
-#include "echelon/net/process_tree.h"
-#include "echelon/net/rank_process.h"
-#include "echelon/net/rank_setup.h"
-#include "echelon/net/supervisor.h"
+#include "echelon/launch/launch_signals.h"
+#include "echelon/launch/process_tree.h"
+#include "echelon/launch/rank_process.h"
+#include "echelon/launch/rank_setup.h"
+#include "echelon/launch/supervisor.h"
 
 namespace echelon {
 

@@ -1,4 +1,4 @@
-#include "echelon/net/rank_process.h"
+#include "echelon/launch/rank_process.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>

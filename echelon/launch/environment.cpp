@@ -1,7 +1,7 @@
 // Each source is a function that finds itself in the variables or does not, and says which rank
 // this is and, where it can know, at which host and port the ranks may meet. What the user has said
 // about the meeting place goes before what a source derived.
-#include "echelon/net/environment.h"
+#include "echelon/launch/environment.h"
 
 #include <fmt/format.h>
 

@@ -21,8 +21,8 @@
 #include <string>
 #include <vector>
 
+#include "echelon/launch/launcher.h"
 #include "echelon/net/host.h"
-#include "echelon/net/launcher.h"
 #include "echelon/net/socket.h"
 
 namespace echelon {

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "echelon/base/log.h"
-#include "echelon/net/launcher.h"
+#include "echelon/launch/launcher.h"
 #include "tests/base/scratch_folder.h"
 
 namespace echelon {

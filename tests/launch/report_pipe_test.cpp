@@ -1,9 +1,11 @@
-#include "echelon/net/launcher_report.h"
+#include "echelon/launch/report_pipe.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <cstdlib>
+
+#include "echelon/net/launcher_report.h"
 
 namespace echelon {
 namespace {

@@ -20,8 +20,8 @@
 #include <algorithm>
 #include <csignal>
 
-#include "echelon/net/process_tree.h"
-#include "echelon/net/supervisor.h"
+#include "echelon/launch/process_tree.h"
+#include "echelon/launch/supervisor.h"
 
 namespace echelon {
 namespace {

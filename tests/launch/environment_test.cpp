@@ -1,4 +1,4 @@
-#include "echelon/net/environment.h"
+#include "echelon/launch/environment.h"
 
 #include <map>
 #include <string>

@@ -1,4 +1,4 @@
-#include "echelon/net/rank_setup.h"
+#include "echelon/launch/rank_setup.h"
 
 #include <gtest/gtest.h>
 

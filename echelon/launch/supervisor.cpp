@@ -1,4 +1,4 @@
-#include "echelon/net/supervisor.h"
+#include "echelon/launch/supervisor.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -15,8 +15,8 @@
 
 #include "echelon/base/error.h"
 #include "echelon/base/terminal.h"
+#include "echelon/launch/process_tree.h"
 #include "echelon/net/file_limit.h"
-#include "echelon/net/process_tree.h"
 
 namespace echelon {
 

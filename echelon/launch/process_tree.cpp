@@ -1,4 +1,4 @@
-#include "echelon/net/process_tree.h"
+#include "echelon/launch/process_tree.h"
 
 #include <dirent.h>
 #include <sys/wait.h>

@@ -1,4 +1,4 @@
-#include "echelon/net/launcher.h"
+#include "echelon/launch/launcher.h"
 
 #include <fcntl.h>
 #include <sys/resource.h>
@@ -18,7 +18,7 @@
 #include "echelon/net/socket.h"
 #include "tests/base/scratch_folder.h"
 #include "tests/base/thrown.h"
-#include "tests/net/launched.h"
+#include "tests/launch/launched.h"
 
 namespace echelon {
 namespace {
