@@ -10,8 +10,8 @@
 #include "echelon/base/error.h"
 #include "echelon/job/data.h"
 #include "echelon/job/options.h"
-#include "echelon/nn/gpt.h"
-#include "echelon/nn/gpt2_folder.h"
+#include "echelon/models/family.h"
+#include "echelon/models/weights_folder.h"
 #include "echelon/nn/tensor_file.h"
 #include "echelon/train/trainer.h"
 
@@ -52,12 +52,12 @@ void run(const Arguments& arguments) {
   const safetensors::Reader state(run / "state.safetensors");
   JobOptions options;
   read_toml_file(fields_of(options), config);
-  const Stack stack = gpt(options.model);
+  const Stack stack = family_of(options.model).build(options.model);
   at::ScalarType type = at::kFloat;
   for (const auto& parameter : stack.parameters())  // all are looked at before anything is written
     if (type_of(state, entry_of(state, parameter)) == at::kDouble) type = at::kDouble;
   const fs::path folder = arguments.folder.empty() ? run / "weights" : fs::path(arguments.folder);
-  write_gpt2_folder(
+  write_weights(
       folder, options.model, stack, type,
       [&](const Parameter& parameter) { return tensor_of(state, entry_of(state, parameter)); },
       tokens_are_bytes(options.data) ? Tokens::bytes : Tokens::others);

@@ -10,8 +10,8 @@
 #include "cli/interrupt.h"
 #include "cli/numbers.h"
 #include "echelon/base/error.h"
-#include "echelon/nn/gpt.h"
-#include "echelon/nn/gpt2_folder.h"
+#include "echelon/models/family.h"
+#include "echelon/models/weights_folder.h"
 
 namespace echelon::cli {
 namespace {
@@ -24,10 +24,10 @@ struct Arguments {
 };
 
 void run(const Arguments& arguments) {
-  const ModelOptions model = read_gpt2_options(arguments.weights);
+  const ModelOptions model = read_model_options(arguments.weights);
   require_byte_tokens(arguments.weights);
-  Stack stack = gpt(model);
-  const ValueSource values = gpt2_values(arguments.weights, stack);
+  Stack stack = family_of(model).build(model);
+  const ValueSource values = read_weights(arguments.weights, model, stack);
   stack.allocate(at::kCPU, at::kFloat, Gradients::no);
   stack.load(values);
   fmt::print("{}", arguments.prompt);

@@ -14,6 +14,7 @@
 #include "echelon/job/run_directory.h"
 #include "echelon/launch/environment.h"
 #include "echelon/launch/launcher.h"
+#include "echelon/models/weights_folder.h"
 #include "echelon/plan/memory_forecast.h"
 
 namespace echelon::cli {
@@ -28,7 +29,7 @@ constexpr const char* examples = R"(Examples:
   echelon train job.toml --set optim.rate=1e-3       options from a file, one changed
   echelon train --print-config > job.toml            every option with its value and meaning
   echelon train job.toml --nproc 4 --dry-run         what memory it will need, before it needs it
-  echelon train --set model.init=weights/            start from GPT-2 weights in Hugging Face's format
+  echelon train --set model.init=weights/            start from weights in Hugging Face's format
   echelon train --resume runs/2026-01-31-120000      go on with an interrupted run)";
 
 struct Arguments {
@@ -70,7 +71,7 @@ JobRequest request_of(const Arguments& arguments) {
 }  // namespace
 
 void add_train(CLI::App& app, int& exit_code) {
-  auto* command = app.add_subcommand("train", "Train a GPT on text");
+  auto* command = app.add_subcommand("train", "Train a language model on text");
   auto arguments = std::make_shared<Arguments>();
   command->add_option("config", arguments->config, "Options as a TOML file")->type_name("JOB.toml");
   command->add_option("--set", arguments->set, "Set one option; may be given several times")

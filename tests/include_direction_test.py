@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 # Bottom to top. A room may include itself and what stands before it.
-ORDER = ["base", "net", "launch", "collective", "comm", "data", "nn", "optim", "step", "parallel", "plan", "train", "job", "verify", "cli"]
+ORDER = ["base", "net", "launch", "collective", "comm", "data", "nn", "models", "optim", "step", "parallel", "plan", "train", "job", "verify", "cli"]
 TORCH_FREE = {"base", "net", "launch", "collective", "kernels"}  # kernels/ may be included by any room, and includes none
 UMBRELLAS = {"torch/torch.h", "torch/all.h", "torch/extension.h"}
 

@@ -8,16 +8,16 @@
 
 #include "echelon/base/error.h"
 #include "echelon/base/file.h"
+#include "echelon/base/options_section.h"
 #include "echelon/collective/plan.h"
 #include "echelon/comm/texts.h"
 #include "echelon/job/job.h"
 #include "echelon/job/option_difference.h"
 #include "echelon/job/run_directory.h"
 #include "echelon/job/server_job.h"
+#include "echelon/models/family.h"
+#include "echelon/models/weights_folder.h"
 #include "echelon/net/socket.h"
-#include "echelon/nn/gpt.h"
-#include "echelon/nn/gpt2_folder.h"
-#include "echelon/nn/split_plan.h"
 #include "echelon/optim/optimizer.h"
 #include "echelon/parallel/pipeline/balance.h"
 #include "echelon/plan/compute_type.h"
@@ -232,8 +232,9 @@ void check_heads(const JobRequest& request, const ModelOptions& model, const Mes
 
 // Whether the model can lie over the mesh, as far as that can be seen without ranks.
 void check_layout(const JobOptions& options, const ModelOptions& model, const MeshShape& mesh) {
-  Stack stack = gpt(model);  // described, not allocated
-  if (mesh.tensor > 1) apply(gpt_plan(model), stack, mesh.tensor, 0);
+  const Family& family = family_of(model);
+  Stack stack = family.build(model);  // described, not allocated
+  if (mesh.tensor > 1) apply(family.split(model), stack, mesh.tensor, 0);
   if (mesh.pipeline == 1) return;
   const PipelineShape shape{.ranks = mesh.pipeline,
                             .micro_batches = int(options.train.micro_batches),
@@ -244,6 +245,34 @@ void check_layout(const JobOptions& options, const ModelOptions& model, const Me
             shape);
   else
     stages_of(options.pipeline.stages, stack.size(), shape);
+}
+
+// By name and shape.
+bool same_parameters(const ModelOptions& one, const ModelOptions& other) {
+  const auto shapes = [](const ModelOptions& model) {
+    std::vector<std::pair<std::string, std::vector<std::int64_t>>> all;
+    const Stack stack = family_of(model).build(model);
+    for (const auto& p : stack.parameters()) all.emplace_back(p.name, p.shape);
+    return all;
+  };
+  return shapes(one) == shapes(other);
+}
+
+// What two models' parameters can differ by.
+std::vector<OptionDifference> differing_sizes(ModelOptions one, ModelOptions other) {
+  const auto text = [](ModelOptions& model) {
+    return to_toml(fields_in("model", model), Comments::no);
+  };
+  auto all = differences(text(one), text(other), Among::ranks);
+  std::erase_if(all, [](const auto& difference) {
+    return difference.key == "model.init" || difference.key == "model.dropout" ||
+           difference.key == "model.recompute" || difference.key == "model.heads";
+  });
+  for (auto& one_of_them : all) {
+    std::erase(one_of_them.mine, '"');
+    std::erase(one_of_them.theirs, '"');
+  }
+  return all;
 }
 
 // Whether the state of a run that goes on is of this model and optimiser, by what it was saved
@@ -260,15 +289,9 @@ void check_state(const JobRequest& request) {
     has.push_back(fmt::format("{}", wanted));
     set.push_back(fmt::format("{}={}", key, saved));
   };
-  const auto number = [&](const char* key, auto ModelOptions::*member) {
-    compare(key, before.model.*member, now.model.*member,
-            before.model.*member == now.model.*member);
-  };
-  number("model.layers", &ModelOptions::layers);
-  number("model.width", &ModelOptions::width);
-  number("model.vocab", &ModelOptions::vocab);
-  number("model.context", &ModelOptions::context);
-  number("model.tied", &ModelOptions::tied);
+  if (!same_parameters(before.model, now.model))
+    for (const auto& [key, saved, wanted] : differing_sizes(before.model, now.model))
+      compare(key.c_str(), saved, wanted, /*fits=*/false);
   compare("train.precision", before.train.precision, now.train.precision,
           master_type(compute_type(before.train)) == master_type(compute_type(now.train)));
   const auto states = [](const JobOptions& job) {
@@ -299,27 +322,6 @@ void check_surroundings(const JobRequest& request) {
 }
 
 }  // namespace
-
-void resolve_model(ModelOptions& model, const std::vector<std::string>& given) {
-  if (model.init.empty()) return;
-  ModelOptions found = read_gpt2_options(model.init);
-  const auto agree = [&](const char* key, auto ours, auto theirs) {
-    if (ours != theirs && std::find(given.begin(), given.end(), key) != given.end()) {
-      throw InvalidArgument(
-          fmt::format("{} = {}, but the weights in {} are of a model with {}; leave it out", key,
-                      ours, model.init, theirs));
-    }
-  };
-  agree("model.layers", model.layers, found.layers);
-  agree("model.width", model.width, found.width);
-  agree("model.heads", model.heads, found.heads);
-  agree("model.vocab", model.vocab, found.vocab);
-  agree("model.context", model.context, found.context);
-  agree("model.tied", model.tied, found.tied);
-  found.dropout = model.dropout;
-  found.recompute = model.recompute;
-  model = found;
-}
 
 void check_job(const JobRequest& request, int ranks) {
   const auto& options = request.options;

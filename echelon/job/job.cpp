@@ -31,12 +31,11 @@
 #include "echelon/job/server_job.h"
 #include "echelon/job/stale_spells.h"
 #include "echelon/job/sync_trace.h"
-#include "echelon/net/endpoint.h"
 #include "echelon/launch/environment.h"
+#include "echelon/models/family.h"
+#include "echelon/models/weights_folder.h"
+#include "echelon/net/endpoint.h"
 #include "echelon/net/launcher_report.h"
-#include "echelon/nn/gpt.h"
-#include "echelon/nn/gpt2_folder.h"
-#include "echelon/nn/split_plan.h"
 #include "echelon/plan/memory_forecast.h"
 #include "echelon/train/trainer.h"
 
@@ -198,7 +197,8 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   check_job(request, request.ranks ? request.ranks->size() : 1);
   const bool resuming = !request.resume.empty();
   if (!resuming) resolve_model(options.model, request.given);
-  options.split = gpt_plan(options.model);
+  const Family& family = family_of(options.model);
+  options.split = family.split(options.model);
   if (request.ranks) require_same_options(options, *request.ranks);
   std::optional<RunDirectory> former = lock_former_run(request);
   JobData data = open_data(options);
@@ -212,7 +212,7 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   require_same_data(data, former_data(former), request.ranks.get(), options.train.allow_other_data);
   const std::uint64_t start = own_bytes();
   PeakMemory peak;
-  Stack stack = gpt(options.model);
+  Stack stack = family.build(options.model);
   if (!request.join.empty()) return join_job(request, data, stack, stop);
   std::optional<MemoryAccount> memory_here;  // of the trainer and the server in this process
   std::optional<ServerJob> servers;
@@ -240,7 +240,7 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   trainer.note("data", data_note(data.fingerprint));
   // Of the workers of parameter servers the first brings the parameters.
   if (!resuming && !options.model.init.empty() && (!servers || request.ranks->rank() == 0))
-    trainer.load(gpt2_values(options.model.init, stack));
+    trainer.load(read_weights(options.model.init, options.model, stack));
   if (servers) {
     servers->attach(trainer, stack);
     request.training_begins();  // on all of them before any goes on: none waits for one that ended
@@ -416,7 +416,7 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
   // stay.
   if (options.train.save_every == 0 && options.train.save_last) trainer.save(run.state());
   if (options.train.save_last)
-    write_gpt2_folder(
+    write_weights(
         run.weights(), options.model, stack, master_type(stack.type()),
         [&](const Parameter& p) { return trainer.master(p); },
         data.bytes ? Tokens::bytes : Tokens::others);
@@ -453,9 +453,9 @@ JobEnd run_job(JobRequest request, const std::atomic<bool>& stop) {
     show_sample(stack, options.model.context);
   } else if (data.bytes &&
              options.train.save_last) {  // no rank has the model: from its weights, whole
-    Stack whole = gpt(options.model);
+    Stack whole = family.build(options.model);
     whole.allocate(at::kCPU, at::kFloat, Gradients::no);
-    whole.load(gpt2_values(run.weights(), whole));
+    whole.load(read_weights(run.weights(), options.model, whole));
     show_sample(whole, options.model.context);
   }
   if (options.train.save_last)

@@ -1,4 +1,4 @@
-// `echelon train`: a GPT on text, from options to a run directory.
+// `echelon train`: a language model on text, from options to a run directory.
 #pragma once
 
 #include <atomic>
@@ -56,9 +56,5 @@ bool is_expendable(const JobOptions& options, int rank, int ranks);
 // InvalidArgument and Corrupt leave no trace. Once `stop` is set the run ends after the present
 // step with its state saved; set-up, which may take minutes, does not look at it.
 JobEnd run_job(JobRequest request, const std::atomic<bool>& stop);
-
-// Where options name a folder of weights (model.init), the folder decides the model's sizes; a size
-// that was given and differs is refused.
-void resolve_model(ModelOptions& model, const std::vector<std::string>& given);
 
 }  // namespace echelon

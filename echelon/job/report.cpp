@@ -15,6 +15,7 @@
 #include "echelon/base/wrapped.h"
 #include "echelon/comm/texts.h"
 #include "echelon/data/xz.h"
+#include "echelon/models/family.h"
 #include "echelon/nn/attention.h"
 #include "echelon/nn/generate.h"
 #include "echelon/nn/product.h"
@@ -117,17 +118,15 @@ std::string report_line(std::string_view label, std::string_view text) {
 }
 
 std::string model_text(const JobOptions& options, std::int64_t parameters, int ranks) {
-  const auto& model = options.model;
+  const Family& family = family_of(options.model);
   const int threads = at::get_num_threads();
-  return fmt::format(
-      "GPT of {} parameters: {} layer{}, width {}, {} head{}, context {}; {} on {}{}",
-      human_count(static_cast<double>(parameters)), model.layers, model.layers == 1 ? "" : "s",
-      model.width, model.heads, model.heads == 1 ? "" : "s", model.context,
-      precision_name(compute_type(options.train)),
-      ranks > 1 ? fmt::format("{} ranks, each on ", ranks) : "",
-      options.train.device == "cuda"
-          ? std::string("a GPU")
-          : fmt::format("{} CPU thread{}", threads, threads == 1 ? "" : "s"));
+  return fmt::format("{} of {} parameters: {}; {} on {}{}", family.title,
+                     human_count(static_cast<double>(parameters)), family.describe(options.model),
+                     precision_name(compute_type(options.train)),
+                     ranks > 1 ? fmt::format("{} ranks, each on ", ranks) : "",
+                     options.train.device == "cuda"
+                         ? std::string("a GPU")
+                         : fmt::format("{} CPU thread{}", threads, threads == 1 ? "" : "s"));
 }
 
 void show_layout(const JobOptions& options, const Trainer& trainer, const Stack& stack) {

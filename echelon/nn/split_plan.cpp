@@ -211,15 +211,6 @@ void split_over(std::shared_ptr<TensorGroup> group, const SplitPlan& plan, Stack
 
 }  // namespace
 
-SplitPlan gpt_plan(const ModelOptions& options) {
-  SplitPlan plan;
-  plan.vocabulary("transformer.wte");
-  plan.heads("transformer.h.*.attn.c_attn", options.heads).row("transformer.h.*.attn.c_proj");
-  plan.column("transformer.h.*.mlp.c_fc").row("transformer.h.*.mlp.c_proj");
-  if (!options.tied) plan.vocabulary("lm_head");
-  return plan;
-}
-
 void apply(const SplitPlan& plan, Stack& stack, std::shared_ptr<Communicator> ranks,
            bool sequence) {
   if (!ranks || ranks->size() == 1) return;

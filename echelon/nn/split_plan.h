@@ -2,8 +2,8 @@
 // its layers do not know. After "Megatron-LM" (Shoeybi et al., 2019; sequence parallelism:
 // Korthikanti et al., 2022).
 //
-//   Stack stack = gpt(options);
-//   apply(gpt_plan(options), stack, mesh.tensor, /*sequence=*/true);
+//   Stack stack = family.build(options);
+//   apply(family.split(options), stack, mesh.tensor, /*sequence=*/true);
 //   stack.allocate(…);                                  // this rank's parts alone
 //
 // A layer of one's own that is made of Linear, TokenTable and VocabularyLoss is split the same way:
@@ -22,7 +22,6 @@
 #include <string>
 #include <vector>
 
-#include "echelon/nn/options.h"
 #include "echelon/nn/split.h"
 
 namespace echelon {
@@ -59,8 +58,6 @@ class SplitPlan {
   }
   std::vector<Rule> rules_;
 };
-
-SplitPlan gpt_plan(const ModelOptions& options);
 
 // Splits a stack that is not laid out yet over the ranks; null or one rank: leaves it as it is.
 // With `sequence`, rows of activations are split too, where every layer of the stack takes that

@@ -1,27 +1,21 @@
 #include "echelon/plan/activation_forecast.h"
-#include "echelon/plan/compute_type.h"
 
 #include <algorithm>
 #include <utility>
 #include <vector>
 
+#include "echelon/models/family.h"
+#include "echelon/plan/compute_type.h"
+
 namespace echelon {
 namespace {
-
-// What a layer holds of a micro-batch, in bytes.
-struct LayerBytes {
-  std::uint64_t kept = 0;      // from its forward to its backward
-  std::uint64_t put_off = 0;   // from its input part to its weight part
-  std::uint64_t forward = 0;   // beside what is kept, while it runs
-  std::uint64_t backward = 0;  // likewise, with the gradient that comes in
-};
 
 // What has come and not been used, and what was sent and may not have gone, beside what layers
 // hold: the most that is alive at once. An output has gone for certain when its gradient is back;
 // its memory is looked at when something else is sent. Of gradients no more than two are on their
 // way while forwards go on: the next input is only computed after the first was taken. When
 // backwards alone are left, each frees more than it sends.
-std::uint64_t most_alive(const StepOrder& step, const std::vector<LayerBytes>& layers,
+std::uint64_t most_alive(const StepOrder& step, const std::vector<LayerActivations>& layers,
                          std::uint64_t message) {
   using Kind = Action::Kind;
   std::uint64_t alive = 0, most = 0, gone = 0;
@@ -33,7 +27,7 @@ std::uint64_t most_alive(const StepOrder& step, const std::vector<LayerBytes>& l
   };
   for (const auto& action : step.computation) {
     const int l = action.layer;
-    const LayerBytes& layer = layers[std::size_t(l)];
+    const LayerActivations& layer = layers[std::size_t(l)];
     switch (action.kind) {
       case Kind::receive:
       case Kind::receive_grad:
@@ -78,59 +72,25 @@ bool splits_rows(const PlanOptions& options) {
   return options.parallel.sequence && options.model.context % options.parallel.tensor == 0;
 }
 
-// docs/recompute.md has the terms; what a block's backward holds beside them was measured.
 std::uint64_t activation_bytes(const PlanOptions& options, const StepOrder& step, int workers) {
   const auto& model = options.model;
   const auto samples = (options.train.batch + workers * options.train.micro_batches - 1) /
                        (workers * options.train.micro_batches);
-  const auto tokens = std::uint64_t(samples * model.context);
-  const auto element = at::elementSize(compute_type(options.train));
-  const auto d = std::uint64_t(model.width), h = std::uint64_t(model.heads),
-             vocab = std::uint64_t(model.vocab);
-  // Ranks that split matrices have a part of what products give (of 16 d elements of a token 12),
-  // and, where they split rows, of the rest too.
-  const auto tensor = std::uint64_t(options.parallel.tensor);
-  const std::uint64_t by_rows = tensor > 1 && splits_rows(options) ? tensor : 1;
-  const std::uint64_t narrow = (4 / by_rows + h / tensor) * std::max<std::uint64_t>(4, element);
-  const auto of = [&](std::uint64_t parts, std::uint64_t others) {
-    return (parts * d / tensor + others * d / by_rows) * element;
+  const ActivationShape shape{
+      .tokens = std::uint64_t(samples * model.context),
+      .type = compute_type(options.train),
+      .tensor = std::uint64_t(options.parallel.tensor),
+      .rows_are_split = options.parallel.tensor > 1 && splits_rows(options),
+      .cuda = options.train.device == "cuda",
   };
-  const std::uint64_t whole = of(12, 4) + narrow;
-  const std::uint64_t kept = model.recompute == "full"        ? of(0, 1)
-                             : model.recompute == "selective" ? of(8, 2) + narrow
-                                                              : whole;
-  const std::uint64_t backward = model.recompute == "full" ? whole - of(0, 1) + 5 * d * element
-                                 : model.recompute == "selective" ? 9 * d * element
-                                                                  : 5 * d * element;
-  // The head: its input, the norm's output and the logits' gradient, and a block of rows of
-  // logarithms.
-  const std::uint64_t part = (vocab + tensor - 1) / tensor;  // of the vocabulary
-  const std::uint64_t normed = model.recompute == "selective" ? 0 : d;
-  const std::uint64_t a_block = std::min<std::uint64_t>(
-      tokens * part * element, options.train.device == "cpu" ? 4 << 20 : 512 << 20);
-  // fp16 has that block in fp32; of bf16 a CPU has an fp32 copy, and what it makes of it.
-  const std::uint64_t rows = options.train.precision == "fp16" ? 2 * a_block
-                             : options.train.precision == "bf16" && options.train.device == "cpu"
-                                 ? 4 * a_block
-                                 : a_block;
-  const std::uint64_t stream = tokens * d * element;  // a gradient that comes in
-  std::vector<LayerBytes> layers(std::size_t(step.shape.layers));
-  layers.front().backward = stream;
-  for (std::size_t l = 1; l + 1 < layers.size(); ++l)
-    layers[l] = {.kept = tokens * kept,
-                 .put_off = tokens * of(12, 4),
-                 .backward = stream + tokens * backward};
-  layers.back() = {.kept = tokens * (d + normed + part) * element,
-                   .put_off = tokens * (d + part) * element,
-                   .forward = rows + tokens * (d - normed) * element,
-                   .backward = stream};
+  const std::uint64_t stream = stream_bytes(model, shape);
   // A gradient and its masked copy; on a GPU, masks are made of integers, 16 Mi at a time.
   std::uint64_t masks = 0;
   if (model.dropout > 0)
     masks =
-        tokens * d * element +
-        (options.train.device == "cuda" ? std::min<std::uint64_t>(tokens * d, 1 << 24) * 28 : 0);
-  return masks + 8 * tokens + most_alive(step, layers, tokens * of(0, 1));
+        stream + (shape.cuda ? std::min<std::uint64_t>(stream / shape.element(), 1 << 24) * 28 : 0);
+  return masks + 8 * shape.tokens +
+         most_alive(step, family_of(model).activations(model, shape), stream / shape.by_rows());
 }
 
 }  // namespace echelon

@@ -1,5 +1,6 @@
-// What activations of a GPT take of a rank's memory at most, from options and the step's table: by
-// the formula of docs/recompute.md, and an estimate of what a backward holds beside them.
+// What activations take of a rank's memory at most, from options and the step's table: by the
+// formula of the model's family (models/activations.h), and an estimate of what a backward holds
+// beside them.
 #pragma once
 
 #include <cstdint>

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "echelon/base/process_memory.h"
-#include "echelon/nn/gpt.h"
+#include "echelon/models/family.h"
 #include "echelon/nn/split_plan.h"
 #include "echelon/optim/optimizer.h"
 #include "echelon/optim/slice_update.h"
@@ -63,10 +63,11 @@ std::vector<Part> parts_of(const PlanOptions& options, int layers, int ranks) {
 
 // The model with all parameters in their places, as its job lays it out, and without memory.
 Stack laid_out(const PlanOptions& options, const Part& part, int owners) {
-  Stack stack = gpt(options.model);
+  const Family& family = family_of(options.model);
+  Stack stack = family.build(options.model);
   const auto tensor = int(options.parallel.tensor);
   if (tensor > 1)  // the first counts among those that have as much as any
-    apply(gpt_plan(options.model), stack, tensor, 0, splits_rows(options));
+    apply(family.split(options.model), stack, tensor, 0, splits_rows(options));
   if (!part.own.empty()) stack.keep(part.own);
   Stack::Placement placement;
   placement.shards = owners;
@@ -306,7 +307,8 @@ MemoryForecast forecast_memory(const PlanOptions& options, int ranks, int local,
     ranks = int(std::max<std::int64_t>(1, options.train.batch / options.train.micro_batches));
   const MeshShape mesh = mesh_of(options.parallel, ranks);
   std::optional<MemoryForecast> most;
-  for (const auto& part : parts_of(options, int(options.model.layers) + 2, mesh.pipeline)) {
+  const int layers = family_of(options.model).build(options.model).size();
+  for (const auto& part : parts_of(options, layers, mesh.pipeline)) {
     const auto one = forecast_part(options, part, mesh.data, local, role);
     if (!most || one.tensors.total() > most->tensors.total()) most = one;
   }

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "echelon/base/options.h"
-#include "echelon/nn/options.h"
+#include "echelon/models/options.h"
 #include "echelon/nn/split_plan.h"
 #include "echelon/optim/options.h"
 #include "echelon/parallel/data/sync_options.h"

@@ -12,7 +12,7 @@
 #include <span>
 
 #include "echelon/base/random.h"
-#include "echelon/nn/gpt.h"
+#include "echelon/models/family.h"
 #include "echelon/optim/schedule.h"
 #include "echelon/plan/compute_type.h"
 #include "echelon/train/trainer.h"
@@ -52,7 +52,7 @@ MastersCheck check_masters(std::shared_ptr<Communicator> ranks, const JobOptions
   const int stage = int(options.parallel.zero);
   const ValueSource first = random_values(std::uint64_t(options.train.seed));
   const MemoryAccount account;
-  Stack stack = gpt(options.model);
+  Stack stack = family_of(options.model).build(options.model);
   stack.allocate(at::kCPU, type, Gradients::yes,
                  ZeroShards::placement(ranks, stage, at::kCPU, /*smallest_group=*/1));
   std::optional<LossScale::Setup> scaling;

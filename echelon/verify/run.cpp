@@ -9,8 +9,7 @@
 #include "echelon/data/dataset.h"
 #include "echelon/job/pipeline_trace.h"
 #include "echelon/job/server_job.h"
-#include "echelon/nn/gpt.h"
-#include "echelon/nn/split_plan.h"
+#include "echelon/models/family.h"
 #include "echelon/train/trainer.h"
 #include "echelon/verify/faults.h"
 #include "echelon/verify/masters.h"
@@ -45,7 +44,7 @@ void keep_groups(Run& run, const std::vector<std::uint64_t>& groups) {
 void train(const JobOptions& options, const Strategy* strategy, std::shared_ptr<Communicator> ranks,
            ServerJob* servers, Run& run) {
   const RandomTokens data(options.model.vocab, options.model.context, 1);
-  Stack stack = gpt(options.model);
+  Stack stack = family_of(options.model).build(options.model);
   Trainer trainer(stack, data, options, servers ? nullptr : ranks);
   std::vector<std::uint64_t> groups;
   for (const auto& group : stack.groups())
@@ -78,7 +77,7 @@ Run train_alone(const JobOptions& options) {
 Run train_ranks(const Strategy& strategy, std::shared_ptr<Communicator> ranks,
                 const Meeting& meeting, const Fault* fault) {
   JobOptions options = fault ? fault->changed(strategy.options) : strategy.options;
-  options.split = gpt_plan(options.model);
+  options.split = family_of(options.model).split(options.model);
   if (fault) ranks = fault->alter(std::move(ranks));
   Run run;
   ranks->ledger().clear();

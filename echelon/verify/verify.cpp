@@ -18,7 +18,7 @@
 #include "echelon/base/folder.h"
 #include "echelon/comm/mesh.h"
 #include "echelon/comm/texts.h"
-#include "echelon/nn/gpt.h"
+#include "echelon/models/family.h"
 #include "echelon/plan/compute_type.h"
 #include "echelon/train/trainer.h"
 #include "echelon/verify/faults.h"
@@ -58,7 +58,8 @@ class References {
     if (!missing) return run;
     const auto steps = options.train.steps;
     const bool exact = compute_type(options.train) == at::kDouble;
-    const std::int64_t count = exact ? gpt(options.model).parameter_count() : 0;
+    const std::int64_t count =
+        exact ? family_of(options.model).build(options.model).parameter_count() : 0;
     at::Tensor all = at::full({steps + count}, NAN, at::kDouble);
     if (ranks_.rank() == 0) {
       const Run mine = train_alone(options);

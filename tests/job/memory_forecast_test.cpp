@@ -11,7 +11,7 @@
 
 #include "echelon/base/error.h"
 #include "echelon/job/server_job.h"
-#include "echelon/nn/gpt.h"
+#include "echelon/models/gpt2/gpt2.h"
 #include "echelon/nn/split_plan.h"
 #include "echelon/train/trainer.h"
 #include "tests/base/scratch_folder.h"

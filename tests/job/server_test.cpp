@@ -14,7 +14,7 @@
 #include <thread>
 
 #include "echelon/job/server_job.h"
-#include "echelon/nn/gpt.h"
+#include "echelon/models/gpt2/gpt2.h"
 #include "tests/collective/ranks.h"
 #include "tests/train/tiny.h"
 

@@ -12,7 +12,7 @@
 
 #include "echelon/base/safetensors.h"
 #include "echelon/job/server_job.h"
-#include "echelon/nn/gpt.h"
+#include "echelon/models/gpt2/gpt2.h"
 #include "echelon/nn/tensor_file.h"
 #include "tests/base/scratch_folder.h"
 #include "tests/base/thrown.h"

@@ -12,7 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "echelon/base/error.h"
-#include "echelon/nn/gpt.h"
+#include "echelon/models/gpt2/gpt2.h"
 #include "tests/base/thrown.h"
 #include "tests/nn/close.h"
 

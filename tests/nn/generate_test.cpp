@@ -11,7 +11,7 @@
 #include <gtest/gtest.h>
 
 #include "echelon/base/error.h"
-#include "echelon/nn/gpt.h"
+#include "echelon/models/gpt2/gpt2.h"
 #include "tests/base/thrown.h"
 
 namespace echelon {

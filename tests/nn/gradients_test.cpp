@@ -12,11 +12,11 @@
 #include <gtest/gtest.h>
 
 #include "echelon/base/random.h"
+#include "echelon/models/gpt2/gpt2.h"
+#include "echelon/models/gpt2/gpt_block.h"
+#include "echelon/models/gpt2/gpt_embedding.h"
+#include "echelon/models/gpt2/gpt_head.h"
 #include "echelon/nn/attention.h"
-#include "echelon/nn/gpt.h"
-#include "echelon/nn/gpt_block.h"
-#include "echelon/nn/gpt_embedding.h"
-#include "echelon/nn/gpt_head.h"
 #include "tests/nn/close.h"
 
 namespace echelon {

@@ -7,7 +7,7 @@
 #include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
 
-#include "echelon/nn/gpt.h"
+#include "echelon/models/gpt2/gpt2.h"
 
 namespace echelon {
 namespace {

@@ -13,9 +13,9 @@
 #include <gtest/gtest.h>
 
 #include "echelon/base/error.h"
+#include "echelon/models/gpt2/gpt2.h"
+#include "echelon/models/weights_folder.h"
 #include "echelon/nn/dropout.h"
-#include "echelon/nn/gpt.h"
-#include "echelon/nn/gpt2_folder.h"
 #include "echelon/nn/tensor_group.h"
 #include "echelon/nn/token_table.h"
 #include "tests/base/scratch_folder.h"
@@ -216,14 +216,14 @@ TEST(Gpt2Values, GiveARankItsPart) {
   whole.allocate(at::kCPU, at::kFloat, Gradients::no);
   whole.load(random_values(3));
   const ScratchFolder folder;
-  write_gpt2_folder(folder.path(), options, whole, whole.type(),
-                    [](const Parameter& p) { return p.value; });
+  write_weights(folder.path(), options, whole, whole.type(),
+                [](const Parameter& p) { return p.value; });
   const std::string name = "transformer.wte.weight";
   const Split split{.kind = Split::Kind::vocabulary, .parts = 2, .whole = 11};
-  EXPECT_TRUE(
-      at::equal(gathered([&] { return gpt(options); }, name, split, at::kFloat,
-                         [&](const Stack& stack) { return gpt2_values(folder.path(), stack); }),
-                whole.find(name)->value));
+  EXPECT_TRUE(at::equal(
+      gathered([&] { return gpt(options); }, name, split, at::kFloat,
+               [&](const Stack& stack) { return read_weights(folder.path(), options, stack); }),
+      whole.find(name)->value));
 }
 
 // Rows [first_row, …) of the micro-batch that begins at a sample have the mask that they have in

@@ -14,7 +14,7 @@
 
 #include "echelon/base/error.h"
 #include "echelon/base/random.h"
-#include "echelon/nn/gpt.h"
+#include "echelon/models/gpt2/gpt2.h"
 #include "tests/base/thrown.h"
 #include "tests/nn/close.h"
 #include "tests/nn/holder.h"

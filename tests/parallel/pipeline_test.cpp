@@ -11,7 +11,7 @@
 #include <random>
 #include <vector>
 
-#include "echelon/nn/gpt.h"
+#include "echelon/models/gpt2/gpt2.h"
 #include "echelon/optim/master_update.h"
 #include "echelon/parallel/pipeline/pipeline_table.h"
 #include "echelon/step/executor.h"

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "echelon/comm/communicator.h"
-#include "echelon/nn/gpt.h"
+#include "echelon/models/gpt2/gpt2.h"
 #include "echelon/nn/split_plan.h"
 #include "echelon/optim/master_update.h"
 #include "echelon/parallel/pipeline/pipeline_table.h"

@@ -135,12 +135,12 @@ def text():
 
 @pytest.fixture(scope="session")
 def oracle():
-    """Runs gpt2_oracle (tests/oracle): gives its tensors by name."""
+    """Runs model_oracle (tests/oracle): gives its tensors by name."""
 
     def run(folder, batch, precision, steps, out, *options):
         from safetensors.torch import load_file
 
-        command = [BUILD / "tests" / "gpt2_oracle", folder, batch, precision, steps, out, *options]
+        command = [BUILD / "tests" / "model_oracle", folder, batch, precision, steps, out, *options]
         result = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=120,
                                 env=ENVIRONMENT)
         assert result.returncode == 0, result.stderr

@@ -14,7 +14,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include "echelon/base/error.h"
-#include "echelon/nn/gpt.h"
+#include "echelon/models/gpt2/gpt2.h"
 #include "echelon/nn/memory.h"
 #include "echelon/nn/module_layer.h"
 #include "echelon/optim/master_update.h"

@@ -14,9 +14,9 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include "echelon/nn/gpt.h"
-#include "echelon/nn/gpt_block.h"
-#include "echelon/nn/gpt_embedding.h"
+#include "echelon/models/gpt2/gpt2.h"
+#include "echelon/models/gpt2/gpt_block.h"
+#include "echelon/models/gpt2/gpt_embedding.h"
 #include "echelon/nn/loss_layer.h"
 #include "echelon/nn/memory.h"
 #include "echelon/optim/master_update.h"

@@ -11,7 +11,7 @@
 
 #include <atomic>
 
-#include "echelon/nn/gpt.h"
+#include "echelon/models/gpt2/gpt2.h"
 #include "echelon/nn/loss_layer.h"
 #include "echelon/train/trainer.h"
 #include "tests/base/thrown.h"

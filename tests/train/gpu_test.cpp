@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "echelon/data/dataset.h"
-#include "echelon/nn/gpt.h"
+#include "echelon/models/gpt2/gpt2.h"
 #include "echelon/step/device.h"
 #include "echelon/train/trainer.h"
 #include "tests/base/scratch_folder.h"

@@ -8,7 +8,7 @@
 #include <stdexcept>
 
 #include "echelon/base/error.h"
-#include "echelon/nn/gpt.h"
+#include "echelon/models/gpt2/gpt2.h"
 #include "echelon/nn/loss_layer.h"
 #include "echelon/train/trainer.h"
 #include "tests/base/thrown.h"

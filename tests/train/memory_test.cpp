@@ -4,7 +4,7 @@
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 
-#include "echelon/nn/gpt.h"
+#include "echelon/models/gpt2/gpt2.h"
 #include "echelon/train/trainer.h"
 #include "tests/collective/ranks.h"
 

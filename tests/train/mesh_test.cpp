@@ -9,7 +9,7 @@
 #include <fmt/format.h>
 
 #include "echelon/base/error.h"
-#include "echelon/nn/gpt.h"
+#include "echelon/models/gpt2/gpt2.h"
 #include "echelon/nn/linear.h"
 #include "echelon/nn/loss_layer.h"
 #include "echelon/nn/split_plan.h"

@@ -12,7 +12,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "echelon/nn/gpt.h"
+#include "echelon/models/gpt2/gpt2.h"
 #include "echelon/parallel/zero/tier.h"
 #include "echelon/train/trainer.h"
 #include "tests/base/scratch_folder.h"

@@ -15,7 +15,7 @@
 #include <map>
 
 #include "echelon/base/random.h"
-#include "echelon/nn/gpt.h"
+#include "echelon/models/gpt2/gpt2.h"
 #include "echelon/nn/loss_layer.h"
 #include "echelon/nn/tensor_file.h"
 #include "echelon/plan/compute_type.h"

@@ -13,7 +13,7 @@
 
 #include <set>
 
-#include "echelon/nn/gpt.h"
+#include "echelon/models/gpt2/gpt2.h"
 #include "echelon/nn/loss_layer.h"
 #include "echelon/train/trainer.h"
 #include "tests/base/scratch_folder.h"

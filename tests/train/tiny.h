@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "echelon/data/dataset.h"
-#include "echelon/nn/gpt.h"
+#include "echelon/models/gpt2/gpt2.h"
 #include "echelon/nn/split_plan.h"
 #include "echelon/train/trainer.h"
 

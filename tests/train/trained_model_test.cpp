@@ -19,7 +19,7 @@
 #include <optional>
 
 #include "echelon/base/error.h"
-#include "echelon/nn/gpt.h"
+#include "echelon/models/gpt2/gpt2.h"
 #include "echelon/nn/loss_layer.h"
 #include "echelon/nn/tensor_file.h"
 #include "echelon/train/trainer.h"

@@ -16,7 +16,7 @@
 
 #include "echelon/base/error.h"
 #include "echelon/base/random.h"
-#include "echelon/nn/gpt.h"
+#include "echelon/models/gpt2/gpt2.h"
 #include "echelon/nn/module_layer.h"
 #include "echelon/nn/tensor_file.h"
 #include "echelon/optim/schedule.h"

@@ -9,7 +9,7 @@
 #include <ATen/ops/randn.h>
 #include <fmt/format.h>
 
-#include "echelon/nn/gpt.h"
+#include "echelon/models/gpt2/gpt2.h"
 #include "echelon/nn/loss_layer.h"
 #include "echelon/train/trainer.h"
 #include "tests/base/scratch_folder.h"

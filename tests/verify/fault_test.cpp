@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "echelon/nn/gpt.h"
+#include "echelon/models/gpt2/gpt2.h"
 #include "echelon/nn/split_plan.h"
 #include "echelon/parallel/pipeline/simulate.h"
 #include "echelon/verify/faults.h"

@@ -1,4 +1,4 @@
-#include "echelon/nn/gpt_embedding.h"
+#include "echelon/models/gpt2/gpt_embedding.h"
 
 namespace echelon {
 

@@ -2,14 +2,13 @@
 // Face's names and layouts, so weights pass both ways without translation.
 #pragma once
 
-#include "echelon/nn/options.h"
-#include "echelon/nn/stack.h"
+#include "echelon/models/family.h"
 
 namespace echelon {
 
-// Throws InvalidArgument where the sizes do not fit together.
-void check(const ModelOptions& options);
+extern const Family gpt2_family;
 
 Stack gpt(const ModelOptions& options);
+SplitPlan gpt_plan(const ModelOptions& options);
 
 }  // namespace echelon

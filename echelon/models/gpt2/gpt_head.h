@@ -2,9 +2,9 @@
 // tokens. Without a target it gives the logits.
 #pragma once
 
+#include "echelon/models/options.h"
 #include "echelon/nn/layer.h"
 #include "echelon/nn/layer_norm.h"
-#include "echelon/nn/options.h"
 #include "echelon/nn/vocabulary_loss.h"
 
 namespace echelon {

@@ -2,9 +2,9 @@
 // [batch, tokens, width].
 #pragma once
 
+#include "echelon/models/options.h"
 #include "echelon/nn/dropout.h"
 #include "echelon/nn/layer.h"
-#include "echelon/nn/options.h"
 #include "echelon/nn/position_table.h"
 #include "echelon/nn/token_table.h"
 

@@ -1,4 +1,4 @@
-#include "echelon/nn/gpt_head.h"
+#include "echelon/models/gpt2/gpt_head.h"
 
 namespace echelon {
 namespace {

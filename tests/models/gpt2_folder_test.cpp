@@ -1,4 +1,4 @@
-#include "echelon/nn/gpt2_folder.h"
+#include "echelon/models/weights_folder.h"
 
 #include <fstream>
 #include <functional>
@@ -8,7 +8,7 @@
 
 #include "echelon/base/error.h"
 #include "echelon/base/file.h"
-#include "echelon/nn/gpt.h"
+#include "echelon/models/gpt2/gpt2.h"
 #include "echelon/nn/tensor_file.h"
 #include "tests/base/scratch_folder.h"
 #include "tests/base/thrown.h"
@@ -29,8 +29,7 @@ Stack filled(const ModelOptions& options, at::ScalarType type = at::kFloat) {
 }
 
 void write(const fs::path& folder, const ModelOptions& options, const Stack& stack) {
-  write_gpt2_folder(folder, options, stack, stack.type(),
-                    [](const Parameter& p) { return p.value; });
+  write_weights(folder, options, stack, stack.type(), [](const Parameter& p) { return p.value; });
 }
 
 // The same file with its tensors changed: another name, another value, or gone where the name is
@@ -65,10 +64,10 @@ class Gpt2Folder : public testing::Test {
   Gpt2Folder() { write(folder_.path(), small, stack_); }
   std::string path() const { return folder_.path().string(); }
   std::string reading_options() {
-    return thrown<InvalidArgument>([&] { read_gpt2_options(folder_.path()); });
+    return thrown<InvalidArgument>([&] { read_model_options(folder_.path()); });
   }
   std::string reading_values() {
-    return thrown<InvalidArgument>([&] { gpt2_values(folder_.path(), stack_); });
+    return thrown<InvalidArgument>([&] { read_weights(folder_.path(), small, stack_); });
   }
 
   ScratchFolder folder_;
@@ -84,7 +83,7 @@ TEST(Gpt2FolderRoundTrip, KeepsSizesAndEveryBit) {
       const Stack stack = filled(options, type);
       write(folder.path(), options, stack);
 
-      const ModelOptions read = read_gpt2_options(folder.path());
+      const ModelOptions read = read_model_options(folder.path());
       EXPECT_EQ(read.layers, 2);
       EXPECT_EQ(read.width, 8);
       EXPECT_EQ(read.heads, 2);
@@ -93,7 +92,7 @@ TEST(Gpt2FolderRoundTrip, KeepsSizesAndEveryBit) {
       EXPECT_EQ(read.tied, tied);
       Stack other = gpt(read);
       other.allocate(at::kCPU, type, Gradients::no);
-      other.load(gpt2_values(folder.path(), other));
+      other.load(read_weights(folder.path(), read, other));
       for (const auto& p : stack.parameters()) {
         EXPECT_TRUE(at::equal(other.find(p.name)->value, p.value)) << p.name;
       }
@@ -107,7 +106,7 @@ TEST_F(Gpt2Folder, TakesTheBareModelsNamesToo) {
   });
   Stack other = gpt(small);
   other.allocate(at::kCPU, at::kDouble, Gradients::no);
-  other.load(gpt2_values(folder_.path(), other));
+  other.load(read_weights(folder_.path(), small, other));
   for (const auto& p : stack_.parameters()) {
     EXPECT_TRUE(at::equal(other.find(p.name)->value, p.value.to(at::kDouble))) << p.name;
   }
@@ -143,17 +142,16 @@ TEST_F(Gpt2Folder, IsRefusedWhereAnArchitectureDiffers) {
       reading_options(),
       path() + " has activation_function = \"relu\"; Echelon's GPT is built for \"gelu_new\"");
   replace(folder_.path(), "\"relu\"", "\"gelu_new\"");
-  replace(folder_.path(), "\"model_type\": \"gpt2\"", "\"model_type\": \"llama\"");
-  EXPECT_EQ(reading_options(),
-            path() + " has model_type = \"llama\"; Echelon's GPT is built for \"gpt2\"");
-  replace(folder_.path(), "\"model_type\": \"llama\"", "\"n_inner\": 31");
+  replace(folder_.path(), "\"model_type\": \"gpt2\"", "\"model_type\": \"bert\"");
+  EXPECT_EQ(reading_options(), path() + " has model_type = \"bert\"; Echelon's models are gpt2");
+  replace(folder_.path(), "\"model_type\": \"bert\"", "\"n_inner\": 31");
   EXPECT_EQ(reading_options(), path() + " has n_inner = 31; Echelon's GPT is built for 32");
   replace(folder_.path(), "31", "null");
-  EXPECT_EQ(read_gpt2_options(folder_.path()).width, 8);
+  EXPECT_EQ(read_model_options(folder_.path()).width, 8);
 }
 
 TEST_F(Gpt2Folder, IsCorruptWithoutItsSizes) {
-  const auto reading = [&] { return thrown<Corrupt>([&] { read_gpt2_options(folder_.path()); }); };
+  const auto reading = [&] { return thrown<Corrupt>([&] { read_model_options(folder_.path()); }); };
   replace(folder_.path(), "\"n_embd\": 8", "\"n_embd\": -8");
   EXPECT_EQ(reading(),
             path() + "/config.json: n_embd is -8, not a positive number of reasonable size");
@@ -176,13 +174,13 @@ TEST_F(Gpt2Folder, IsRefusedWhereAFileIsMissing) {
           " has no model.safetensors; weights in several files are not read, save them as one");
   fs::remove(folder_ / "config.json");
   EXPECT_EQ(reading_options(), path() + " has no config.json");
-  EXPECT_EQ(thrown<InvalidArgument>([] { read_gpt2_options("/no/such/folder"); }),
+  EXPECT_EQ(thrown<InvalidArgument>([] { read_model_options("/no/such/folder"); }),
             "there is no folder /no/such/folder to read weights from");
 }
 
 TEST_F(Gpt2Folder, IsCorruptWhereItsWeightsAreCutShort) {
   fs::resize_file(folder_ / "model.safetensors", fs::file_size(folder_ / "model.safetensors") - 1);
-  const auto sentence = thrown<Corrupt>([&] { gpt2_values(folder_.path(), stack_); });
+  const auto sentence = thrown<Corrupt>([&] { read_weights(folder_.path(), small, stack_); });
   EXPECT_NE(sentence.find("model.safetensors"), std::string::npos) << sentence;
   EXPECT_EQ(sentence.find("(an error"), std::string::npos) << sentence;
 }

@@ -1,4 +1,4 @@
-#include "echelon/nn/gpt_block.h"
+#include "echelon/models/gpt2/gpt_block.h"
 
 #include <fmt/format.h>
 

@@ -5,11 +5,11 @@
 
 #include <string>
 
+#include "echelon/models/options.h"
 #include "echelon/nn/dropout.h"
 #include "echelon/nn/layer.h"
 #include "echelon/nn/layer_norm.h"
 #include "echelon/nn/linear.h"
-#include "echelon/nn/options.h"
 
 namespace echelon {
 

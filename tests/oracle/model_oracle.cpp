@@ -1,7 +1,7 @@
-// What Echelon computes from given GPT-2 weights and a given batch, for comparison with what others
+// What Echelon computes from given weights and a given batch, for comparison with what others
 // compute.
 //
-//   gpt2_oracle FOLDER BATCH PRECISION STEPS OUTPUT [KEY=VALUE…]
+//   model_oracle FOLDER BATCH PRECISION STEPS OUTPUT [KEY=VALUE…]
 //
 // FOLDER holds config.json and model.safetensors. BATCH is a safetensors file with "input_ids" and
 // "labels"
@@ -24,8 +24,8 @@
 #include <vector>
 
 #include "echelon/base/error.h"
-#include "echelon/nn/gpt.h"
-#include "echelon/nn/gpt2_folder.h"
+#include "echelon/models/family.h"
+#include "echelon/models/weights_folder.h"
 #include "echelon/nn/tensor_file.h"
 #include "echelon/optim/master_update.h"
 #include "echelon/plan/compute_type.h"
@@ -62,12 +62,13 @@ struct Outcome {
 
 Outcome run_steps(const std::filesystem::path& folder, at::ScalarType type, const Batch& batch,
                   std::int64_t steps, const OracleOptions& options, const OptimOptions& optim) {
-  Stack stack = gpt(read_gpt2_options(folder));
+  const ModelOptions model = read_model_options(folder);
+  Stack stack = family_of(model).build(model);
   stack.allocate(at::kCPU, type, Gradients::yes);
   std::optional<LossScale::Setup> scaling;
   if (type == at::kHalf) scaling = {options.loss_scale, options.scale_growth};
   MasterUpdate update(stack, optim, scaling);
-  update.load(gpt2_values(folder, stack));
+  update.load(read_weights(folder, model, stack));
   const int pieces = static_cast<int>(options.micro_batches);
   Executor executor(stack, &update, one_process(stack.size(), pieces), {stack.size(), pieces, {}});
   update.rate().fill_(optim.rate);
@@ -87,7 +88,7 @@ Outcome run_steps(const std::filesystem::path& folder, at::ScalarType type, cons
 
 void run(const std::vector<std::string>& arguments) {
   if (arguments.size() < 5) {
-    throw InvalidArgument("usage: gpt2_oracle FOLDER BATCH PRECISION STEPS OUTPUT [KEY=VALUE…]");
+    throw InvalidArgument("usage: model_oracle FOLDER BATCH PRECISION STEPS OUTPUT [KEY=VALUE…]");
   }
   const std::filesystem::path folder = arguments[0];
   const safetensors::Reader reader(arguments[1]);
@@ -105,9 +106,10 @@ void run(const std::vector<std::string>& arguments) {
         {std::move(name), tensor.sizes().vec(), tensor.scalar_type(), [tensor] { return tensor; }});
   };
   {
-    Stack stack = gpt(read_gpt2_options(folder));
+    const ModelOptions model = read_model_options(folder);
+    Stack stack = family_of(model).build(model);
     stack.allocate(at::kCPU, type, Gradients::no);
-    stack.load(gpt2_values(folder, stack));
+    stack.load(read_weights(folder, model, stack));
     keep("logits", stack.infer(batch.input));
   }
   // Clipping may scale the gradients where they lie.
@@ -136,7 +138,7 @@ int main(int argc, char** argv) {
   try {
     echelon::run({argv + 1, argv + argc});
   } catch (const std::exception& error) {
-    fmt::print(stderr, "gpt2_oracle: {}\n", error.what());
+    fmt::print(stderr, "model_oracle: {}\n", error.what());
     return 1;
   }
   return 0;

@@ -2,13 +2,18 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "echelon/base/options.h"
 
 namespace echelon {
 
-// The GPT-2 architecture's sizes. The defaults are the default job: about a million parameters.
+// Of every family that is registered (family.h), in its order.
+std::vector<std::string> family_names();
+
+// A model: its family and its sizes. The defaults are the default job: about a million parameters.
 struct ModelOptions {
+  std::string family = "gpt2";
   std::int64_t layers = 3;
   std::int64_t width = 160;
   std::int64_t heads = 5;
@@ -20,6 +25,8 @@ struct ModelOptions {
   std::string init = "";
 
   void fields(Fields& f) {
+    f.add("family", family, "architecture; with model.init, that of the weights",
+          {.choices = family_names()});
     f.add("layers", layers, "transformer blocks", {.minimum = 1, .maximum = 1e6});
     f.add("width", width, "size of the residual stream", {.minimum = 1, .maximum = 1e7});
     f.add("heads", heads, "attention heads; must divide the width", {.minimum = 1, .maximum = 1e6});
@@ -35,7 +42,8 @@ struct ModelOptions {
         "recompute", recompute,
         "what backward computes again to save memory; selective: norms and GELU, full: whole blocks",
         {.choices = {"none", "selective", "full"}});
-    f.add("init", init, "folder with GPT-2 weights to start from; empty: random");
+    f.add("init", init,
+          "folder with weights in Hugging Face's format to start from; empty: random");
   }
 };
 

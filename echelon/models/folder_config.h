@@ -1,0 +1,43 @@
+// The config.json of a weights folder, as a family reads it. Sentences name the folder and the key.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+
+namespace echelon {
+
+class FolderConfig {
+ public:
+  // InvalidArgument where there is no folder or no config.json; Corrupt where that is no JSON
+  // object.
+  explicit FolderConfig(std::filesystem::path folder);
+  ~FolderConfig();
+
+  const std::filesystem::path& folder() const { return folder_; }
+  std::string path() const { return (folder_ / "config.json").string(); }
+
+  // A key that is null counts as missing. Corrupt where a value is not of the kind asked for.
+  bool has(const char* key) const;
+  // A positive number of reasonable size; without a fallback it must be there.
+  std::int64_t integer(const char* key, std::optional<std::int64_t> fallback = {}) const;
+  double number(const char* key, double fallback) const;
+  bool flag(const char* key, bool fallback) const;
+  std::string text(const char* key, const std::string& fallback) const;
+  // An object within; nothing where the key is missing.
+  std::optional<FolderConfig> section(const char* key) const;
+
+  // Throws InvalidArgument where the key is there with another value than `wanted`, which is JSON:
+  // "{folder} has {key} = …; Echelon's {title} is built for …".
+  void require(const char* title, const char* key, const std::string& wanted) const;
+
+ private:
+  struct Values;
+  FolderConfig(std::filesystem::path folder, std::shared_ptr<const Values> values);
+  std::filesystem::path folder_;
+  std::shared_ptr<const Values> values_;
+};
+
+}  // namespace echelon
