@@ -85,18 +85,19 @@ void print_links(Group& group) {
 
 void print_hosts(Group& group) {
   std::map<std::string, std::vector<int>> hosts;
-  for (const int rank : group.members()) hosts[group.endpoint().card(rank).host].push_back(rank);
+  for (const int rank : group.members())
+    hosts[group.endpoint().peer_info(rank).host].push_back(rank);
   fmt::print("{} rank{} on {} host{}\n", group.size(), group.size() > 1 ? "s" : "", hosts.size(),
              hosts.size() > 1 ? "s" : "");
   for (const auto& [host, ranks] : hosts) {
     const std::string first =
-        fmt::format("  {} at {}: ranks ", group.endpoint().card(ranks[0]).machine,
-                    group.endpoint().card(ranks[0]).address.host);
+        fmt::format("  {} at {}: ranks ", group.endpoint().peer_info(ranks[0]).machine,
+                    group.endpoint().peer_info(ranks[0]).address.host);
     std::string lines = first;
     std::size_t begin = 0;  // of the last line
     for (const int rank : ranks) {
       const std::string one =
-          fmt::format("{} (pid {}){}", rank, group.endpoint().card(rank).process,
+          fmt::format("{} (pid {}){}", rank, group.endpoint().peer_info(rank).process,
                       rank == ranks.back() ? "" : ", ");
       if (lines.size() - begin + one.size() > std::size_t(columns())) {
         lines += '\n';
@@ -227,11 +228,11 @@ nlohmann::ordered_json mesh_json(Group& group, const MeshShape& shape,
       {"shape", {{"pipeline", shape.pipeline}, {"data", shape.data}, {"tensor", shape.tensor}}},
       {"ranks", nlohmann::ordered_json::array()}};
   for (const int rank : group.members()) {
-    const auto& card = group.endpoint().card(rank);
+    const auto& peer = group.endpoint().peer_info(rank);
     const MeshPlace& place = places[std::size_t(rank)];
     all["ranks"].push_back({{"rank", rank},
-                            {"host", card.host},
-                            {"machine", card.machine},
+                            {"host", peer.host},
+                            {"machine", peer.machine},
                             {"pipeline", place.pipeline},
                             {"data", place.data},
                             {"tensor", place.tensor}});
@@ -243,7 +244,7 @@ void show_mesh(Group& group, const Arguments& arguments) {
   if (group.rank() != 0) return;
   const MeshShape shape = parse_mesh(arguments.mesh, group.size());
   std::vector<std::string> hosts;
-  for (const int rank : group.members()) hosts.push_back(group.endpoint().card(rank).host);
+  for (const int rank : group.members()) hosts.push_back(group.endpoint().peer_info(rank).host);
   fmt::print("{}", draw_mesh(shape, hosts));
   if (!arguments.json.empty())
     write_file(arguments.json, mesh_json(group, shape, mesh_order(hosts)).dump(2) + "\n");

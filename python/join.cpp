@@ -133,7 +133,7 @@ std::shared_ptr<Group> join(const c10::intrusive_ptr<c10d::Store>& store, int ra
   const std::string bind = alone ? "127.0.0.1" : address_to_bind(board, options.net, deadline);
   auto endpoint = std::make_shared<Endpoint>(
       rank, size, bind, options.net, token,
-      [&](const std::string& card, Deadline until) { return board.exchange("card", card, until); });
+      [&](const std::string& info, Deadline until) { return board.exchange("peer", info, until); });
   return Group::world(std::move(endpoint), options.comm);
 }
 

@@ -9,7 +9,7 @@
 
 namespace echelon::python {
 
-// Each rank sets its card in the store and takes the others'. The job's token is ECHELON_TOKEN (or
+// Each rank sets its peer info in the store and takes the others'. The job's token is ECHELON_TOKEN (or
 // the file that ECHELON_TOKEN_FILE names) if it is set; else rank 0 makes one and puts it in the
 // store, which is as open to others as it is when torch itself meets there.
 //

@@ -83,7 +83,7 @@ Group::Group(Private, std::shared_ptr<Endpoint> endpoint, CommOptions options,
   for (int i = 0; i < size(); ++i) {
     const int rank = members_[std::size_t(i)];
     if (rank == endpoint_->rank()) index_ = i;
-    hosts[endpoint_->card(rank).host].push_back(i);
+    hosts[endpoint_->peer_info(rank).host].push_back(i);
     if (endpoint_->near(rank)) {
       near_.push_back(i);
       near_ranks.push_back(rank);
@@ -135,7 +135,7 @@ Group::Group(Private, std::shared_ptr<Endpoint> endpoint, CommOptions options,
            std::sort(order.begin(), order.end());
            return order;
          }()) {
-      const auto& ranks = hosts[endpoint_->card(members_[std::size_t(first)]).host];
+      const auto& ranks = hosts[endpoint_->peer_info(members_[std::size_t(first)]).host];
       if (mine < std::size_t(slices_)) peers.push_back(members_[std::size_t(ranks[mine])]);
     }
     if (mine < std::size_t(slices_)) {

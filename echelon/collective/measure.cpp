@@ -191,7 +191,7 @@ bool still_hold(Pair pair, const Figures& figures) {
 // What each rank is reached by: its address and the interface behind it. Collective.
 std::vector<std::string> ways_in(Group& group) {
   constexpr std::size_t length = 96;
-  const std::string address = group.endpoint().card(group.endpoint().rank()).address.host;
+  const std::string address = group.endpoint().peer_info(group.endpoint().rank()).address.host;
   std::string mine = fmt::format("{} ({})", address, describe_interface(address));
   mine.resize(length, '\0');
   const auto ranks = std::size_t(group.size());
@@ -210,9 +210,9 @@ std::string describe_links(Group& group) {
   std::vector<std::pair<std::string, int>> hosts;  // in the order of their first ranks
   std::map<std::string, std::size_t> known;
   for (std::size_t i = 0; i < ways.size(); ++i) {
-    const auto& card = group.endpoint().card(group.members()[i]);
-    const auto [at, first] = known.try_emplace(card.host, hosts.size());
-    if (first) hosts.emplace_back(fmt::format("{} at {}", card.machine, ways[i]), 0);
+    const auto& peer = group.endpoint().peer_info(group.members()[i]);
+    const auto [at, first] = known.try_emplace(peer.host, hosts.size());
+    if (first) hosts.emplace_back(fmt::format("{} at {}", peer.machine, ways[i]), 0);
     ++hosts[at->second].second;
   }
   std::string text = fmt::format("{} cores, net.tls={}, net.connections={}",
@@ -253,10 +253,10 @@ Measured measure_figures(Group& group, Measure when) {
   int other = -1, colour = 0;  // other: the first rank on another host than rank 0's
   std::map<std::string, int> hosts;
   for (int i = 0; i < group.size(); ++i) {
-    const auto& host = group.endpoint().card(group.members()[std::size_t(i)]).host;
+    const auto& host = group.endpoint().peer_info(group.members()[std::size_t(i)]).host;
     hosts.try_emplace(host, i);
     if (i == group.rank()) colour = hosts[host];
-    if (other < 0 && host != group.endpoint().card(group.members()[0]).host) other = i;
+    if (other < 0 && host != group.endpoint().peer_info(group.members()[0]).host) other = i;
   }
   const bool in_pair = other > 0 && (group.rank() == 0 || group.rank() == other);
   if (group.rank() == 0 && usual && when == Measure::once && group.options().measure == "auto")

@@ -191,7 +191,7 @@ class NativeCommunicator final : public Communicator {
   }
 
   std::string host() const override {
-    return group_->endpoint().card(group_->endpoint().rank()).host;
+    return group_->endpoint().peer_info(group_->endpoint().rank()).host;
   }
 
   LinkFigures link() const override {

@@ -45,15 +45,15 @@ class Assembly {
   bool found_ = false;  // who ended
 };
 
-// What a rendezvous gives: every rank's card, and who watches over the ranks until they are
+// What a rendezvous gives: every rank's peer info, and who watches over the ranks until they are
 // connected; nobody where another store than Echelon's own was used.
 struct Gathered {
-  std::vector<std::string> cards;
+  std::vector<std::string> peer_infos;
   std::shared_ptr<Assembly> assembly = {};
 
-  Gathered(std::vector<std::string> all) : cards(std::move(all)) {}  // NOLINT: a store's answer
+  Gathered(std::vector<std::string> all) : peer_infos(std::move(all)) {}  // NOLINT: a store's answer
   Gathered(std::vector<std::string> all, std::map<int, Assembly::Member> members)
-      : cards(std::move(all)), assembly(std::make_shared<Assembly>(std::move(members))) {}
+      : peer_infos(std::move(all)), assembly(std::make_shared<Assembly>(std::move(members))) {}
 };
 
 }  // namespace echelon

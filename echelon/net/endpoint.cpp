@@ -39,44 +39,6 @@ std::string machine_name() {
   return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "?";
 }
 
-std::string encode_card(const Endpoint::Card& card) {
-  const Frame frame = FrameWriter()
-                          .text(card.host)
-                          .text(card.machine)
-                          .text(card.kernel)
-                          .text(cpu_text(card.cpus))
-                          .number(card.quota)
-                          .number(card.process)
-                          .number(card.job)
-                          .text(card.address.host)
-                          .number(card.address.port)
-                          .text(card.local)
-                          .text(card.options)
-                          .frame(0);
-  return {reinterpret_cast<const char*>(frame.payload.data()), frame.payload.size()};
-}
-
-Endpoint::Card decode_card(const std::string& text, int rank) {
-  Frame frame;
-  const auto bytes = std::as_bytes(std::span(text));
-  frame.payload.assign(bytes.begin(), bytes.end());
-  FrameReader reader(frame, fmt::format("the card of rank {}", rank));
-  Endpoint::Card card;
-  card.host = reader.text(256);
-  card.machine = reader.text(256);
-  card.kernel = reader.text(256);
-  card.cpus = parse_cpus(reader.text(8192));
-  card.quota = reader.number_at_most(1 << 20);
-  card.process = reader.number();
-  card.job = reader.number();
-  card.address.host = reader.text(256);
-  card.address.port = std::uint16_t(reader.number_at_most(65535));
-  card.local = reader.text(100);
-  card.options = reader.text(256);
-  reader.end();
-  return card;
-}
-
 }  // namespace
 
 std::string Endpoint::listening_address(const JobEnvironment& environment,
@@ -116,7 +78,7 @@ std::shared_ptr<Endpoint> Endpoint::join(const JobEnvironment& environment,
   }
   return std::make_shared<Endpoint>(
       environment.rank, environment.world, bind, options, token,
-      [&](const std::string& card, Deadline deadline) { return meeting.exchange(card, deadline); });
+      [&](const std::string& info, Deadline deadline) { return meeting.exchange(info, deadline); });
 }
 
 Endpoint::Endpoint(int rank, int world, const std::string& bind, const NetOptions& options,
@@ -135,7 +97,7 @@ Endpoint::Endpoint(int rank, int world, const std::string& bind, const NetOption
   raise_file_limit();
   require_files_for(1, 0);  // at least: who is near is not known yet
   const Deadline deadline = Deadline::in_seconds(options.connect_timeout);
-  Card mine;
+  PeerInfo mine;
   // A rank that shares no memory is on a host of its own.
   mine.host = options.host.empty() ? host_id() : options.host;
   if (!options.shared_memory) mine.host += fmt::format("-{:x}", random_number());
@@ -151,25 +113,27 @@ Endpoint::Endpoint(int rank, int world, const std::string& bind, const NetOption
         listen(bind, mine), token_, [this](std::unique_ptr<Stream> stream, const Frame& first) {
           welcome(std::move(stream), first);
         });
-  const auto [texts, assembly] = exchange(encode_card(mine), deadline);
+  const auto [texts, assembly] = exchange(encode(mine), deadline);
   if (int(texts.size()) != world)
-    throw Corrupt(
-        fmt::format("the rendezvous gave {} cards for a world of {}", texts.size(), world));
+    throw Corrupt(fmt::format("the rendezvous gave the peer info of {} ranks for a world of {}",
+                              texts.size(), world));
   std::vector<std::string> names;
   for (int r = 0; r < world; ++r) {
-    cards_.push_back(decode_card(texts[std::size_t(r)], r));
-    names.push_back(fmt::format("rank {} on {} (pid {})", r, card(r).machine, card(r).process));
+    peer_infos_.push_back(decode_peer_info(texts[std::size_t(r)], r));
+    names.push_back(
+        fmt::format("rank {} on {} (pid {})", r, peer_info(r).machine, peer_info(r).process));
   }
   health_ = std::make_unique<Health>(
       std::move(names), [this](int blamed) { report_.blames(blamed, health_->name(blamed)); });
-  check_cards(bind);
-  const auto near_ranks = int(std::count_if(cards_.begin(), cards_.end(), [&](const Card& one) {
-    return one.host == cards_[std::size_t(rank)].host;
-  }));
+  check_peer_infos(bind);
+  const auto near_ranks =
+      int(std::count_if(peer_infos_.begin(), peer_infos_.end(), [&](const PeerInfo& one) {
+        return one.host == peer_infos_[std::size_t(rank)].host;
+      }));
   require_files_for(near_ranks, world - near_ranks);
   {
     const std::lock_guard lock(filed_mutex_);
-    job_ = cards_[0].job;
+    job_ = peer_infos_[0].job;
     std::erase_if(filed_, [&](const auto& one) { return std::get<0>(one.first) != *job_; });
   }
   heaps_[std::size_t(rank)] = heap_->mapping();
@@ -189,16 +153,16 @@ int Endpoint::cores(const std::vector<int>& ranks) const {
   std::set<int> cpus;
   std::size_t most = std::numeric_limits<int>::max();
   for (const int r : ranks) {
-    if (card(r).kernel != card(rank_).kernel) continue;
-    cpus.insert(card(r).cpus.begin(), card(r).cpus.end());
-    if (card(r).quota > 0) most = std::min<std::size_t>(most, card(r).quota);
+    if (peer_info(r).kernel != peer_info(rank_).kernel) continue;
+    cpus.insert(peer_info(r).cpus.begin(), peer_info(r).cpus.end());
+    if (peer_info(r).quota > 0) most = std::min<std::size_t>(most, peer_info(r).quota);
   }
   return int(std::min(cpus.size(), most));
 }
 
 bool Endpoint::have_cores(const std::vector<int>& ranks) const {
   return cores(ranks) >= std::count_if(ranks.begin(), ranks.end(), [this](int r) {
-           return card(r).kernel == card(rank_).kernel;
+           return peer_info(r).kernel == peer_info(rank_).kernel;
          });
 }
 
@@ -217,13 +181,13 @@ void Endpoint::require_files_for(int near, int far) const {
 }
 
 // What would otherwise show as a connection that never comes, or bytes that never arrive.
-void Endpoint::check_cards(const std::string& bind) const {
+void Endpoint::check_peer_infos(const std::string& bind) const {
   for (int r = 0; r < world_; ++r) {
-    if (card(r).options != card(rank_).options)
+    if (peer_info(r).options != peer_info(rank_).options)
       throw InvalidArgument(fmt::format("ranks have different options: {} has {}, rank {} {}",
-                                        health_->name(r), card(r).options, rank_,
-                                        card(rank_).options));
-    if (card(r).kernel != card(rank_).kernel && is_loopback(bind))
+                                        health_->name(r), peer_info(r).options, rank_,
+                                        peer_info(rank_).options));
+    if (peer_info(r).kernel != peer_info(rank_).kernel && is_loopback(bind))
       throw InvalidArgument(fmt::format(
           "{} is on another machine, but rank {} listens on {} alone: name the interface to use "
           "(net.interface), or see whether /etc/hosts gives this machine's own name a 127 address",
@@ -254,13 +218,13 @@ Endpoint::~Endpoint() {
   }
 }
 
-std::vector<Listener> Endpoint::listen(const std::string& bind, Card& card) {
+std::vector<Listener> Endpoint::listen(const std::string& bind, PeerInfo& mine) {
   std::vector<Listener> listeners;
   listeners.push_back({listen_tcp(bind, 0), options_.tls});
-  card.address = local_address(listeners.back().socket);
+  mine.address = local_address(listeners.back().socket);
   if (options_.shared_memory) {
-    card.local = fmt::format("echelon-{:016x}{:016x}", random_number(), random_number());
-    listeners.push_back({listen_local(card.local), false});
+    mine.local = fmt::format("echelon-{:016x}{:016x}", random_number(), random_number());
+    listeners.push_back({listen_local(mine.local), false});
   }
   return listeners;
 }
@@ -273,7 +237,7 @@ void Endpoint::welcome(std::unique_ptr<Stream> stream, const Frame& first) {
   reader.end();
   if (first.kind != announce) throw Corrupt(stream->name() + " did not say what it is for");
   const std::lock_guard lock(filed_mutex_);
-  // A rank that has all cards may be here before this one has; then the job is looked at later.
+  // A rank that has all peer info may be here before this one has; then the job is looked at later.
   if (job_ && job != *job_) throw Refused(stream->name() + " belongs to another job");
   filed_[{job, int(from), channel, index}] = std::move(stream);
   filed_changed_.notify_all();
@@ -281,7 +245,7 @@ void Endpoint::welcome(std::unique_ptr<Stream> stream, const Frame& first) {
 
 std::unique_ptr<Stream> Endpoint::connect(int rank, const Purpose& purpose, int index,
                                           Deadline deadline) {
-  const Card& other = card(rank);
+  const PeerInfo& other = peer_info(rank);
   const bool local = near(rank) && purpose.channel == control_channel;
   Descriptor socket;
   // In short tries, so that a death is not waited for to the deadline; longer each time, for ways
@@ -301,7 +265,7 @@ std::unique_ptr<Stream> Endpoint::connect(int rank, const Purpose& purpose, int 
                                token_, deadline);
   write_frame(*stream,
               FrameWriter()
-                  .number(cards_[0].job)
+                  .number(peer_infos_[0].job)
                   .number(std::uint64_t(rank_))
                   .number(purpose.channel)
                   .number(std::uint64_t(index))
@@ -316,12 +280,12 @@ std::unique_ptr<Stream> Endpoint::connect(int rank, const Purpose& purpose, int 
 // delayed acknowledgement.
 void Endpoint::prepare(Stream& stream, int rank, const Purpose& purpose) const {
   constexpr int few_segments = 128 << 10;  // the kernel doubles it
-  if (purpose.channel != control_channel && card(rank).kernel == card(rank_).kernel)
+  if (purpose.channel != control_channel && peer_info(rank).kernel == peer_info(rank_).kernel)
     limit_send_buffer(stream.socket(), few_segments);
 }
 
 Endpoint::Key Endpoint::key_of(int rank, const Purpose& purpose, int index) const {
-  return {cards_[0].job, rank, purpose.channel, std::uint64_t(index)};
+  return {peer_infos_[0].job, rank, purpose.channel, std::uint64_t(index)};
 }
 
 std::unique_ptr<Stream> Endpoint::take(int rank, const Purpose& purpose, int index,
@@ -392,7 +356,9 @@ void Endpoint::share_heap(int rank, Deadline deadline) {
   processes_[std::size_t(rank)] = peer_process(socket);
 }
 
-bool Endpoint::near(int rank) const { return rank == rank_ || card(rank).host == card(rank_).host; }
+bool Endpoint::near(int rank) const {
+  return rank == rank_ || peer_info(rank).host == peer_info(rank_).host;
+}
 
 int Endpoint::process(int rank) const { return processes_[std::size_t(rank)]; }
 

@@ -27,6 +27,7 @@
 #include "echelon/net/job_environment.h"
 #include "echelon/net/launcher_report.h"
 #include "echelon/net/options.h"
+#include "echelon/net/peer_info.h"
 #include "echelon/net/rendezvous.h"
 #include "echelon/net/shared_heap.h"
 #include "echelon/net/stream.h"
@@ -35,20 +36,6 @@ namespace echelon {
 
 class Endpoint {
  public:
-  // What a rank tells the others at the rendezvous.
-  struct Card {
-    std::string host;         // equal for ranks that can share memory
-    std::string machine;      // its name, for people
-    std::string kernel;       // equal for ranks of one machine
-    CpuList cpus;             // of that machine, on which it may run
-    std::uint64_t quota = 0;  // cores' worth of time; 0: no limit
-    std::uint64_t process = 0;
-    std::uint64_t job = 0;  // rank 0's is the job's: two jobs with one token do not mix
-    Address address;
-    std::string local;    // the Unix socket's name
-    std::string options;  // those of net that must be the same
-  };
-
   // Through the rendezvous that the environment names.
   static std::shared_ptr<Endpoint> join(const JobEnvironment& environment,
                                         const NetOptions& options);
@@ -59,7 +46,7 @@ class Endpoint {
   static std::string listening_address(const JobEnvironment& environment,
                                        const NetOptions& options);
 
-  // Through any exchange of cards. `bind` is the numeric address to listen on.
+  // Through any exchange of peer info. `bind` is the numeric address to listen on.
   Endpoint(int rank, int world, const std::string& bind, const NetOptions& options,
            const Token& token, const Exchange& exchange);
   ~Endpoint();
@@ -69,7 +56,7 @@ class Endpoint {
   int rank() const { return rank_; }
   int world() const { return world_; }
   const NetOptions& options() const { return options_; }
-  const Card& card(int rank) const { return cards_[std::size_t(rank)]; }
+  const PeerInfo& peer_info(int rank) const { return peer_infos_[std::size_t(rank)]; }
   // How many cores these ranks have together, of those that are on this machine.
   int cores(const std::vector<int>& ranks) const;
   bool have_cores(const std::vector<int>& ranks) const;  // each of those one of its own
@@ -103,8 +90,8 @@ class Endpoint {
   // job, rank, channel, index
   using Key = std::tuple<std::uint64_t, int, std::uint64_t, std::uint64_t>;
 
-  std::vector<Listener> listen(const std::string& bind, Card& card);
-  void check_cards(const std::string& bind) const;
+  std::vector<Listener> listen(const std::string& bind, PeerInfo& mine);
+  void check_peer_infos(const std::string& bind) const;
   void require_files_for(int near, int far) const;
   void welcome(std::unique_ptr<Stream> stream, const Frame& first);
   void connect_controls(Deadline deadline);
@@ -121,7 +108,7 @@ class Endpoint {
   NetOptions options_;
   Token token_;
   std::shared_ptr<SharedHeap> heap_;
-  std::vector<Card> cards_;
+  std::vector<PeerInfo> peer_infos_;
   std::unique_ptr<Health> health_;
   std::vector<std::unique_ptr<Stream>> controls_;
   std::vector<std::shared_ptr<HeapMapping>> heaps_;
@@ -132,7 +119,7 @@ class Endpoint {
   std::mutex filed_mutex_;  // filed_ and job_
   std::condition_variable filed_changed_;
   std::map<Key, std::unique_ptr<Stream>> filed_;
-  std::optional<std::uint64_t> job_;  // ours, once the cards are there
+  std::optional<std::uint64_t> job_;  // ours, once the peer info is there
 
   std::mutex control_mutex_;  // what is read from and written to controls_
   Descriptor stop_;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <poll.h>
 
 #include <algorithm>
 #include <array>
@@ -11,6 +12,8 @@
 #include "echelon/base/log.h"
 #include "echelon/net/frame.h"
 #include "echelon/net/health.h"
+#include "echelon/net/peer_info.h"
+#include "echelon/net/peer_pages.h"
 
 namespace echelon {
 namespace {
@@ -19,6 +22,7 @@ using namespace std::chrono_literals;
 
 constexpr auto look_time = 50ms;  // between looks whether a guest is still there
 constexpr auto answer_time = 1s;
+constexpr std::size_t most_named = 100;  // missing ranks in a message
 
 constexpr std::uint8_t number_of(MeetingFrame kind) { return static_cast<std::uint8_t>(kind); }
 
@@ -67,7 +71,7 @@ Frame Hello::frame() const {
       .number(std::uint64_t(identity.first_rank))
       .text(identity.command)
       .number(number)
-      .text(card)
+      .text(peer_info)
       .frame(number_of(MeetingFrame::hello));
 }
 
@@ -84,7 +88,7 @@ Hello Hello::read(const Frame& frame, const std::string& peer) {
   hello.identity.first_rank = int(reader.number_at_most(1 << 24));
   hello.identity.command = reader.text(JobIdentity::longest);
   hello.number = reader.number();
-  hello.card = reader.text(longest_card);
+  hello.peer_info = reader.text(PeerInfo::longest);
   reader.end();
   return hello;
 }
@@ -113,6 +117,7 @@ void Meeting::welcome(std::unique_ptr<Stream> stream, const Frame& frame) {
     return end_with(kind_of(InvalidArgument("")), problem);
   }
   const int rank = int(hello.rank);
+  launches_.try_emplace(hello.identity.first_rank, rank);
   guests_.emplace(rank, Guest{std::move(hello), std::move(stream)});
   arrived_.notify_all();
 }
@@ -156,13 +161,14 @@ std::string Meeting::what_does_not_fit(const Hello& guest) const {
         "two processes came as rank {}: {} and {}; each rank is one process, and each job has a "
         "port of its own (this is {})",
         guest.rank, same->second.hello.who, guest.who, setup_.address.text());
-  for (const auto& [rank, other] : guests_)
-    if (other.hello.identity.first_rank == guest.identity.first_rank &&
-        other.hello.identity.launch != guest.identity.launch)
+  if (const auto first = launches_.find(guest.identity.first_rank); first != launches_.end()) {
+    const Hello& other = guests_.at(first->second).hello;
+    if (other.identity.launch != guest.identity.launch)
       return fmt::format(
           "rank {} ({}) and rank {} ({}) should be of one launch and are of two: give each machine "
           "a node rank of its own, and each job a port of its own (this is {})",
-          rank, other.hello.who, guest.rank, guest.who, setup_.address.text());
+          other.rank, other.who, guest.rank, guest.who, setup_.address.text());
+  }
   return {};
 }
 
@@ -194,9 +200,13 @@ std::string Meeting::who_is_missing() const {
   std::vector<int> missing;
   for (int r = 1; r < setup_.world; ++r)
     if (!guests_.contains(r)) missing.push_back(r);
-  return fmt::format("rendezvous at {}: rank{} {} of {} did not come in time{}",
-                     setup_.address.text(), missing.size() > 1 ? "s" : "", fmt::join(missing, ", "),
-                     setup_.world, setup_.loopback_hint());
+  const auto named = std::min(missing.size(), most_named);
+  return fmt::format(
+      "rendezvous at {}: rank{} {}{} of {} did not come in time{}", setup_.address.text(),
+      missing.size() > 1 ? "s" : "",
+      fmt::join(missing.begin(), missing.begin() + std::ptrdiff_t(named), ", "),
+      missing.size() > named ? fmt::format(" and {} more", missing.size() - named) : "",
+      setup_.world, setup_.loopback_hint());
 }
 
 Gathered Meeting::gather(Deadline deadline) {
@@ -213,22 +223,45 @@ Gathered Meeting::gather(Deadline deadline) {
   }
   acceptor_.reset();  // nobody comes any more
   if (!problem_.empty()) fail();
-  FrameWriter writer;
   std::vector<std::string> all;
-  for (int r = 0; r < setup_.world; ++r) {
-    all.push_back(r == 0 ? mine_.card : guests_.at(r).hello.card);
-    writer.text(all.back());
+  for (int r = 0; r < setup_.world; ++r)
+    all.push_back(r == 0 ? mine_.peer_info : guests_.at(r).hello.peer_info);
+  std::vector<std::byte> pages;
+  for (const Frame& page : peer_pages(all, number_of(MeetingFrame::peer_page))) {
+    const auto bytes = encode(page);
+    pages.insert(pages.end(), bytes.begin(), bytes.end());
   }
-  const Frame cards = writer.frame(number_of(MeetingFrame::cards));
+  send_to_guests(pages, deadline);
   std::map<int, Assembly::Member> members;
-  for (auto& [r, guest] : guests_) {
-    try {
-      write_frame(*guest.stream, cards, deadline);
-    } catch (const Error&) {  // the assembly sees that it is gone
-    }
-    members[r] = {guest.hello.who, std::move(guest.stream)};
-  }
+  for (auto& [r, guest] : guests_) members[r] = {guest.hello.who, std::move(guest.stream)};
   return {std::move(all), std::move(members)};
+}
+
+// To all at a time: one that is slow or far away delays nobody else. Of one that is gone the
+// assembly sees it.
+void Meeting::send_to_guests(std::span<const std::byte> bytes, Deadline deadline) {
+  struct Sending {
+    Stream* stream;
+    std::size_t sent = 0;
+  };
+  std::vector<Sending> sending;
+  for (const auto& [r, guest] : guests_) sending.push_back({guest.stream.get()});
+  std::vector<pollfd> ready;
+  for (;;) {
+    std::erase_if(sending, [&](Sending& one) {
+      try {
+        one.sent += one.stream->try_write(bytes.subspan(one.sent));
+      } catch (const Error&) {
+        return true;
+      }
+      return one.sent == bytes.size();
+    });
+    if (sending.empty() || deadline.expired()) return;
+    ready.clear();
+    for (const auto& one : sending)
+      ready.push_back({one.stream->socket().get(), one.stream->write_events(), 0});
+    poll(ready.data(), ready.size(), int(look_time.count()));
+  }
 }
 
 void Meeting::fail() {

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -19,13 +20,11 @@ namespace echelon {
 
 // What a rank says when it comes.
 struct Hello {
-  static constexpr std::size_t longest_card = 4096;
-
   std::uint64_t rank = 0, world = 1;
   std::string who;  // "pid 4711 on node7"
   JobIdentity identity;
   std::uint64_t number = 0;  // random: rank 0 knows its own hello by it
-  std::string card;
+  std::string peer_info;
 
   Frame frame() const;
   static Hello read(const Frame& frame, const std::string& peer);
@@ -34,7 +33,7 @@ struct Hello {
 // Kinds of frames: the hello, and what rank 0 answers.
 enum class MeetingFrame : std::uint8_t {
   hello = 1,
-  cards,      // of all ranks
+  peer_page,  // peer info of some ranks (peer_pages.h)
   misfit,     // the class of an error, and its sentence
   yourself,   // rank 0 came to its own rendezvous
   late,       // from a guest: its time is over
@@ -50,7 +49,7 @@ class Meeting {
   // `setup` must outlive it; `mine` is rank 0's own hello.
   Meeting(const Rendezvous& setup, Hello mine, std::vector<Listener> listeners);
 
-  // All ranks' cards. Throws what Rendezvous::exchange does; the guests are told the same.
+  // All ranks' peer info. Throws what Rendezvous::exchange does; the guests are told the same.
   Gathered gather(Deadline deadline);
   // Ends the meeting, since rank 0 cannot go on: the next gather() throws this.
   void call_off(const std::exception& error);
@@ -64,6 +63,7 @@ class Meeting {
   void welcome(std::unique_ptr<Stream> stream, const Frame& frame);
   std::string why_not_ours(const Hello& guest) const;
   std::string what_does_not_fit(const Hello& guest) const;
+  void send_to_guests(std::span<const std::byte> bytes, Deadline deadline);
   void look_after_guests();
   std::string who_is_missing() const;
   void end_with(std::uint64_t kind, std::string problem);
@@ -71,9 +71,10 @@ class Meeting {
 
   const Rendezvous& setup_;
   Hello mine_;
-  std::mutex mutex_;  // the next five
+  std::mutex mutex_;  // the next six
   std::condition_variable arrived_;
   std::map<int, Guest> guests_;
+  std::map<int, int> launches_;  // the first guest of each, by the launch's first rank
   std::vector<std::unique_ptr<Stream>> misfits_;
   std::string problem_;
   std::uint64_t problem_kind_ = 0;

@@ -8,6 +8,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <memory>
@@ -18,6 +19,7 @@
 #include "echelon/net/frame.h"
 #include "echelon/net/health.h"
 #include "echelon/net/meeting.h"
+#include "echelon/net/peer_pages.h"
 
 namespace echelon {
 namespace {
@@ -32,13 +34,13 @@ std::string this_process() {
                      gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "?");
 }
 
-Hello hello_of(const Rendezvous& setup, const std::string& card) {
+Hello hello_of(const Rendezvous& setup, const std::string& peer_info) {
   Hello hello{.rank = std::uint64_t(setup.rank),
               .world = std::uint64_t(setup.world),
               .who = this_process(),
               .identity = setup.identity,
               .number = 0,
-              .card = card};
+              .peer_info = peer_info};
   fill_random(std::as_writable_bytes(std::span(&hello.number, 1)));
   return hello;
 }
@@ -47,9 +49,11 @@ MeetingFrame kind_of_frame(const Frame& frame) { return static_cast<MeetingFrame
 
 // Rank 0 knows who is missing when a guest's time is over.
 Frame wait_for_answer(Stream& stream, Deadline deadline) {
-  if (!wait_ready(stream.socket().get(), stream.read_events(), deadline))
-    write_frame(stream, FrameWriter().frame(static_cast<std::uint8_t>(MeetingFrame::late)),
-                Deadline::in(probe_time));
+  if (wait_ready(stream.socket().get(), stream.read_events(), deadline))
+    return read_frame(stream, Deadline::in(std::max<Deadline::Clock::duration>(deadline.remaining(),
+                                                                               probe_time)));
+  write_frame(stream, FrameWriter().frame(static_cast<std::uint8_t>(MeetingFrame::late)),
+              Deadline::in(probe_time));
   return read_frame(stream, Deadline::in(probe_time));
 }
 
@@ -58,9 +62,9 @@ bool in_kubernetes() { return std::getenv("KUBERNETES_SERVICE_HOST") != nullptr;
 
 }  // namespace
 
-Gathered Rendezvous::exchange(const std::string& card, Deadline deadline) {
-  if (world == 1) return std::vector{card};
-  return rank == 0 ? gather(card, deadline) : visit(card, deadline);
+Gathered Rendezvous::exchange(const std::string& peer_info, Deadline deadline) {
+  if (world == 1) return std::vector{peer_info};
+  return rank == 0 ? gather(peer_info, deadline) : visit(peer_info, deadline);
 }
 
 std::string Rendezvous::loopback_hint() const {
@@ -118,8 +122,8 @@ void Rendezvous::require_here(const Hello& mine) const {
   log::warn(problem);
 }
 
-Gathered Rendezvous::gather(const std::string& card, Deadline deadline) {
-  const Hello mine = hello_of(*this, card);
+Gathered Rendezvous::gather(const std::string& peer_info, Deadline deadline) {
+  const Hello mine = hello_of(*this, peer_info);
   const bool given = bool(listener);
   std::vector<Listener> listeners;
   listeners.push_back({given ? std::move(listener) : listen(mine), tls});
@@ -133,7 +137,7 @@ Gathered Rendezvous::gather(const std::string& card, Deadline deadline) {
   return meeting.gather(deadline);
 }
 
-Gathered Rendezvous::visit(const std::string& card, Deadline deadline) {
+Gathered Rendezvous::visit(const std::string& peer_info, Deadline deadline) {
   const std::string name = fmt::format("the rendezvous at {}", address.text());
   std::unique_ptr<Stream> stream;
   try {
@@ -141,18 +145,18 @@ Gathered Rendezvous::visit(const std::string& card, Deadline deadline) {
   } catch (const Timeout& error) {
     throw Timeout(error.what() + loopback_hint());
   }
-  write_frame(*stream, hello_of(*this, card).frame(), deadline);
-  const Frame answer = wait_for_answer(*stream, deadline);
-  if (kind_of_frame(answer) == MeetingFrame::misfit) throw_misfit(answer, name);
-  if (kind_of_frame(answer) != MeetingFrame::cards)
-    throw Corrupt(name + " sent something other than the ranks' cards");
-  FrameReader reader(answer, name);
-  std::vector<std::string> all;
-  for (int r = 0; r < world; ++r) all.push_back(reader.text(Hello::longest_card));
-  reader.end();
+  write_frame(*stream, hello_of(*this, peer_info).frame(), deadline);
+  PeerPages pages(world, name);
+  for (Frame answer = wait_for_answer(*stream, deadline);; answer = read_frame(*stream, deadline)) {
+    if (kind_of_frame(answer) == MeetingFrame::misfit) throw_misfit(answer, name);
+    if (kind_of_frame(answer) != MeetingFrame::peer_page)
+      throw Corrupt(name + " sent something other than the ranks' peer info");
+    pages.add(answer);
+    if (pages.complete()) break;
+  }
   std::map<int, Assembly::Member> rank_0;
   rank_0[0] = {"at " + address.text(), std::move(stream)};
-  return {std::move(all), std::move(rank_0)};
+  return {pages.take(), std::move(rank_0)};
 }
 
 Descriptor inherited_listener() {

@@ -1,8 +1,9 @@
 // How the ranks of a job find each other: rank 0 listens at an address that all know; every rank
-// brings a card (who it is and where it listens), and takes home the cards of all.
+// brings its peer info (who it is and where it listens), and takes home that of all.
 //
-//   rank r -> rank 0   hello: rank, world, process, job, launch, command, card
-//   rank 0 -> rank r   cards of ranks 0 … world-1, once all are there; or what does not fit
+//   rank r -> rank 0   hello: rank, world, process, job, launch, command, peer info
+//   rank 0 -> rank r   pages of the peer info of ranks 0 … world-1, once all are there; or what
+//   does not fit
 //
 // A rank of another job (job_identity.h) is refused and the job goes on without it. Ranks of one
 // job that do not fit together end the rendezvous for all, with the same sentence.
@@ -23,8 +24,9 @@ namespace echelon {
 
 struct Hello;
 
-// Gives every rank's card for one's own: the seam through which another store (torch's) can serve.
-using Exchange = std::function<Gathered(const std::string& card, Deadline deadline)>;
+// Gives every rank's peer info for one's own: the seam through which another store (torch's) can
+// serve.
+using Exchange = std::function<Gathered(const std::string& peer_info, Deadline deadline)>;
 
 struct Rendezvous {
   int rank = 0;
@@ -42,14 +44,14 @@ struct Rendezvous {
   // the worlds differ, this rank is of another job than rank 0, or rank 0 runs on a machine that
   // does not have the address; PeerLost when a rank that came ended before all had come; Refused
   // for another token.
-  Gathered exchange(const std::string& card, Deadline deadline);
+  Gathered exchange(const std::string& peer_info, Deadline deadline);
 
   // What to add where ranks are missing at an address that each machine takes for its own.
   std::string loopback_hint() const;
 
  private:
-  Gathered gather(const std::string& card, Deadline deadline);
-  Gathered visit(const std::string& card, Deadline deadline);
+  Gathered gather(const std::string& peer_info, Deadline deadline);
+  Gathered visit(const std::string& peer_info, Deadline deadline);
   Descriptor listen(const Hello& mine) const;
   std::optional<std::string> ask_who_is_there(const Hello& mine, Deadline deadline) const;
   void require_here(const Hello& mine) const;

@@ -155,7 +155,7 @@ TEST(Fault, ARankThatDiesBeforeItConnectedIsPeerLost) {
 // ---- Strangers
 // -----------------------------------------------------------------------------------
 
-// Where a child's listener is: its card is known to all ranks.
+// Where a child's listener is: its peer info is known to all ranks.
 std::uint16_t port_of(Processes& job, int rank) {
   const std::string said = job.line(rank);
   return std::uint16_t(std::stoi(said));
@@ -164,7 +164,7 @@ std::uint16_t port_of(Processes& job, int rank) {
 TEST(Fault, StrangersDoNotDisturbARunningJob) {
   constexpr int world = 2;
   Processes job({.world = world, .shared_memory = false, .timeout = 5}, [](auto group) {
-    Processes::say(std::to_string(group->endpoint().card(group->rank()).address.port));
+    Processes::say(std::to_string(group->endpoint().peer_info(group->rank()).address.port));
     std::vector<float> data(1000, 1);
     const auto end = Clock::now() + std::chrono::milliseconds(700);
     float go = 1;
@@ -197,7 +197,7 @@ TEST(Fault, StrangersDoNotDisturbARunningJob) {
     });
     EXPECT_EQ(other, "Refused") << other;
     auto none = Stream::plain(connect_tcp(address, in_time()), "a rank");
-    none->write(bytes_of(std::string("ECHP\2\0\0\0", 8) + std::string(32, 'r')), in_time());
+    none->write(bytes_of(std::string("ECHP\3\0\0\0", 8) + std::string(32, 'r')), in_time());
     std::vector<std::byte> answer(72);
     none->read(answer, in_time());
     none->write(std::vector<std::byte>(32), in_time());
@@ -229,7 +229,7 @@ TEST(Fault, JobsWithTheSameTokenDoNotMix) {
 TEST(Fault, AProvenConnectionOfAnotherJobIsTurnedAway) {
   constexpr int world = 2;
   Processes job({.world = world, .shared_memory = false}, [](auto group) {
-    Processes::say(std::to_string(group->endpoint().card(group->rank()).address.port));
+    Processes::say(std::to_string(group->endpoint().peer_info(group->rank()).address.port));
     sum_for_ever(group, 100);
   });
   const Address address{.host = "127.0.0.1", .port = port_of(job, 0)};

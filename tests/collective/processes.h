@@ -103,8 +103,8 @@ class Processes {
                          .tls = false,
                          .token = job.token};
       auto endpoint = std::make_shared<Endpoint>(rank, job.world, "127.0.0.1", net, job.token,
-                                                 [&](const std::string& card, Deadline deadline) {
-                                                   return meeting.exchange(card, deadline);
+                                                 [&](const std::string& info, Deadline deadline) {
+                                                   return meeting.exchange(info, deadline);
                                                  });
       CommOptions comm;
       comm.timeout = job.timeout;

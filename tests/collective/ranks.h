@@ -26,23 +26,23 @@ struct Layout {
   std::function<void(int rank, NetOptions&, CommOptions&)> differ = {};  // where ranks shall
 };
 
-// Gives every rank the cards of all.
+// Gives every rank the peer info of all.
 class ThreadExchange {
  public:
-  explicit ThreadExchange(int world) : cards_(std::size_t(world)) {}
-  std::vector<std::string> operator()(int rank, const std::string& card) {
+  explicit ThreadExchange(int world) : infos_(std::size_t(world)) {}
+  std::vector<std::string> operator()(int rank, const std::string& info) {
     std::unique_lock lock(mutex_);
-    cards_[std::size_t(rank)] = card;
+    infos_[std::size_t(rank)] = info;
     ++arrived_;
     changed_.notify_all();
-    changed_.wait(lock, [&] { return arrived_ == int(cards_.size()); });
-    return cards_;
+    changed_.wait(lock, [&] { return arrived_ == int(infos_.size()); });
+    return infos_;
   }
 
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<std::string> cards_;
+  std::vector<std::string> infos_;
   int arrived_ = 0;
 };
 
@@ -64,7 +64,7 @@ inline std::vector<Outcome> run_outcomes(const Layout& layout,
         if (layout.differ) layout.differ(rank, net, comm);
         const auto endpoint = std::make_shared<Endpoint>(
             rank, layout.world, "127.0.0.1", net, token,
-            [&](const std::string& card, Deadline) { return exchange(rank, card); });
+            [&](const std::string& info, Deadline) { return exchange(rank, info); });
         body(*Group::world(endpoint, comm));
       });
     });

@@ -20,7 +20,7 @@ std::vector<Outcome> join(
     const std::function<void(int rank)>& before = [](int) {}) {
   std::mutex mutex;
   std::condition_variable changed;
-  std::vector<std::string> cards(std::size_t(world), "");
+  std::vector<std::string> infos(std::size_t(world), "");
   int arrived = 0;
   std::vector<Outcome> outcomes(std::size_t(world), Outcome{});
   std::vector<std::thread> threads;
@@ -31,13 +31,13 @@ std::vector<Outcome> join(
         net.heap = 16 << 20;
         before(rank);
         Endpoint endpoint(rank, world, "127.0.0.1", net, a_token(),
-                          [&](const std::string& card, Deadline) {
+                          [&](const std::string& info, Deadline) {
                             std::unique_lock lock(mutex);
-                            cards[std::size_t(rank)] = card;
+                            infos[std::size_t(rank)] = info;
                             ++arrived;
                             changed.notify_all();
                             changed.wait(lock, [&] { return arrived == world; });
-                            return cards;
+                            return infos;
                           });
         body(endpoint);
       });
@@ -74,7 +74,7 @@ TEST(Endpoint, SharesItsHeapWithItsNeighbours) {
   }));
 }
 
-// It has taken the cards home and connects to nobody.
+// It has taken the peer info home and connects to nobody.
 TEST(Endpoint, NamesARankThatDiesBetweenTheRendezvousAndItsConnections) {
   constexpr int world = 3;
   for (int dying = 0; dying < world; ++dying) {
@@ -93,8 +93,8 @@ TEST(Endpoint, NamesARankThatDiesBetweenTheRendezvousAndItsConnections) {
                              .listener = rank == 0 ? std::move(listener) : Descriptor(),
                              .token = a_token()};
           Endpoint endpoint(rank, world, "127.0.0.1", net, a_token(),
-                            [&](const std::string& card, Deadline deadline) {
-                              Gathered all = meeting.exchange(card, deadline);
+                            [&](const std::string& info, Deadline deadline) {
+                              Gathered all = meeting.exchange(info, deadline);
                               if (rank == dying) throw Corrupt("killed");
                               return all;
                             });
@@ -234,13 +234,13 @@ TEST(Endpoint, DoesNotWaitForOneThatIsGone) {
   }
 }
 
-TEST(Endpoint, RefusesCardsThatAreNone) {
+TEST(Endpoint, RefusesPeerInfoThatIsNone) {
   NetOptions net;
   net.heap = 16 << 20;
-  const auto with = [&](std::vector<std::string> cards) {
+  const auto with = [&](std::vector<std::string> infos) {
     return outcome([&] {
       Endpoint(0, 2, "127.0.0.1", net, a_token(),
-               [&](const std::string&, Deadline) { return cards; });
+               [&](const std::string&, Deadline) { return infos; });
     });
   };
   EXPECT_EQ(with({"x", "y"}), "Corrupt");

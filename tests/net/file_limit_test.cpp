@@ -40,8 +40,8 @@ TEST(FileLimit, IsRaisedByEveryRank) {
   const SoftLimit limit(100);
   NetOptions net;
   net.heap = 16 << 20;
-  const Endpoint alone(0, 1, "127.0.0.1", net, a_token(), [](const std::string& card, Deadline) {
-    return std::vector<std::string>{card};
+  const Endpoint alone(0, 1, "127.0.0.1", net, a_token(), [](const std::string& info, Deadline) {
+    return std::vector<std::string>{info};
   });
   EXPECT_EQ(soft_limit(), limit.hard());
 }

@@ -23,10 +23,10 @@ struct Guest {
 // All guests at one rendezvous; what each took home.
 struct Meeting {
   std::vector<Outcome> outcomes;
-  std::vector<std::vector<std::string>> cards;
+  std::vector<std::vector<std::string>> infos;
 
   explicit Meeting(const std::vector<Guest>& guests, double seconds = 10, bool tls = false)
-      : outcomes(guests.size()), cards(guests.size()) {
+      : outcomes(guests.size()), infos(guests.size()) {
     Descriptor listener = listen_tcp("127.0.0.1", 0);
     const Address address = local_address(listener);
     const Deadline deadline = Deadline::in(std::chrono::milliseconds(std::int64_t(seconds * 1000)));
@@ -44,7 +44,7 @@ struct Meeting {
                                  .tls = tls,
                                  .token = guests[i].token,
                                  .identity = guests[i].identity};
-              cards[i] = meeting.exchange("card " + std::to_string(i), deadline).cards;
+              infos[i] = meeting.exchange("info " + std::to_string(i), deadline).peer_infos;
             });
             gone[i].set_value();
           });
@@ -52,13 +52,13 @@ struct Meeting {
   }
 };
 
-TEST(Rendezvous, GivesEveryRankTheCardsOfAllInOrder) {
+TEST(Rendezvous, GivesEveryRankThePeerInfoOfAllInOrder) {
   for (const bool tls : {false, true}) {
     const Meeting meeting({{0, 4}, {1, 4}, {2, 4}, {3, 4}}, 10, tls);
-    const std::vector<std::string> expected = {"card 0", "card 1", "card 2", "card 3"};
+    const std::vector<std::string> expected = {"info 0", "info 1", "info 2", "info 3"};
     for (std::size_t i = 0; i < 4; ++i) {
       EXPECT_EQ(meeting.outcomes[i], "done") << meeting.outcomes[i];
-      EXPECT_EQ(meeting.cards[i], expected) << "rank " << i;
+      EXPECT_EQ(meeting.infos[i], expected) << "rank " << i;
     }
   }
 }
@@ -81,7 +81,7 @@ TEST(Rendezvous, TellsAGuestWhoseTimeIsOverWhoIsMissing) {
                          .address = address,
                          .listener = std::move(own),
                          .token = a_token()};
-      meeting.exchange("card", deadline);
+      meeting.exchange("info", deadline);
     });
   };
   auto zero = std::async(std::launch::async, come, 0, std::move(listener), in_time());
@@ -124,7 +124,7 @@ TEST(Rendezvous, RefusesARankOfAnotherJobAndGoesOnWithItsOwn) {
     const Meeting meeting({of_job(0, "Slurm 7.0"), of_job(1, other), of_job(1, "Slurm 7.0", 1)});
     EXPECT_EQ(meeting.outcomes[0], "done") << meeting.outcomes[0];
     EXPECT_EQ(meeting.outcomes[2], "done") << meeting.outcomes[2];
-    EXPECT_EQ(meeting.cards[0], (std::vector<std::string>{"card 0", "card 2"}));
+    EXPECT_EQ(meeting.infos[0], (std::vector<std::string>{"info 0", "info 2"}));
     const auto& refused = meeting.outcomes[1];
     EXPECT_EQ(refused, "InvalidArgument") << refused;
     const std::vector<std::string> parts = {"\"Slurm 7.0\"",
@@ -194,7 +194,7 @@ TEST(Rendezvous, TellsBothThatTwoProcessesAreRankZero) {
                          .address = address,
                          .listener = std::move(own),
                          .token = a_token()};
-      meeting.exchange("card", in_time());
+      meeting.exchange("info", in_time());
     });
   };
   auto first = std::async(std::launch::async, come, std::move(listener));
@@ -216,7 +216,7 @@ TEST(Rendezvous, SaysAtOnceThatRankZeroIsNotAtTheAddress) {
                      .bind = "127.0.0.2",
                      .token = a_token()};
   const auto refused =
-      outcome([&] { meeting.exchange("card", Deadline::in(std::chrono::seconds(50))); });
+      outcome([&] { meeting.exchange("info", Deadline::in(std::chrono::seconds(50))); });
   EXPECT_EQ(refused, "InvalidArgument") << refused;
   EXPECT_NE(refused.message.find("192.0.2.1"), std::string::npos) << refused;
   EXPECT_NE(refused.message.find("start rank 0"), std::string::npos) << refused;
@@ -232,7 +232,7 @@ TEST(Rendezvous, NamesARankThatEndedBeforeAllHadCome) {
                          .address = address,
                          .listener = std::move(own),
                          .token = a_token()};
-      meeting.exchange("card", in_time());
+      meeting.exchange("info", in_time());
     });
   });
   {
@@ -240,7 +240,7 @@ TEST(Rendezvous, NamesARankThatEndedBeforeAllHadCome) {
     hello.rank = 2;
     hello.world = 3;
     hello.who = "pid 7 on a";
-    hello.card = "card";
+    hello.peer_info = "info";
     const auto stream =
         connect_proven(connect_tcp(address, in_time()), "rank 0", false, a_token(), in_time());
     write_frame(*stream, hello.frame(), in_time());
@@ -261,7 +261,7 @@ TEST(Rendezvous, SaysThatALoopbackAddressIsOfNoUseToOtherMachines) {
                      .listener = std::move(listener),
                      .token = a_token(),
                      .other_machines = true};
-  const auto late = outcome([&] { meeting.exchange("card", too_soon()); });
+  const auto late = outcome([&] { meeting.exchange("info", too_soon()); });
   EXPECT_EQ(late, "Timeout") << late;
   EXPECT_NE(late.message.find("127.0.0.1 is each machine's own address"), std::string::npos)
       << late;
@@ -275,7 +275,7 @@ TEST(Rendezvous, SaysThatItsPortIsTaken) {
                      .listener = {},
                      .tls = false,
                      .token = a_token()};
-  const auto refused = outcome([&] { meeting.exchange("card", in_time()); });
+  const auto refused = outcome([&] { meeting.exchange("info", in_time()); });
   EXPECT_EQ(refused, "another error") << refused;
   EXPECT_NE(refused.message.find("taken by another process"), std::string::npos) << refused;
   EXPECT_NE(refused.message.find(local_address(taken).text()), std::string::npos) << refused;
@@ -283,7 +283,7 @@ TEST(Rendezvous, SaysThatItsPortIsTaken) {
 
 TEST(Rendezvous, OfOneRankNeedsNobody) {
   Rendezvous alone{.address = {}, .listener = {}, .token = a_token()};
-  EXPECT_EQ(alone.exchange("mine", in_time()).cards, std::vector<std::string>{"mine"});
+  EXPECT_EQ(alone.exchange("mine", in_time()).peer_infos, std::vector<std::string>{"mine"});
 }
 
 TEST(InheritedListener, IsTakenOnceAndOnlyIfItListens) {
