@@ -238,23 +238,23 @@ at::Tensor take_back(const at::Tensor& tensor, at::Tensor& kept) {
 
 }  // namespace
 
-void Stack::lay_out(const Placement& placement) {
+void Stack::lay_out(const Allocation& allocation) {
   use_parts();
   std::vector<const Parameter*> described;
   for (const auto& p : parameters_)
     if (p.here) described.push_back(&p);
   units_ = echelon::lay_out(described);
-  groups_ = share_out(units_, placement.shards, placement.smallest);
+  groups_ = share_out(units_, allocation.shards, allocation.smallest);
   for (const auto& unit : units_)
     for (const auto& segment : unit.segments)
       find(segment.name)->begin = unit.begin + segment.offset;
 }
 
 void Stack::allocate(at::Device device, at::ScalarType type, Gradients gradients,
-                     const Placement& placement) {
+                     const Allocation& allocation) {
   device_ = device;
   type_ = type;
-  lay_out(placement);
+  lay_out(allocation);
 
   std::int64_t trainable = 0, frozen = 0;
   for (const auto& unit : units_) (unit.trainable ? trainable : frozen) += unit.numel;
@@ -272,13 +272,14 @@ void Stack::allocate(at::Device device, at::ScalarType type, Gradients gradients
   for (auto* lent : {&lent_values_, &lent_grads_, &lent_sums_}) lent->assign(groups_.size(), {});
   fp32_sums_ = gradients == Gradients::fp32_sums;
   summed_.assign(units_.size(), false);
-  place(MemoryKind::parameters, placement.lent_values, placement.values, type, values_, values_of_);
-  const bool lent = placement.lent_gradients;
+  place(MemoryKind::parameters, allocation.sliced_values, allocation.values, type, values_,
+        values_of_);
+  const bool lent = allocation.sliced_gradients;
   if (gradients != Gradients::no)
-    place(MemoryKind::gradients, lent, fp32_sums_ ? Memory() : placement.gradients, type, grads_,
+    place(MemoryKind::gradients, lent, fp32_sums_ ? Memory() : allocation.gradients, type, grads_,
           grads_of_);
   if (fp32_sums_)
-    place(MemoryKind::gradients, lent, placement.gradients, at::kFloat, sums_, sums_of_);
+    place(MemoryKind::gradients, lent, allocation.gradients, at::kFloat, sums_, sums_of_);
   {
     MemoryScope scope(MemoryKind::parameters);
     frozen_ = at::zeros({frozen}, options);

@@ -93,24 +93,24 @@ class Stack : private Declaration {
   // Gives memory for so many elements, zeros.
   using Memory = std::function<at::Tensor(std::int64_t numel, at::ScalarType type)>;
 
-  // How parameters lie where several ranks share them.
-  struct Placement {
+  // How parameters lie in memory where several ranks share them.
+  struct Allocation {
     // A communicator's, so that it works on them in place; empty: ordinary. What has fp32 sums has
     // those there, not each backward's gradients.
     Memory values, gradients;
     int shards = 1;                   // owners: groups (below) divide by it
     std::int64_t smallest = 1 << 16;  // group, in elements
-    // A group's values, or gradients, have no memory of their own: they are where they are lent to.
-    // The fp32 sums of gradients that are lent are lent as well.
-    bool lent_values = false, lent_gradients = false;
+    // Owners keep slices of a group's values, or gradients: the whole has no memory of its own, and
+    // is where it is lent to. The fp32 sums of such gradients are lent memory as well.
+    bool sliced_values = false, sliced_gradients = false;
   };
   // Gives every parameter its place, and no memory: units() and groups() are there.
-  void lay_out(const Placement& placement);
+  void lay_out(const Allocation& allocation);
   // Lays out, and gives memory.
   void allocate(at::Device device, at::ScalarType type, Gradients gradients,
-                const Placement& placement);
+                const Allocation& allocation);
   void allocate(at::Device device, at::ScalarType type, Gradients gradients) {
-    allocate(device, type, gradients, Placement());
+    allocate(device, type, gradients, Allocation());
   }
   void load(const ValueSource& source);
 

@@ -62,18 +62,18 @@ std::vector<Part> parts_of(const PlanOptions& options, int layers, int ranks) {
 }
 
 // The model with all parameters in their places, as its job lays it out, and without memory.
-Stack laid_out(const PlanOptions& options, const Part& part, int owners) {
+Stack laid_out(const PlanOptions& options, const Part& part, const Placement& placement) {
   const Family& family = family_of(options.model);
   Stack stack = family.build(options.model);
   const auto tensor = int(options.parallel.tensor);
   if (tensor > 1)  // the first counts among those that have as much as any
     apply(family.split(options.model), stack, tensor, 0, splits_rows(options));
   if (!part.own.empty()) stack.keep(part.own);
-  Stack::Placement placement;
-  placement.shards = owners;
-  if (options.parallel.zero > 0)
-    placement.smallest = smallest_group(options.zero, compute_type(options.train));
-  stack.lay_out(placement);
+  Stack::Allocation allocation;
+  allocation.shards = placement.owners;
+  if (placement.is_sharded())
+    allocation.smallest = smallest_group(options.zero, compute_type(options.train));
+  stack.lay_out(allocation);
   return stack;
 }
 
@@ -90,14 +90,12 @@ StepOrder step_of(const Stack& stack, const PlanOptions& options, const Part& pa
   return step;
 }
 
-// The memory that a step lends to groups, piece by piece as ZeroShards takes and keeps it.
-std::uint64_t lent_bytes(const Stack& stack, const PlanOptions& options, StepOrder step,
-                         at::ScalarType type, ZeroShards::Lending lending, Scatter scatter) {
-  if (!lending.values && !lending.gradients) return 0;
-  const auto stage = int(options.parallel.zero);
-  const auto bytes = describe_groups(step.shape, stack, stage, type);
-  step.shape.kept_away = stage == 3 && options.zero.offload != "none";
-  const Table table = with_shards(step.computation, step.shape, stage, bytes,
+// The pooled memory that a step needs, piece by piece as ZeroShards takes and keeps it.
+std::uint64_t pooled_bytes(const Stack& stack, const PlanOptions& options, StepOrder step,
+                           at::ScalarType type, const Placement& placement, Scatter scatter) {
+  if (!placement.values.pooled && !placement.gradients.pooled) return 0;
+  const auto bytes = describe_groups(step.shape, stack, placement, type);
+  const Table table = with_shards(step.computation, step.shape, bytes,
                                   std::int64_t(options.zero.prefetch * mib), scatter);
 
   struct Piece {
@@ -117,7 +115,7 @@ std::uint64_t lent_bytes(const Stack& stack, const PlanOptions& options, StepOrd
   };
   std::vector<Piece> values(stack.groups().size()), grads(values.size()), wide(values.size());
   std::vector<std::pair<int, Piece>> scattering;
-  const bool fp32_sums = lending.gradients && sums_in_fp32(options.train);
+  const bool fp32_sums = placement.gradients.pooled && sums_in_fp32(options.train);
   const auto widen = [&](int group) {
     Piece& sums = wide[std::size_t(group)];
     if (sums.elements == 0) sums = take(group, at::kFloat);
@@ -130,13 +128,13 @@ std::uint64_t lent_bytes(const Stack& stack, const PlanOptions& options, StepOrd
       for (const int other : widening.before(action)) widen(other);
     switch (action.kind) {
       case Action::Kind::gather:
-        if (lending.values) values[g] = take(group, type);
+        if (placement.values.pooled) values[g] = take(group, type);
         break;
       case Action::Kind::release:
-        if (lending.values) pool.give_back(values[g]);
+        if (placement.values.pooled) pool.give_back(values[g]);
         break;
       case Action::Kind::open:
-        if (!lending.gradients) break;
+        if (!placement.gradients.pooled) break;
         // As many as may be on their way to their owners, and this group's own.
         for (std::size_t i = 0; i < scattering.size(); ++i)
           if (scattering[i].first == group ||
@@ -148,7 +146,7 @@ std::uint64_t lent_bytes(const Stack& stack, const PlanOptions& options, StepOrd
         grads[g] = take(group, type);
         break;
       case Action::Kind::scatter: {
-        if (!lending.gradients) break;
+        if (!placement.gradients.pooled) break;
         Piece piece = grads[g];
         if (fp32_sums) {
           widen(group);
@@ -168,22 +166,22 @@ std::uint64_t lent_bytes(const Stack& stack, const PlanOptions& options, StepOrd
 }  // namespace
 
 MemoryForecast forecast_state(const Stack& stack, const TrainOptions& train,
-                              const OptimOptions& optim, const ZeroOptions& zero, int stage,
-                              int owners) {
+                              const OptimOptions& optim, const ZeroOptions& zero,
+                              const Placement& placement) {
   MemoryForecast result;
   const auto type = compute_type(train);
   const std::uint64_t element = at::elementSize(type), wide = at::elementSize(master_type(type));
   std::int64_t numel = 0;  // of all trainable units, with padding
   for (const auto& group : stack.groups()) numel += group.numel;
-  const auto n = std::uint64_t(numel), part = n / std::uint64_t(owners);
+  const auto n = std::uint64_t(numel), part = n / std::uint64_t(placement.owners);
   const bool sums = sums_in_fp32(train);
   const std::uint64_t states = make_optimizer(optim)->state_names().size();
 
-  kind(result.tensors, MemoryKind::parameters) = (stage >= 3 ? part : n) * element;
+  kind(result.tensors, MemoryKind::parameters) = (placement.values.sliced ? part : n) * element;
   kind(result.tensors, MemoryKind::gradients) =
-      stage >= 2 ? part * (sums ? 4 : element) : n * element + (sums ? 4 * n : 0);
+      placement.gradients.sliced ? part * (sums ? 4 : element) : n * element + (sums ? 4 * n : 0);
   kind(result.tensors, MemoryKind::optimizer) = (states + (wide != element ? 1 : 0)) * wide * part;
-  const bool offloads = zero.offload != "none" && stage > 0;
+  const bool offloads = placement.offloads();
   // Gradients are widened a piece at a time, where the optimiser does not take them as they are.
   const bool on_cpu = train.device == "cpu" || offloads;
   const bool taken = make_optimizer(optim)->takes(type, on_cpu ? at::kCPU : at::kCUDA);
@@ -199,56 +197,58 @@ MemoryForecast forecast_state(const Stack& stack, const TrainOptions& train,
     const auto device = train.device == "cpu" ? at::Device(at::kCPU) : at::Device(at::kCUDA);
     std::uint64_t kept = 0;
     for (const auto& array :
-         ZeroUpdate::arrays(optim, type, sums ? at::kFloat : type, stage, device))
+         ZeroUpdate::arrays(optim, type, sums ? at::kFloat : type, placement, device))
       kept += part * at::elementSize(array.type);
-    if (zero.offload == "disk") {
+    const bool on_disk = placement.state.store == Placement::Store::disk;
+    if (on_disk) {
       result.disk = kept;
       kind(result.tensors, MemoryKind::optimizer) = 0;
-      if (stage >= 3)
+      if (placement.offloads_values())
         kind(result.tensors, MemoryKind::parameters) = kind(result.tensors, MemoryKind::gradients) =
             0;
     } else if (!device.is_cpu()) {
       result.host = kept;
       // A wide model has its masters there too, beside its values.
-      if (stage < 3 && wide == element) kind(result.tensors, MemoryKind::optimizer) += part * wide;
+      if (!placement.values.sliced && wide == element)
+        kind(result.tensors, MemoryKind::optimizer) += part * wide;
     }
     // What waits to be written; pieces that are updated and that come next, of each array; and
     // slices that are gathered.
-    if (zero.offload == "disk") {
+    if (on_disk) {
       std::uint64_t largest = 0;
       for (const auto& group : stack.groups())
-        largest = std::max(largest, std::uint64_t(group.numel) / std::uint64_t(owners) * wide);
+        largest =
+            std::max(largest, std::uint64_t(group.numel) / std::uint64_t(placement.owners) * wide);
       const auto piece = std::min<std::uint64_t>(std::uint64_t(zero.piece * mib), largest);
       const auto writing =
           std::min<std::uint64_t>(std::max<std::uint64_t>(Tier::most_writing, largest), kept);
       kind(result.tensors, MemoryKind::workspace) +=
-          writing + 2 * (states + 2) * piece + (stage >= 3 ? 2 * largest : 0);
+          writing + 2 * (states + 2) * piece + (placement.values.sliced ? 2 * largest : 0);
     }
   }
   return result;
 }
 
 ScatterRoom scatter_room(const Stack& stack, const TrainOptions& train, const OptimOptions& optim,
-                         const ZeroOptions& zero, int stage, int owners, int local) {
+                         const ZeroOptions& zero, const Placement& placement, int local) {
   ScatterRoom room;
   for (const auto& group : stack.groups())
     room.gradients += std::uint64_t(group.numel) * at::elementSize(compute_type(train));
   const std::uint64_t budget = memory_budget(train, local),
-                      state = forecast_state(stack, train, optim, zero, stage, owners).on_device();
+                      state = forecast_state(stack, train, optim, zero, placement).on_device();
   room.left = budget > state ? budget - state : 0;
   return room;
 }
 
 namespace {
 
-Scatter scatter_of(const Stack& stack, const PlanOptions& options, const Part& part, int owners,
-                   int local) {
-  const auto stage = int(options.parallel.zero);
-  if (stage < 2 || options.train.micro_batches == 1) return Scatter::micro_batch;
+Scatter scatter_of(const Stack& stack, const PlanOptions& options, const Part& part,
+                   const Placement& placement, int local) {
+  if (!placement.gradients.sliced || options.train.micro_batches == 1) return Scatter::micro_batch;
   if (options.zero.scatter != "auto")
     return options.zero.scatter == "step" ? Scatter::step : Scatter::micro_batch;
   if (part.own.empty() || sums_in_fp32(options.train)) return Scatter::micro_batch;
-  return scatter_room(stack, options.train, options.optim, options.zero, stage, owners, local)
+  return scatter_room(stack, options.train, options.optim, options.zero, placement, local)
                  .once_a_step()
              ? Scatter::step
              : Scatter::micro_batch;
@@ -259,23 +259,21 @@ MemoryForecast forecast_part(const PlanOptions& options, const Part& of, int ran
                              Role role) {
   const auto type = compute_type(options.train);
   const std::uint64_t element = at::elementSize(type);
-  const auto stage = int(options.parallel.zero);
   const bool servers = options.server.count > 0;
   // Shares are cut for the workers that a job begins with.
   const int workers = servers && ranks > 1 && role == Role::rank
                           ? ServerRoles(options.server, ranks).workers()
                           : ranks;
-  const int owners = stage == 0 ? 1 : options.zero.shard == "host" ? std::min(local, ranks) : ranks;
-  const Stack stack = laid_out(options, of, owners);
+  const int owners = options.zero.shard == "host" ? std::min(local, ranks) : ranks;
+  const Placement placement = placement_of(options.parallel.zero, options.zero, owners,
+                                           owners < ranks, sums_in_fp32(options.train));
+  const Stack stack = laid_out(options, of, placement);
   const StepOrder step = step_of(stack, options, of);
   MemoryForecast result =
-      forecast_state(stack, options.train, options.optim, options.zero, stage, owners);
+      forecast_state(stack, options.train, options.optim, options.zero, placement);
   kind(result.tensors, MemoryKind::activations) = activation_bytes(options, step, workers);
-  const bool offloads = options.zero.offload != "none" && stage > 0;
-  kind(result.tensors, MemoryKind::communication) = lent_bytes(
-      stack, options, step, type,
-      ZeroShards::lending(stage, owners, owners < ranks, offloads, sums_in_fp32(options.train)),
-      scatter_of(stack, options, of, owners, local));
+  kind(result.tensors, MemoryKind::communication) = pooled_bytes(
+      stack, options, step, type, placement, scatter_of(stack, options, of, placement, local));
   for (const auto& group : stack.groups()) {
     const auto bytes = std::uint64_t(group.numel) * element * 2;
     if (bytes <= result.largest_group_bytes) continue;

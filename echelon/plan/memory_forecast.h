@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "echelon/nn/memory.h"
+#include "echelon/parallel/placement.h"
 #include "echelon/plan/options.h"
 
 namespace echelon {
@@ -46,10 +47,10 @@ MemoryForecast forecast_memory(const PlanOptions& options, int ranks, int local,
                                Role role = Role::rank);
 
 // Of those, what is there whatever is computed: values, gradients, the optimiser's state and what
-// its update needs. For any stack that is laid out, as `owners` ranks share it out in a stage.
+// its update needs. For any stack that is laid out and placed so.
 MemoryForecast forecast_state(const Stack& stack, const TrainOptions& train,
-                              const OptimOptions& optim, const ZeroOptions& zero, int stage,
-                              int owners);
+                              const OptimOptions& optim, const ZeroOptions& zero,
+                              const Placement& placement);
 
 // zero.scatter=auto in a pipeline, for a rank's layers: the rule of the trainer and of its
 // forecast. Gradients that wait for the end of a step leave activations as much as they take.
@@ -59,7 +60,7 @@ struct ScatterRoom {
   bool once_a_step() const { return gradients <= left / 2; }
 };
 ScatterRoom scatter_room(const Stack& stack, const TrainOptions& train, const OptimOptions& optim,
-                         const ZeroOptions& zero, int stage, int owners, int local);
+                         const ZeroOptions& zero, const Placement& placement, int local);
 
 // What a rank may take here: train.memory_mib, or its part of what is free. 0: nobody knows.
 std::uint64_t memory_budget(const TrainOptions& train, int local);

@@ -209,7 +209,7 @@ at::Tensor Executor::infer(const at::Tensor& input, const at::Tensor& target) {
   for (int l = 0; l < stack_.size(); ++l) {
     if (!shape_.has(l)) continue;
     if (l > 0 && !shape_.has(l - 1)) x = boundary_->take_input(l, 0);
-    const auto needed = shape_.lent_values ? shape_.uses[std::size_t(l)] : std::vector<int>();
+    const auto needed = shape_.sliced_values ? shape_.uses[std::size_t(l)] : std::vector<int>();
     let_go(needed);
     for (const int group : needed) {
       if (std::find(here.begin(), here.end(), group) != here.end()) continue;

@@ -60,9 +60,11 @@ struct StepShape {
   // Where parameters are shared out: the groups that each layer computes with, and their number.
   std::vector<std::vector<int>> uses = {};
   int groups = 0;
-  bool lent_values = false, lent_gradients = false;  // groups have memory only while it is lent
-  bool kept_away = false;  // owners fetch their values, from disk say, before they are gathered
-  bool tied = false;       // layers of other ranks use parameters of this one's too
+  // Owners keep slices of them: a group's values, or gradients, are there as a whole only from
+  // gather to release, or from open to scatter.
+  bool sliced_values = false, sliced_gradients = false;
+  bool offloaded_values = false;       // owners fetch their slices, from disk say, before a gather
+  bool tied = false;                   // layers of other ranks use parameters of this one's too
   std::vector<bool> tied_groups = {};  // by group: it has some of those
   // By layer: its forward keeps the input alone, and runs again before its backward. Empty: none.
   std::vector<bool> recompute = {};

@@ -21,8 +21,8 @@ class Validator {
         reduced_(shape.buckets.size(), false),
         groups_(std::size_t(shape.groups)) {
     for (auto& group : groups_) {
-      if (!shape.lent_values) group.values = Group::Values::coming;
-      group.open = !shape.lent_gradients;
+      if (!shape.sliced_values) group.values = Group::Values::coming;
+      group.open = !shape.sliced_gradients;
     }
   }
 
@@ -200,7 +200,7 @@ class Validator {
         return fmt::format("group {} is not there", g);
       if (!changes_gradients(a)) continue;
       if (!group.open) return fmt::format("the gradients of group {} have no memory", g);
-      if (group.scattered && !shape_.lent_gradients)
+      if (group.scattered && !shape_.sliced_gradients)
         return fmt::format("the gradients of group {} have gone to their owners", g);
       group.written = true;
     }
@@ -214,12 +214,13 @@ class Validator {
     using Values = Group::Values;
     switch (a.kind) {
       case Action::Kind::fetch:
-        if (!shape_.kept_away) return "its values are not kept away";
+        if (!shape_.offloaded_values) return "its values are not offloaded";
         if (std::exchange(group.fetched, true)) return "it was fetched before";
         return {};
       case Action::Kind::gather:
-        if (!shape_.lent_values) return "its values are everywhere";
-        if (shape_.kept_away && !std::exchange(group.fetched, false)) return "it was not fetched";
+        if (!shape_.sliced_values) return "its values are everywhere";
+        if (shape_.offloaded_values && !std::exchange(group.fetched, false))
+          return "it was not fetched";
         if (std::exchange(group.values, Values::coming) != Values::none)
           return "it is here already";
         return {};
@@ -228,7 +229,7 @@ class Validator {
           return "it was not gathered";
         return {};
       case Action::Kind::release:
-        if (!shape_.lent_values) return "its values are everywhere";
+        if (!shape_.sliced_values) return "its values are everywhere";
         if (std::exchange(group.values, Values::none) != Values::there) return "it is not there";
         return {};
       case Action::Kind::open:
@@ -237,7 +238,7 @@ class Validator {
       default:
         if (!group.written) return "no backward has written them";
         if (shape_.ties(a.group) && !tied_) return "its tied gradients are not summed";
-        if (!shape_.lent_gradients) {
+        if (!shape_.sliced_gradients) {
           if (std::exchange(group.scattered, true)) return "it ran before";
           return {};
         }
@@ -249,16 +250,16 @@ class Validator {
 
   std::string unscattered() const {
     for (std::size_t g = 0; g < groups_.size(); ++g)
-      if (!groups_[g].scattered || (shape_.lent_gradients && groups_[g].written))
+      if (!groups_[g].scattered || (shape_.sliced_gradients && groups_[g].written))
         return fmt::format("scatter(group {}) is missing", g);
     return {};
   }
 
   std::string held() const {
     for (std::size_t g = 0; g < groups_.size(); ++g) {
-      if (shape_.lent_values && groups_[g].values != Group::Values::none)
+      if (shape_.sliced_values && groups_[g].values != Group::Values::none)
         return fmt::format("release(group {}) is missing", g);
-      if (shape_.lent_gradients && groups_[g].open)
+      if (shape_.sliced_gradients && groups_[g].open)
         return fmt::format("the gradients of group {} hold memory", g);
     }
     return {};

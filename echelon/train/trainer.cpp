@@ -22,6 +22,7 @@
 #include "echelon/base/options_section.h"
 #include "echelon/optim/schedule.h"
 #include "echelon/parallel/data/shares.h"
+#include "echelon/plan/rules.h"
 #include "echelon/train/in_flight.h"
 #include "echelon/train/replicas.h"
 
@@ -59,7 +60,7 @@ void Trainer::run_until(std::int64_t until, const std::atomic<bool>* stop) {
     collect(device_.is_cuda() && !tier_ ? steps_ahead : 0);
     if (all_ && train_.check_every > 0 && step_ % train_.check_every == 0) {
       // A GPU and a CPU round differently, and would drift apart.
-      if (ranks_ && mixed_ && !zero_)
+      if (ranks_ && mixed_ && !placement_.is_sharded())
         take_first_values(stack_, *update_, *ranks_);
       else
         check_same_parameters();
@@ -77,9 +78,11 @@ void Trainer::run_until(std::int64_t until, const std::atomic<bool>* stop) {
 
 void Trainer::adapt(const SyncOptions& options) {
   check_section("sync", options);
-  if (!ranks_ || !device_.is_cpu())
-    throw InvalidArgument(
-        "sync.adapt=true is for several ranks on CPUs that reduce among themselves");
+  PlanOptions plan;
+  plan.train = train_;
+  plan.sync = options;
+  plan.sync.adapt = true;
+  require_can_run(plan, ranks_ ? ranks_->size() : 1);
   const std::size_t element = executor_->element_size();
   std::vector<std::size_t> bytes;
   for (const auto& bucket : buckets()) bytes.push_back(std::size_t(bucket.numel()) * element);
@@ -160,18 +163,20 @@ void Trainer::begin_alike() {
   if (step_ > 0 && saves_together()) require_same_state(digest_, step_, device_, *all_);
   alike_ = true;
   if (!ranks_) return;
-  if (!zero_ && step_ > 0)
+  const bool whole = !placement_.is_sharded();
+  if (whole && step_ > 0)
     require_same_state(*update_, step_, *ranks_);
-  else if (!zero_ && !ranks_that_differ(stack_, *ranks_).empty())
+  else if (whole && !ranks_that_differ(stack_, *ranks_).empty())
     take_first_values(stack_, *update_, *ranks_);
   take_first_buffers(stack_, *ranks_);
 }
 
 // Whether the data ranks of two stages add in the same order, and have the same slices. Of two
 // summands there is one sum; of more, NCCL and MPI do not tell their order.
-bool Trainer::sum_alike(int stage, int other) const {
-  return !zero_ || (layout_.mesh.lie_alike(stage, other) &&
-                    (ranks_->size() <= 2 || ranks_->backend() == std::string_view("native")));
+bool Trainer::sum_alike(int pipeline_stage, int other) const {
+  return !placement_.is_sharded() ||
+         (layout_.mesh.lie_alike(pipeline_stage, other) &&
+          (ranks_->size() <= 2 || ranks_->backend() == std::string_view("native")));
 }
 
 void Trainer::check_same_parameters() const {
@@ -190,8 +195,8 @@ void Trainer::check_same_parameters() const {
         "different updates. A layer with random numbers of its own, or faulty memory, does that",
         step_, ranks.size() > 1 ? "s" : "", fmt::join(ranks, ", "), rank(first)));
   };
-  const bool slices = shards_ && shards_->stage() == 3;
-  if (slices && tier_) return;
+  const bool slices = placement_.values.sliced;
+  if (placement_.offloads_values()) return;
   if (slices && shards_->replicas()) {
     const auto hosts = ranks_that_differ(shards_->all_values(), *shards_->replicas());
     if (!hosts.empty())

@@ -166,9 +166,9 @@ class Trainer {
   // result is the same on all. A worker of parameter servers has all of them to itself.
   double evaluate_together(const Dataset& data, std::int64_t samples);
   // Whether no rank has all parameters: parallel.zero=3, parallel.pipeline or parallel.tensor.
-  bool in_parts() const { return layout_.in_parts() || (shards_ && shards_->stage() == 3); }
+  bool in_parts() const { return layout_.in_parts() || placement_.values.sliced; }
   // Whether every rank calls save() and master().
-  bool saves_together() const { return layout_.in_parts() || zero_; }
+  bool saves_together() const { return layout_.in_parts() || placement_.is_sharded(); }
 
   // The model's output for an input, without the loss. Where no rank has all parameters every rank
   // calls it and gets the output: those of one pipeline and tensor group give the same input, those
@@ -217,7 +217,7 @@ class Trainer {
   void give_memory(const ParallelOptions& parallel, const ZeroOptions& zero,
                    const PipelineOptions& pipeline);
   StepShape step_shape() const;
-  Scatter when_to_scatter(const ZeroOptions& zero, int stage, int owners);
+  Scatter when_to_scatter(const ZeroOptions& zero);
   // A tensor of a parameter that this rank may have, on all: collective where ranks have parts.
   at::Tensor everywhere(const at::Tensor& mine, const Parameter& parameter) const;
   at::Tensor from_layer(int layer, const at::Tensor& tensor) const;
@@ -231,7 +231,7 @@ class Trainer {
   void require_in_step() const;
   // Of one kind, whole, on all ranks: collective likewise.
   at::Tensor whole_state(std::size_t kind, const Parameter& parameter) const;
-  std::unique_ptr<Tier> make_tier(const ZeroOptions& zero, int stage, const Owners& owners) const;
+  std::unique_ptr<Tier> make_tier(const ZeroOptions& zero, const Owners& owners) const;
   Update& owner() const {
     if (!zero_ && !update_)
       throw InvalidArgument(
@@ -249,7 +249,7 @@ class Trainer {
   void tell(const StepReport& report) const;
   void begin_alike();
   void check_same_parameters() const;
-  bool sum_alike(int stage, int other) const;
+  bool sum_alike(int pipeline_stage, int other) const;
   void look_at_speeds();
   Batch batch_of(std::int64_t step, std::int64_t first, std::int64_t end) const;
   double mean_loss(const Dataset& data, std::int64_t samples, bool together);
@@ -267,6 +267,7 @@ class Trainer {
   std::shared_ptr<Communicator> all_;  // nullptr: one process
   at::Device device_;
   MeshLayout layout_;
+  Placement placement_;
   std::shared_ptr<Communicator> ranks_;  // that split the batch; nullptr: this one has all of it
   std::string scatter_choice_;
   Sampler sampler_;

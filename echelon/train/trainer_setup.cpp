@@ -73,6 +73,7 @@ Trainer::Trainer(Stack& stack, const Dataset& data, const TrainerOptions& option
   check_section("parallel", parallel);
   check_section("zero", zero);
   check_section("pipeline", pipeline);
+  require_can_run(options, all_ ? all_->size() : 1);
   optim_.rate = peak_rate(optim_, train.batch);
   if (data.size() < 1)
     throw InvalidArgument("there is no sample to train on: the dataset is empty");
@@ -87,45 +88,22 @@ Trainer::Trainer(Stack& stack, const Dataset& data, const TrainerOptions& option
   // Owners of a state that is kept elsewhere are ranks, if only one.
   if (all_ && !ranks_ && zero.offload != "none") ranks_ = all_->split(all_->rank(), 0);
   const int parts = layout_.mesh.shape.data;
-  check_share(train, parts);
   shares_ = even_shares(train.batch, parts);
   batch_parts_ = parts;
   by_speed_ = ranks_ && parallel.shares == "speed";
   shares_every_ = parallel.shares_every;
-  if (by_speed_ && (!device_.is_cpu() || layout_.in_parts()))
-    throw InvalidArgument(
-        "parallel.shares=speed measures ranks on CPUs that each have the whole model; use even "
-        "shares with train.device=cuda, parallel.pipeline and parallel.tensor");
-  if (train.graph == "on" && !device_.is_cuda())
-    throw InvalidArgument("train.graph=on needs train.device=cuda");
   if (train.graph == "on" && !stack.capturable()) {
     throw InvalidArgument(
         "train.graph=on, but a layer of the model runs through autograd, which is not recorded; use auto or off");
   }
   const bool recordable = !all_ || (all_->recordable() && layout_.pipeline.ranks == 1);
-  if (train.graph == "on" && !recordable)
-    throw InvalidArgument(
-        layout_.pipeline.ranks > 1
-            ? std::string(
-                  "train.graph=on, but messages of a pipeline are not recorded; use auto or off")
-            : fmt::format(
-                  "train.graph=on, but exchanges over comm.backend={} are not recorded; use "
-                  "auto or off, or comm.backend=nccl",
-                  all_->backend()));
+  if (train.graph == "on" && !recordable) throw InvalidArgument(no_graph_over(all_->backend()));
   graph_wanted_ = device_.is_cuda() && train.graph != "off" && stack.capturable() && recordable;
   if (device_.is_cuda()) in_flight_->stream.emplace();
-  if (zero.offload != "none" && train.graph == "on")
-    throw InvalidArgument(
-        "train.graph=on, but with zero.offload the host takes part in every step; use auto or off");
-  if ((!ranks_ || parallel.zero == 0) && (zero.offload != "none" || zero.shard != "all"))
+  if (!ranks_ && (zero.offload != "none" || zero.shard != "all"))
     throw InvalidArgument(
         "zero.offload and zero.shard are for a state that ranks share out: give the trainer a "
-        "communicator, and parallel.zero = 1, 2 or 3");
-  if (all_ && !ranks_ && parallel.zero > 0)
-    throw InvalidArgument(fmt::format(
-        "parallel.zero shares a model's state out over the ranks that split the batch, and in a mesh "
-        "of {} there is one: give more ranks, or set parallel.zero=0",
-        to_string(layout_.mesh.shape)));
+        "communicator");
   give_memory(parallel, zero, pipeline);
   load(random_values(static_cast<std::uint64_t>(train.seed)));
   report_ = at::zeros({reported}, at::TensorOptions(device_).dtype(at::kDouble));
@@ -152,8 +130,8 @@ StepShape Trainer::step_shape() const {
 }
 
 // Ranks that own slices of the same parameters exchange them in one order, so they agree.
-Scatter Trainer::when_to_scatter(const ZeroOptions& zero, int stage, int owners) {
-  const bool adds_up = stage >= 2 && train_.micro_batches > 1;
+Scatter Trainer::when_to_scatter(const ZeroOptions& zero) {
+  const bool adds_up = placement_.gradients.sliced && train_.micro_batches > 1;
   if (!adds_up) return Scatter::micro_batch;
   if (zero.scatter == "step") return Scatter::step;
   if (zero.scatter == "micro_batch" || layout_.pipeline.ranks == 1) return Scatter::micro_batch;
@@ -165,7 +143,7 @@ Scatter Trainer::when_to_scatter(const ZeroOptions& zero, int stage, int owners)
   }
   const auto& hosts = layout_.mesh.hosts;
   const auto local = std::count(hosts.begin(), hosts.end(), all_->host());
-  const ScatterRoom room = scatter_room(stack_, train_, optim_, zero, stage, owners, int(local));
+  const ScatterRoom room = scatter_room(stack_, train_, optim_, zero, placement_, int(local));
   const at::Tensor fits = at::zeros({1}, at::TensorOptions(device_).dtype(at::kLong));
   fits.fill_(room.once_a_step() ? 1 : 0);
   ranks_->all_reduce(fits, ReduceOp::min, {.tag = "setup", .blocking = true}).wait();
@@ -182,20 +160,21 @@ Scatter Trainer::when_to_scatter(const ZeroOptions& zero, int stage, int owners)
 void Trainer::give_memory(const ParallelOptions& parallel, const ZeroOptions& zero,
                           const PipelineOptions& pipeline) {
   Stack& stack = stack_;
-  const auto stage = ranks_ ? static_cast<int>(parallel.zero) : 0;
-  Stack::Placement placement;
+  const bool fp32_sums = sums_in_fp32(train_);
+  Stack::Allocation allocation;
   Owners owners;
-  if (stage > 0) {
+  if (ranks_ && parallel.zero > 0) {
     owners = owners_of(ranks_, zero.shard == "host");
-    placement = ZeroShards::placement(owners.shards, stage, device_,
-                                      smallest_group(zero, compute_type(train_)));
+    placement_ = placement_of(parallel.zero, zero, owners.shards->size(),
+                              owners.replicas != nullptr, fp32_sums);
+    allocation = ZeroShards::allocation(placement_, owners.shards, device_,
+                                        smallest_group(zero, compute_type(train_)));
   } else if (ranks_ && device_.is_cpu())
-    placement.gradients = [this](std::int64_t numel, at::ScalarType type) {
+    allocation.gradients = [this](std::int64_t numel, at::ScalarType type) {
       return ranks_->allocate({numel}, type).zero_();
     };
-  const bool fp32_sums = sums_in_fp32(train_);
   stack.allocate(device_, compute_type(train_), fp32_sums ? Gradients::fp32_sums : Gradients::yes,
-                 placement);
+                 allocation);
   std::optional<LossScale::Setup> scaling;
   if (stack.type() == at::kHalf) scaling = {train_.loss_scale, train_.scale_growth};
   StepShape shape = step_shape();
@@ -203,18 +182,16 @@ void Trainer::give_memory(const ParallelOptions& parallel, const ZeroOptions& ze
   if (layout_.pipeline.ranks > 1)
     table = pipeline_table(make_schedule(pipeline.schedule, layout_.pipeline), layout_.pipeline,
                            layout_.mesh.place.pipeline, layout_.stages, shape);
-  if (stage > 0) {
-    if (zero.offload != "none") graph_wanted_ = false;  // the host takes part in every step
-    tier_ = make_tier(zero, stage, owners);
-    shards_ = std::make_unique<ZeroShards>(stack, owners, stage, tier_.get());
+  if (placement_.is_sharded()) {
+    if (placement_.offloads()) graph_wanted_ = false;  // the host takes part in every step
+    tier_ = make_tier(zero, owners);
+    shards_ = std::make_unique<ZeroShards>(stack, owners, placement_, tier_.get());
     zero_ = std::make_unique<ZeroUpdate>(stack, *shards_, optim_, tier_.get(),
                                          static_cast<std::int64_t>(zero.piece * mebibyte / 4),
                                          scaling, layout_.part_sums(stack));
-    const auto bytes = describe_groups(shape, stack, stage, stack.type());
-    shape.kept_away = stage == 3 && tier_;
-    table =
-        with_shards(table, shape, stage, bytes, static_cast<std::int64_t>(zero.prefetch * mebibyte),
-                    when_to_scatter(zero, stage, owners.shards->size()));
+    const auto bytes = describe_groups(shape, stack, placement_, stack.type());
+    table = with_shards(table, shape, bytes, static_cast<std::int64_t>(zero.prefetch * mebibyte),
+                        when_to_scatter(zero));
   } else {
     update_ = std::make_unique<MasterUpdate>(stack, optim_, scaling, layout_.part_sums(stack));
     if (ranks_) {
@@ -231,11 +208,11 @@ void Trainer::give_memory(const ParallelOptions& parallel, const ZeroOptions& ze
 
 Trainer::~Trainer() = default;
 
-std::unique_ptr<Tier> Trainer::make_tier(const ZeroOptions& zero, int stage,
-                                         const Owners& owners) const {
-  if (zero.offload == "none") return nullptr;
-  auto arrays = ZeroUpdate::arrays(
-      optim_, stack_.type(), sums_in_fp32(train_) ? at::kFloat : stack_.type(), stage, device_);
+std::unique_ptr<Tier> Trainer::make_tier(const ZeroOptions& zero, const Owners& owners) const {
+  if (!placement_.offloads()) return nullptr;
+  auto arrays =
+      ZeroUpdate::arrays(optim_, stack_.type(), sums_in_fp32(train_) ? at::kFloat : stack_.type(),
+                         placement_, device_);
   std::vector<std::int64_t> numels;
   for (const auto& group : stack_.groups()) numels.push_back(group.numel / owners.shards->size());
   const ByteMemory memory = [shards = owners.shards, gpu = device_.is_cuda()](std::int64_t bytes,
@@ -243,9 +220,8 @@ std::unique_ptr<Tier> Trainer::make_tier(const ZeroOptions& zero, int stage,
     if (travels && !gpu) return shards->allocate({bytes}, at::kByte).zero_();
     return at::zeros({bytes}, at::TensorOptions(at::kByte).pinned_memory(travels));
   };
-  if (zero.offload == "host") return host_tier(std::move(arrays), std::move(numels), memory);
-  if (zero.offload_path.empty())
-    throw InvalidArgument("zero.offload=disk needs a folder: set zero.offload_path");
+  if (placement_.state.store == Placement::Store::host)
+    return host_tier(std::move(arrays), std::move(numels), memory);
   return disk_tier(zero.offload_path, all_->rank(), all_->size(), std::move(arrays),
                    std::move(numels), memory);
 }

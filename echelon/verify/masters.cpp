@@ -49,15 +49,16 @@ MastersCheck check_masters(std::shared_ptr<Communicator> ranks, const JobOptions
                            std::int64_t updates) {
   const at::NoGradGuard no_grad;
   const auto type = compute_type(options.train);
-  const int stage = int(options.parallel.zero);
+  const Placement placement = placement_of(options.parallel.zero, options.zero, ranks->size(),
+                                           /*replicas=*/false, /*fp32_sums=*/false);
   const ValueSource first = random_values(std::uint64_t(options.train.seed));
   const MemoryAccount account;
   Stack stack = family_of(options.model).build(options.model);
   stack.allocate(at::kCPU, type, Gradients::yes,
-                 ZeroShards::placement(ranks, stage, at::kCPU, /*smallest_group=*/1));
+                 ZeroShards::allocation(placement, ranks, at::kCPU, /*smallest_group=*/1));
   std::optional<LossScale::Setup> scaling;
   if (type == at::kHalf) scaling = {options.train.loss_scale, options.train.scale_growth};
-  ZeroShards shards(stack, {ranks, nullptr}, stage);
+  ZeroShards shards(stack, {ranks, nullptr}, placement);
   ZeroUpdate owner(stack, shards, options.optim, /*tier=*/nullptr, /*piece=*/0, scaling);
   owner.load(first);
 
@@ -81,7 +82,7 @@ MastersCheck check_masters(std::shared_ptr<Communicator> ranks, const JobOptions
     shards.begin_step();
     for (int g = 0; g < int(stack.groups().size()); ++g) {
       const auto& group = stack.groups()[std::size_t(g)];
-      if (stage >= 2) shards.open(g);
+      if (placement.gradients.sliced) shards.open(g);
       for (const auto& parameter : stack.parameters())
         stack.find(parameter.name)->grad_written = true;
       stack.group_grads(g).copy_(mine.narrow(0, group.begin, group.numel));

@@ -442,10 +442,10 @@ TEST(SliceUpdate, OwnersOfSlicesComputeWhatOneOwnerOfAllComputes) {
         Stack stack =
             stack_of({{{"a", {70, 9}, Init::normal(1)}, {"b", {9}, Init::ones(), false}},
                       {{"c", {31, 5}, Init::normal(1)}, {"d", {40}, Init::ones(), false}}});
-        Stack::Placement placement;
-        placement.shards = owners;
-        placement.smallest = 1;
-        stack.allocate(at::kCPU, type, Gradients::yes, placement);
+        Stack::Allocation allocation;
+        allocation.shards = owners;
+        allocation.smallest = 1;
+        stack.allocate(at::kCPU, type, Gradients::yes, allocation);
         const auto n = stack.grads().numel();
         std::optional<LossScale::Setup> scaling;
         if (type == at::kHalf) scaling = {1024, 2};

@@ -23,8 +23,8 @@ StepShape shared(int micro_batches, int stage, std::vector<std::vector<int>> use
   shape.micro_batches = micro_batches;
   shape.uses = std::move(uses);
   shape.groups = groups;
-  shape.lent_values = stage == 3;
-  shape.lent_gradients = stage >= 2;
+  shape.sliced_values = stage == 3;
+  shape.sliced_gradients = stage >= 2;
   return shape;
 }
 
@@ -50,7 +50,7 @@ TEST(ZeroTable, BringsEveryGroupTogetherAsOftenAsItMust) {
   for (int micro_batches = 1; micro_batches <= 3; ++micro_batches)
     for (int stage = 1; stage <= 3; ++stage) {
       const auto shape = shared(micro_batches, stage, uses, 4);
-      const auto table = zero(shape, stage, {10, 10, 10, 10}, 25);
+      const auto table = zero(shape, {10, 10, 10, 10}, 25);
       validate(table, shape);
       for (int g = 0; g < 4; ++g) {
         EXPECT_EQ(count(table, Kind::scatter, g), stage >= 2 ? micro_batches : 1);
@@ -65,7 +65,7 @@ TEST(ZeroTable, BringsEveryGroupTogetherAsOftenAsItMust) {
 
 TEST(ZeroTable, KeepsATiedGroupForTheLayersThatUseIt) {
   const auto shape = shared(1, 3, {{0}, {1}, {2}, {0, 2}}, 3);
-  const auto table = zero(shape, 3, {10, 10, 10}, 1000);
+  const auto table = zero(shape, {10, 10, 10}, 1000);
   validate(table, shape);
   EXPECT_EQ(count(table, Kind::gather, 0), 3) << "embedding, head, embedding's backward";
   EXPECT_EQ(count(table, Kind::open, 0), 1) << "its gradients live from the head to the embedding";
@@ -76,9 +76,9 @@ TEST(ZeroTable, KeepsATiedGroupForTheLayersThatUseIt) {
 TEST(ZeroTable, GathersNoMoreForARecompute) {
   auto shape = shared(2, 3, {{0}, {1}, {2}, {3}, {0, 3}}, 4);
   const std::vector<std::int64_t> bytes = {10, 10, 10, 10};
-  const auto plain = zero(shape, 3, bytes, 25);
+  const auto plain = zero(shape, bytes, 25);
   shape.recompute = {false, true, true, true, false};
-  const auto table = zero(shape, 3, bytes, 25);
+  const auto table = zero(shape, bytes, 25);
   validate(table, shape);
   for (int g = 0; g < 4; ++g)
     EXPECT_EQ(count(table, Kind::gather, g), count(plain, Kind::gather, g)) << "group " << g;
@@ -113,7 +113,7 @@ TEST(ZeroTable, IsValidForEveryModel) {
     for (int g = 0; g < groups; ++g) bytes.push_back(1 + draw(100));
     auto shape = shared(micro_batches, stage, uses, groups);
     for (int l = 0; l < layers; ++l) shape.recompute.push_back(draw(2) == 0);
-    const auto table = zero(shape, stage, bytes, draw(300));
+    const auto table = zero(shape, bytes, draw(300));
     ASSERT_NO_THROW(validate(table, shape)) << "round " << round;
     // Without any one of its exchanges it is not.
     const auto at = std::size_t(draw(int(table.size())));

@@ -131,13 +131,16 @@ def record(target, program, names):
 
 
 def content_of(path):
-    """A file's bytes; a ledger's entries in one order, since ranks enter operations as they are begun."""
+    """A file's bytes. Of a ledger its entries in one order, since ranks enter operations as they are begun, and without
+    "setup": there ranks compare their options as text, which is longer with every new option."""
     if not path.exists():
         return None
     if path.name != "ledger.json":
         return path.read_bytes()
     ledger = json.loads(path.read_text())
-    return ledger | {"operations": sorted(ledger.get("operations", []), key=json.dumps)}
+    operations = [entry for entry in ledger.pop("operations", []) if entry["tag"] != "setup"]
+    ledger.pop("sent_bytes", None)
+    return ledger | {"operations": sorted(operations, key=json.dumps)}
 
 
 def differences(folder, other):

@@ -21,25 +21,19 @@
 
 namespace echelon {
 
-Stack::Placement ZeroShards::placement(std::shared_ptr<Communicator> shards, int stage,
-                                       at::Device device, std::int64_t smallest_group) {
-  Stack::Placement placement;
-  placement.shards = shards->size();
-  placement.smallest = smallest_group;
-  placement.lent_values = stage >= 3;
-  placement.lent_gradients = stage >= 2;
+Stack::Allocation ZeroShards::allocation(const Placement& placement,
+                                         std::shared_ptr<Communicator> shards, at::Device device,
+                                         std::int64_t smallest_group) {
+  Stack::Allocation allocation;
+  allocation.shards = placement.owners;
+  allocation.smallest = smallest_group;
+  allocation.sliced_values = placement.values.sliced;
+  allocation.sliced_gradients = placement.gradients.sliced;
   if (device.is_cpu())
-    placement.values = placement.gradients = [shards](std::int64_t numel, at::ScalarType type) {
+    allocation.values = allocation.gradients = [shards](std::int64_t numel, at::ScalarType type) {
       return shards->allocate({numel}, type).zero_();
     };
-  return placement;
-}
-
-ZeroShards::Lending ZeroShards::lending(int stage, int owners, bool has_replicas, bool offloaded,
-                                        bool fp32_sums) {
-  const bool elsewhere = owners > 1 || (stage >= 3 && offloaded);
-  return {.values = stage >= 3 && elsewhere,
-          .gradients = stage >= 2 && (elsewhere || has_replicas || fp32_sums)};
+  return allocation;
 }
 
 Owners owners_of(std::shared_ptr<Communicator> ranks, bool per_host) {
@@ -100,14 +94,12 @@ class ZeroShards::CopyLane {
 
 ZeroShards::~ZeroShards() = default;
 
-ZeroShards::ZeroShards(Stack& stack, Owners owners, int stage, Tier* tier)
+ZeroShards::ZeroShards(Stack& stack, Owners owners, const Placement& placement, Tier* tier)
     : stack_(stack),
       ranks_(std::move(owners.shards)),
       replicas_(std::move(owners.replicas)),
-      stage_(stage),
-      tier_(stage >= 3 ? tier : nullptr),
-      lending_(lending(stage, ranks_->size(), replicas_ != nullptr, tier != nullptr,
-                       stack.has_fp32_sums())) {
+      placement_(placement),
+      tier_(placement.offloads_values() ? tier : nullptr) {
   std::int64_t all = 0;
   for (int g = 0; g < int(stack.groups().size()); ++g) {
     first_.push_back(all);
@@ -121,8 +113,8 @@ ZeroShards::ZeroShards(Stack& stack, Owners owners, int stage, Tier* tier)
   };
   if (tier_ && stack.device().is_cuda())
     lane_ = std::make_unique<CopyLane>(stack.device(), int(first_.size()));
-  if (stage >= 3 && !tier_) own_values_ = memory(MemoryKind::parameters, stack.type());
-  if (stage >= 2 && !tier_) own_grads_ = memory(MemoryKind::gradients, sum_type());
+  if (placement.values.sliced && !tier_) own_values_ = memory(MemoryKind::parameters, stack.type());
+  if (placement.gradients.sliced && !tier_) own_grads_ = memory(MemoryKind::gradients, sum_type());
   if (tier_) norms_.resize(first_.size());
   gathering_.resize(first_.size());
   kept_.resize(first_.size(), false);
@@ -142,14 +134,16 @@ std::int64_t ZeroShards::slice_begin(int group) const {
 
 at::Tensor ZeroShards::values(int group) const {
   const auto numel = slice_numel(group);
-  return stage_ >= 3 ? own_values_.narrow(0, first_[std::size_t(group)], numel)
-                     : stack_.group_values(group).narrow(0, ranks_->rank() * numel, numel);
+  return placement_.values.sliced
+             ? own_values_.narrow(0, first_[std::size_t(group)], numel)
+             : stack_.group_values(group).narrow(0, ranks_->rank() * numel, numel);
 }
 
 at::Tensor ZeroShards::grads(int group) const {
   const auto numel = slice_numel(group);
-  return stage_ >= 2 ? own_grads_.narrow(0, first_[std::size_t(group)], numel)
-                     : stack_.group_sums(group).narrow(0, ranks_->rank() * numel, numel);
+  return placement_.gradients.sliced
+             ? own_grads_.narrow(0, first_[std::size_t(group)], numel)
+             : stack_.group_sums(group).narrow(0, ranks_->rank() * numel, numel);
 }
 
 at::Tensor ZeroShards::take(std::int64_t numel, at::ScalarType type) {
@@ -180,7 +174,7 @@ void ZeroShards::publish(int group) {
 }
 
 void ZeroShards::wait_for_values() {
-  if (stage_ < 3)
+  if (!placement_.values.sliced)
     for (int g = 0; g < int(gathering_.size()); ++g) use(g);
 }
 
@@ -198,7 +192,7 @@ void ZeroShards::fetch(int group) {
 }
 
 void ZeroShards::gather(int group) {
-  if (!lending_.values) return stack_.lend_values(group, values(group));
+  if (!placement_.values.pooled) return stack_.lend_values(group, values(group));
   stack_.lend_values(group, take(stack_.groups()[std::size_t(group)].numel, stack_.type()));
   const at::Tensor all = stack_.group_values(group);
   auto& work = gathering_[std::size_t(group)];
@@ -235,7 +229,7 @@ void ZeroShards::release(int group) {
     tier_->give_back(kept_values(group), /*changed=*/false);
   }
   const at::Tensor memory = stack_.take_back_values(group);
-  if (lending_.values) pool_.give_back(memory);
+  if (placement_.values.pooled) pool_.give_back(memory);
 }
 
 // What has arrived is put away first, since its memory may do; and the same group of an earlier
@@ -243,7 +237,7 @@ void ZeroShards::release(int group) {
 // all ranks begin their exchanges in the same order. On a GPU every step takes the same memory for
 // the same group, so that a graph can record it.
 void ZeroShards::open(int group) {
-  if (!lending_.gradients) {
+  if (!placement_.gradients.pooled) {
     stack_.lend_grads(group, grads(group));
     if (!kept_[std::size_t(group)]) stack_.forget_grads(group);
     kept_[std::size_t(group)] = true;  // later micro-batches add to it
@@ -267,7 +261,7 @@ at::Tensor ZeroShards::own_part(const Scattering& one) const {
 void ZeroShards::widen(int group) {
   const at::NoGradGuard no_grad;
   const auto& place = stack_.groups()[std::size_t(group)];
-  if (stage_ >= 2 && !stack_.has_lent_sums(group))
+  if (placement_.gradients.sliced && !stack_.has_lent_sums(group))
     stack_.lend_sums(group, take(place.numel, at::kFloat));
   stack_.add_to_sums(place.begin, place.begin + place.numel);
 }
@@ -279,20 +273,21 @@ void ZeroShards::scatter(int group) {
     widen(group);
   else
     stack_.zero_unwritten_grads(place.begin, place.begin + place.numel);
-  if (stage_ >= 2 && !lending_.gradients) {
+  if (placement_.gradients.sliced && !placement_.gradients.pooled) {
     stack_.take_back_grads(group);
     return;
   }
   Scattering one;
   one.group = group;
   one.all = stack_.group_sums(group);
-  if (stage_ >= 2 && stack_.has_fp32_sums()) {
+  if (placement_.gradients.sliced && stack_.has_fp32_sums()) {
     one.memory = stack_.take_back_sums(group);
     one.all = one.memory.narrow(0, 0, place.numel);
     pool_.give_back(stack_.take_back_grads(group));
   }
   // On a GPU straight to where it is kept; on a CPU where it lies, which shared memory does best.
-  one.kept = stage_ >= 2 && !tier_ && stack_.device().is_cuda() && !kept_[std::size_t(group)];
+  one.kept = placement_.gradients.sliced && !tier_ && stack_.device().is_cuda() &&
+             !kept_[std::size_t(group)];
   if (one.kept) kept_[std::size_t(group)] = true;
   one.sum = one.kept ? grads(group) : own_part(one);
   one.work = ranks_->reduce_scatter(one.sum, one.all, ReduceOp::sum, {.tag = "gradients"});
@@ -310,7 +305,7 @@ void ZeroShards::finish(Scattering& one) {
   const at::NoGradGuard no_grad;
   sum_across(one);
   wait(one.work);
-  if (stage_ >= 2) {
+  if (placement_.gradients.sliced) {
     if (!one.kept) keep(one.group, one.sum);
     pool_.give_back(one.memory.defined() ? one.memory : stack_.take_back_grads(one.group));
   }

@@ -1,14 +1,16 @@
 // How ranks that share a model bring groups of it together and give gradients to their owners: the
 // exchanges of ZeRO. Rank r of n owns the r-th of n even slices of every group (Stack::groups).
 //
-//   stage 1  gradients are reduced where they lie; the own slice of each group is then the sum
-//   stage 2  a group's gradients have memory while its backward runs; the own slices are kept
-//   stage 3  so have its values: they are gathered from the owners' slices, which are all that is
-//            kept
+//   sliced state      (ZeRO-1) gradients are reduced in place; the own slice of each group then
+//                     holds the sum
+//   sliced gradients  (ZeRO-2) a group's gradients have memory while its backward runs; the own
+//                     slices are kept
+//   sliced values     (ZeRO-3) so have its values: they are gathered from the owners' slices, which
+//                     are all that is kept
 //
-// Gradients of bf16 and fp16 models may be summed in fp32: stage 1 then reduces the Stack's sums;
-// in stages 2 and 3 a group's gradients are widened when its backward is done, reduced so, and the
-// own slices are fp32. Where the next micro-batch begins before they go to their owners (`widen`),
+// Gradients of bf16 and fp16 models may be summed in fp32: whole gradients are then reduced in the
+// Stack's sums; sliced ones are widened when a group's backward is done, reduced so, and the own
+// slices are fp32. Where the next micro-batch begins before they go to their owners (`widen`),
 // the widened ones are kept until then, and the next are added to them.
 //
 // Memory that is lent to groups is the communicator's, so a gather on one host reads the owners'
@@ -18,7 +20,7 @@
 //
 // Hybrid sharding: the owners are the ranks of a host and every host has a copy of everything.
 // Gradients are then summed within a host, and the owners of the same slice sum theirs across.
-// Slices that a tier keeps (stage 3) come from there to be gathered, and gradients go there.
+// Values that a tier keeps come from there to be gathered, and gradients go there.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,6 +30,7 @@
 
 #include "echelon/comm/communicator.h"
 #include "echelon/nn/stack.h"
+#include "echelon/parallel/placement.h"
 #include "echelon/parallel/zero/lending_pool.h"
 #include "echelon/parallel/zero/tier.h"
 #include "echelon/step/shards.h"
@@ -44,22 +47,18 @@ Owners owners_of(std::shared_ptr<Communicator> ranks, bool per_host);
 
 class ZeroShards final : public Shards {
  public:
-  // For a stack that was allocated with the placement below, with fp32 sums where gradients are
-  // summed so. With stage 3, what a tier has the arrays "value" (or "master", where the types are
-  // the same) and "grad" for is kept there.
-  ZeroShards(Stack& stack, Owners owners, int stage, Tier* tier = nullptr);
+  // For a stack that was allocated as below, with fp32 sums where gradients are summed so. Where
+  // the placement offloads values, the tier keeps them in its arrays "value" (or "master", where
+  // the types are the same) and gradients in "grad".
+  ZeroShards(Stack& stack, Owners owners, const Placement& placement, Tier* tier = nullptr);
   ~ZeroShards() override;
-  static Stack::Placement placement(std::shared_ptr<Communicator> shards, int stage,
-                                    at::Device device, std::int64_t smallest_group);
+  static Stack::Allocation allocation(const Placement& placement,
+                                      std::shared_ptr<Communicator> shards, at::Device device,
+                                      std::int64_t smallest_group);
 
-  // What needs memory beside the owners' slices while a step runs.
-  struct Lending {
-    bool values = false, gradients = false;
-  };
-  static Lending lending(int stage, int owners, bool has_replicas, bool offloaded, bool fp32_sums);
   static constexpr std::size_t most_scattering = 2;  // groups, whose memory is held meanwhile
 
-  int stage() const { return stage_; }
+  const Placement& placement() const { return placement_; }
   Communicator& ranks() const { return *ranks_; }  // one for each slice
   Communicator* replicas() const { return replicas_.get(); }
 
@@ -71,12 +70,12 @@ class ZeroShards final : public Shards {
   // keeps.
   at::Tensor values(int group) const;
   at::Tensor grads(int group) const;
-  const at::Tensor& all_values() const { return own_values_; }  // stage 3: of all groups
+  const at::Tensor& all_values() const { return own_values_; }  // sliced: of all groups
   at::ScalarType sum_type() const;
   // The norm of the own gradients of a group, in the wide type, where a tier keeps them.
   const at::Tensor& norm(int group) const { return norms_[std::size_t(group)]; }
 
-  // Stages 1 and 2: the owners' slices have changed; begins to bring them to all.
+  // Whole values: the owners' slices have changed; begins to bring them to all.
   void publish();
   void publish(int group);
   void wait_for_values();  // until all that was published has come
@@ -116,12 +115,11 @@ class ZeroShards final : public Shards {
 
   Stack& stack_;
   std::shared_ptr<Communicator> ranks_, replicas_;
-  int stage_;
-  Tier* tier_;  // null: slices are kept here
-  Lending lending_;
+  Placement placement_;
+  Tier* tier_;                       // null: values and gradients are kept here
   std::unique_ptr<CopyLane> lane_;   // between a device and the host's memory
   std::vector<std::int64_t> first_;  // by group: where its own slice begins in the flat ones below
-  at::Tensor own_values_, own_grads_;  // stage 3; stages 2 and 3
+  at::Tensor own_values_, own_grads_;  // where they are sliced
   std::vector<Work> gathering_;        // by group
   std::vector<Scattering> scattering_;
   std::vector<bool> kept_;         // by group: own_grads_ has gradients of this step

@@ -7,12 +7,13 @@ std::int64_t smallest_group(const ZeroOptions& options, at::ScalarType type) {
                                    static_cast<double>(at::elementSize(type)));
 }
 
-std::vector<std::int64_t> describe_groups(StepShape& shape, const Stack& stack, int stage,
-                                          at::ScalarType type) {
+std::vector<std::int64_t> describe_groups(StepShape& shape, const Stack& stack,
+                                          const Placement& placement, at::ScalarType type) {
   for (int l = 0; l < stack.size(); ++l) shape.uses.push_back(stack.groups_of(l));
   shape.groups = static_cast<int>(stack.groups().size());
-  shape.lent_values = stage >= 3;
-  shape.lent_gradients = stage >= 2;
+  shape.sliced_values = placement.values.sliced;
+  shape.sliced_gradients = placement.gradients.sliced;
+  shape.offloaded_values = placement.offloads_values();
   std::vector<std::int64_t> bytes;
   for (const auto& group : stack.groups())
     bytes.push_back(group.numel * static_cast<std::int64_t>(at::elementSize(type)));

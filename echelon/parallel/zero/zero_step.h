@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "echelon/nn/stack.h"
+#include "echelon/parallel/placement.h"
 #include "echelon/parallel/zero/options.h"
 #include "echelon/step/table.h"
 
@@ -15,9 +16,9 @@ namespace echelon {
 // The fewest elements that are shared out together: zero.group.
 std::int64_t smallest_group(const ZeroOptions& options, at::ScalarType type);
 
-// Groups, who uses them, and which of them have memory of their own, for a stack that is laid out;
-// kept_away is the caller's. Gives the bytes of each group's values.
-std::vector<std::int64_t> describe_groups(StepShape& shape, const Stack& stack, int stage,
-                                          at::ScalarType type);
+// Writes the groups of a stack that is laid out, who uses them and how they are placed into a
+// shape. Gives the bytes of each group's values.
+std::vector<std::int64_t> describe_groups(StepShape& shape, const Stack& stack,
+                                          const Placement& placement, at::ScalarType type);
 
 }  // namespace echelon

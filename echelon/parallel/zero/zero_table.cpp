@@ -70,12 +70,12 @@ Table with_fetches(const Table& table) {
 
 }  // namespace
 
-Table with_shards(const Table& computation, const StepShape& shape, int stage,
+Table with_shards(const Table& computation, const StepShape& shape,
                   const std::vector<std::int64_t>& bytes, std::int64_t prefetch, Scatter scatter) {
   Table compute = computation;
   std::erase_if(compute, [](const Action& a) { return a.kind == Action::Kind::update; });
   auto needed = stretches(compute, shape);
-  if (stage == 3) look_ahead(needed, bytes, prefetch);
+  if (shape.sliced_values) look_ahead(needed, bytes, prefetch);
 
   const auto changes = [&](const Action& a, int group) {
     const auto& uses = shape.uses[std::size_t(a.layer)];
@@ -113,9 +113,9 @@ Table with_shards(const Table& computation, const StepShape& shape, int stage,
   for (std::size_t i = 0; i < compute.size(); ++i) {
     const Action& action = compute[i];
     for (const auto& one : needed)
-      if (stage == 3 && one.from == i) add(Action::Kind::gather, one.group);
+      if (shape.sliced_values && one.from == i) add(Action::Kind::gather, one.group);
     for (const auto& one : needed)
-      if (one.first == i && (stage == 3 || !used[std::size_t(one.group)])) {
+      if (one.first == i && (shape.sliced_values || !used[std::size_t(one.group)])) {
         add(Action::Kind::use, one.group);
         used[std::size_t(one.group)] = true;
       }
@@ -123,33 +123,34 @@ Table with_shards(const Table& computation, const StepShape& shape, int stage,
     for (const int g : shape.uses[std::size_t(action.layer)])
       if (changes(action, g)) changed.push_back(g);
     for (const int g : changed)
-      if (stage >= 2 && !std::exchange(left[std::size_t(g)].open, true)) add(Action::Kind::open, g);
+      if (shape.sliced_gradients && !std::exchange(left[std::size_t(g)].open, true))
+        add(Action::Kind::open, g);
     table.push_back(action);
     for (const int g : changed) {
       Left& one = left[std::size_t(g)];
       --one.all;
       --one.of[std::size_t(action.micro_batch)];
       one.begun[std::size_t(action.micro_batch)] = true;
-      const bool goes = stage >= 2 && scatter == Scatter::micro_batch ? one.between_micro_batches()
-                                                                      : one.all == 0;
+      const bool goes = shape.sliced_gradients && scatter == Scatter::micro_batch
+                            ? one.between_micro_batches()
+                            : one.all == 0;
       if (!goes || shape.ties(g)) continue;
       add(Action::Kind::scatter, g);
       one.open = false;
     }
     for (const auto& one : needed)
-      if (stage == 3 && one.last == i) add(Action::Kind::release, one.group);
+      if (shape.sliced_values && one.last == i) add(Action::Kind::release, one.group);
   }
   if (shape.tied) table.push_back({Action::Kind::tie});
   for (int g = 0; g < shape.groups; ++g)
     if (shape.ties(g)) add(Action::Kind::scatter, g);
   table.push_back({Action::Kind::settle});
   table.push_back({Action::Kind::update});
-  return shape.kept_away ? with_fetches(table) : table;
+  return shape.offloaded_values ? with_fetches(table) : table;
 }
 
-Table zero(const StepShape& shape, int stage, const std::vector<std::int64_t>& bytes,
-           std::int64_t prefetch) {
-  return with_shards(one_process(shape), shape, stage, bytes, prefetch);
+Table zero(const StepShape& shape, const std::vector<std::int64_t>& bytes, std::int64_t prefetch) {
+  return with_shards(one_process(shape), shape, bytes, prefetch);
 }
 
 }  // namespace echelon

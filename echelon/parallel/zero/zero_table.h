@@ -13,19 +13,18 @@ namespace echelon {
 // which sends the least.
 enum class Scatter { micro_batch, step };
 
-// Parameters, gradients or optimiser state shared out over ranks (ZeRO stages 1, 2, 3). Stage 1
-// gives gradients to their owners after the last micro-batch, 2 and 3 as `scatter` says. Stage 3
-// brings a group together before its layers run and lets it go after; the next ones already come,
-// as long as all that are there hold at most `prefetch` bytes (`bytes`: of each group), but at
-// least one. What two neighbouring actions need stays: the last group of forward is there for
-// backward. What is kept away is fetched while the group before it is gathered. Tied gradients are
-// summed once all computation is done, and what holds them goes to its owners after that: no owner
-// has the same slice of them on two stages.
-Table with_shards(const Table& computation, const StepShape& shape, int stage,
+// Parameters, gradients or optimiser state in slices over ranks, as the shape says. Gradients that
+// are whole go to their owners after the last micro-batch, those in slices as `scatter` says.
+// Sliced values are gathered before their layers run and released after; the next groups are
+// gathered ahead, as long as all that are there hold at most `prefetch` bytes (`bytes`: of each
+// group), but at least one. What two neighbouring actions need stays: the last group of forward is
+// there for backward. Offloaded slices are fetched while the group before is gathered. Tied
+// gradients are summed once all computation is done, and what holds them goes to its owners after
+// that: no owner has the same slice of them on two pipeline stages.
+Table with_shards(const Table& computation, const StepShape& shape,
                   const std::vector<std::int64_t>& bytes, std::int64_t prefetch,
                   Scatter scatter = Scatter::micro_batch);
 // Over one process's order.
-Table zero(const StepShape& shape, int stage, const std::vector<std::int64_t>& bytes,
-           std::int64_t prefetch);
+Table zero(const StepShape& shape, const std::vector<std::int64_t>& bytes, std::int64_t prefetch);
 
 }  // namespace echelon

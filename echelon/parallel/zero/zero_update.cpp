@@ -66,18 +66,19 @@ class ZeroUpdate::Staging {
 };
 
 std::vector<Tier::Array> ZeroUpdate::arrays(const OptimOptions& options, at::ScalarType type,
-                                            at::ScalarType sums, int stage, at::Device device) {
+                                            at::ScalarType sums, const Placement& placement,
+                                            at::Device device) {
   const auto wide = master_type(type);
-  const bool lent = stage >= 3, separate = wide != type;
+  const bool sliced = placement.values.sliced, separate = wide != type;
   std::vector<Tier::Array> all;
-  if (lent || separate || device.is_cuda())
+  if (sliced || separate || device.is_cuda())
     all.push_back({"master", wide,
-                   lent && !separate ? MemoryKind::parameters : MemoryKind::optimizer,
-                   lent && !separate});
+                   sliced && !separate ? MemoryKind::parameters : MemoryKind::optimizer,
+                   sliced && !separate});
   for (const auto& name : make_optimizer(options)->state_names())
     all.push_back({name, wide, MemoryKind::optimizer, false});
-  if (lent && separate) all.push_back({"value", type, MemoryKind::parameters, true});
-  if (lent) all.push_back({"grad", sums, MemoryKind::gradients, true});
+  if (sliced && separate) all.push_back({"value", type, MemoryKind::parameters, true});
+  if (sliced) all.push_back({"grad", sums, MemoryKind::gradients, true});
   return all;
 }
 
@@ -116,7 +117,7 @@ ZeroUpdate::ZeroUpdate(Stack& stack, ZeroShards& shards, const OptimOptions& opt
         longest = std::max(longest, pieces_.back().numel);
       }
     }
-    if (stack.device().is_cuda() && shards.stage() < 3)
+    if (stack.device().is_cuda() && !shards.placement().values.sliced)
       staging_ = std::make_unique<Staging>(stack.device(), shards.sum_type(), type, longest);
     slices_ = std::make_unique<SliceUpdate>(
         std::move(all), longest,
@@ -192,7 +193,7 @@ void ZeroUpdate::walk(bool values_change,
       const std::string& name = tier_->arrays()[std::size_t(one.array)].name;
       tier_->give_back(one, name != "grad" && (values_change || name != "master"));
     }
-    if (values_change && shards_.stage() < 3 &&
+    if (values_change && !shards_.placement().values.sliced &&
         (i + 1 == pieces_.size() || pieces_[i + 1].group != piece.group))
       shards_.publish(piece.group);
   }
@@ -205,7 +206,7 @@ void ZeroUpdate::put_values(std::size_t i, const at::Tensor& masters) {
     const Tier::Run run{array, piece.group, piece.begin, piece.numel};
     tier_->blank(run).copy_(masters);
     tier_->give_back(run, true);
-  } else if (shards_.stage() < 3 && tier_->find("master") >= 0) {
+  } else if (!shards_.placement().values.sliced && tier_->find("master") >= 0) {
     at::Tensor values = shards_.values(piece.group).narrow(0, piece.begin, piece.numel);
     staging_ ? staging_->send(i, masters, values) : void(values.copy_(masters));
   }
@@ -326,7 +327,7 @@ void ZeroUpdate::publish() {
     const auto masters = slices_->parted_state().front().parts;
     for (int g = 0; g < int(masters.size()); ++g) shards_.values(g).copy_(masters[std::size_t(g)]);
   }
-  if (shards_.stage() < 3) shards_.publish();
+  if (!shards_.placement().values.sliced) shards_.publish();
 }
 
 }  // namespace echelon

@@ -27,7 +27,8 @@ class ZeroUpdate final : public Update {
   ~ZeroUpdate() override;
   // The arrays that a tier must have for it; `sums` is the type in which gradients are summed.
   static std::vector<Tier::Array> arrays(const OptimOptions& options, at::ScalarType type,
-                                         at::ScalarType sums, int stage, at::Device device);
+                                         at::ScalarType sums, const Placement& placement,
+                                         at::Device device);
 
   void load(const ValueSource& source) override;
   const at::Tensor& rate() const override { return slices_->rate(); }
