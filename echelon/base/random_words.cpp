@@ -4,7 +4,7 @@
 #include <array>
 #include <cstddef>
 
-#include "echelon/base/clones.h"
+#include "echelon/kernels/cpu/clones.h"
 #include "echelon/base/random.h"
 
 namespace echelon {

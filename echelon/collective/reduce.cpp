@@ -20,7 +20,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "echelon/base/clones.h"
+#include "echelon/kernels/cpu/clones.h"
 #include "echelon/base/error.h"
 
 #if defined(__x86_64__)

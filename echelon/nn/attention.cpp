@@ -34,18 +34,31 @@ Kernel kernel_for(at::Device device, at::ScalarType type, std::int64_t head_widt
   return head_width <= 128 ? Kernel::cudnn : Kernel::flash;
 }
 
-Kernel kernel_for(const at::Tensor& qkv, std::int64_t heads) {
-  return kernel_for(qkv.device(), qkv.scalar_type(), qkv.size(2) / 3 / heads);
+Kernel kernel_for(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_heads) {
+  return kernel_for(qkv.device(), qkv.scalar_type(), qkv.size(2) / (heads + 2 * kv_heads));
 }
 
 struct Heads {
-  at::Tensor q, k, v;  // [batch, heads, tokens, head width], views
+  at::Tensor q, k, v;  // [batch, heads, tokens, head width]
 };
 
-Heads split(const at::Tensor& qkv, std::int64_t heads) {
-  const auto batch = qkv.size(0), tokens = qkv.size(1), width = qkv.size(2) / 3;
-  const auto parts = qkv.view({batch, tokens, 3, heads, width / heads}).permute({2, 0, 3, 1, 4});
-  return {parts.select(0, 0), parts.select(0, 1), parts.select(0, 2)};
+// [batch, kv heads, tokens, head width] -> [batch, heads, tokens, head width]; itself if it has as
+// many heads.
+at::Tensor repeat_heads(const at::Tensor& x, std::int64_t heads) {
+  return x.size(1) == heads ? x : x.repeat_interleave(heads / x.size(1), 1);
+}
+
+// The gradient of repeat_heads.
+at::Tensor sum_heads(const at::Tensor& grad, std::int64_t kv_heads) {
+  if (grad.size(1) == kv_heads) return grad;
+  return grad.unflatten(1, {kv_heads, grad.size(1) / kv_heads}).sum(2);
+}
+
+// Views, except keys and values that are repeated.
+Heads split(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_heads) {
+  const auto parts = qkv.unflatten(2, {heads + 2 * kv_heads, -1}).transpose(1, 2);
+  return {parts.narrow(1, 0, heads), repeat_heads(parts.narrow(1, heads, kv_heads), heads),
+          repeat_heads(parts.narrow(1, heads + kv_heads, kv_heads), heads)};
 }
 
 // [batch, heads, tokens, head width] -> [batch, tokens, width]; free where a kernel lays its output
@@ -73,15 +86,19 @@ Heads plain_backward(const at::Tensor& grad, const Heads& heads, const at::Tenso
 
 }  // namespace
 
-at::Tensor attention(const at::Tensor& qkv, std::int64_t heads, std::vector<at::Tensor>& saved) {
-  const auto [q, k, v] = split(qkv, heads);
+at::Tensor attention(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_heads,
+                     std::vector<at::Tensor>& saved) {
+  const Kernel kernel = kernel_for(qkv, heads, kv_heads);
+  if (kernel == Kernel::own) {
+    auto [out, lse] = attention_cpu(qkv.contiguous(), heads, kv_heads);
+    saved.insert(saved.end(), {lse, {}, {}, {}, {}});
+    return out;
+  }
+  const auto [q, k, v] = split(qkv, heads, kv_heads);
   constexpr bool causal = true;
-  switch (kernel_for(qkv, heads)) {
-    case Kernel::own: {
-      auto [out, lse] = attention_cpu(qkv.contiguous(), heads);
-      saved.insert(saved.end(), {lse, {}, {}, {}, {}});
-      return out;
-    }
+  switch (kernel) {
+    case Kernel::own:
+      break;
     case Kernel::cpu_flash: {
       auto [out, lse] = at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal);
       saved.insert(saved.end(), {lse, {}, {}, {}, {}});
@@ -116,8 +133,14 @@ at::Tensor attention(const at::Tensor& qkv, std::int64_t heads, std::vector<at::
 }
 
 at::Tensor attention_backward(const at::Tensor& grad_out, const at::Tensor& qkv,
-                              const at::Tensor& out, std::int64_t heads, const at::Tensor* saved) {
-  const auto [q, k, v] = split(qkv, heads);
+                              const at::Tensor& out, std::int64_t heads, std::int64_t kv_heads,
+                              const at::Tensor* saved) {
+  const Kernel kernel = kernel_for(qkv, heads, kv_heads);
+  if (kernel == Kernel::own) {
+    return attention_cpu_backward(grad_out.contiguous(), qkv.contiguous(), {out, saved[0]}, heads,
+                                  kv_heads);
+  }
+  const auto [q, k, v] = split(qkv, heads, kv_heads);
   const auto by_head = [&](const at::Tensor& x) {
     return x.view({x.size(0), x.size(1), heads, x.size(2) / heads}).transpose(1, 2);
   };
@@ -127,9 +150,9 @@ at::Tensor attention_backward(const at::Tensor& grad_out, const at::Tensor& qkv,
   const auto tokens = qkv.size(1);
   constexpr bool causal = true;
   at::Tensor grad_q, grad_k, grad_v;
-  switch (kernel_for(qkv, heads)) {
+  switch (kernel) {
     case Kernel::own:
-      return attention_cpu_backward(grad_out.contiguous(), qkv.contiguous(), {out, lse}, heads);
+      break;
     case Kernel::cpu_flash:
       std::tie(grad_q, grad_k, grad_v) = at::_scaled_dot_product_flash_attention_for_cpu_backward(
           grad, q, k, v, o, lse, 0.0, causal);
@@ -155,7 +178,8 @@ at::Tensor attention_backward(const at::Tensor& grad_out, const at::Tensor& qkv,
       break;
     }
   }
-  return at::cat({merge(grad_q), merge(grad_k), merge(grad_v)}, 2);
+  return at::cat(
+      {merge(grad_q), merge(sum_heads(grad_k, kv_heads)), merge(sum_heads(grad_v, kv_heads))}, 2);
 }
 
 std::string attention_kernel(at::Device device, at::ScalarType type, std::int64_t head_width) {

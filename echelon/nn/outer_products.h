@@ -1,9 +1,7 @@
 // The sum of outer products x[n]^T y[n] over the rows n of two matrices, which is the gradient of a
-// weight, in fp32 on a CPU. Both are read as they lie: a library's product of general matrices
-// copies them first into an order that suits any transposition, and MKL's has no AVX-512 on
-// processors that are not Intel's (outer_products.cpp has the algorithm). The same input gives the
-// same bits with any number of threads, and an element of the result those it has in any cut of the
-// columns of x or y.
+// weight, in fp32 on a CPU, by our own kernel (kernels/cpu/outer_products.h). The same input gives
+// the same bits with any number of threads, and an element of the result those it has in any cut of
+// the columns of x or y.
 #pragma once
 
 #include <ATen/core/Tensor.h>

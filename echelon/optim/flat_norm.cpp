@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "echelon/base/clones.h"
+#include "echelon/kernels/cpu/clones.h"
 #include "echelon/nn/parallel_over.h"
 
 namespace echelon {

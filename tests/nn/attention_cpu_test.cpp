@@ -29,9 +29,14 @@ struct Result {
   at::Tensor out, grad_qkv;
 };
 
+Result grouped(const at::Tensor& qkv, const at::Tensor& grad, std::int64_t heads,
+               std::int64_t kv_heads) {
+  const Attended attended = attention_cpu(qkv, heads, kv_heads);
+  return {attended.out, attention_cpu_backward(grad, qkv, attended, heads, kv_heads)};
+}
+
 Result ours(const at::Tensor& qkv, const at::Tensor& grad, std::int64_t heads) {
-  const Attended attended = attention_cpu(qkv, heads);
-  return {attended.out, attention_cpu_backward(grad, qkv, attended, heads)};
+  return grouped(qkv, grad, heads, heads);
 }
 
 struct Parts {
@@ -89,14 +94,49 @@ TEST(AttentionCpu, IsThePlainFormulaAtOddSizes) {
 TEST(AttentionCpu, IsWhatFloatsOnACpuGet) {
   const at::Tensor qkv = noise({2, 50, 3 * 48}, 1), grad = noise({2, 50, 48}, 2);
   std::vector<at::Tensor> saved;
-  const at::Tensor out = attention(qkv, 2, saved);
+  const at::Tensor out = attention(qkv, 2, 2, saved);
   const Result expected = ours(qkv, grad, 2);
   EXPECT_TRUE(at::equal(out, expected.out));
-  EXPECT_TRUE(at::equal(attention_backward(grad, qkv, out, 2, saved.data()), expected.grad_qkv));
+  EXPECT_TRUE(at::equal(attention_backward(grad, qkv, out, 2, 2, saved.data()), expected.grad_qkv));
   EXPECT_EQ(attention_kernel(at::kCPU, at::kFloat, 24), "Echelon (CPU)");
   EXPECT_EQ(attention_kernel(at::kCPU, at::kFloat, 257), "flash (CPU)");
   EXPECT_EQ(attention_kernel(at::kCPU, at::kDouble, 24), "flash (CPU)");
   EXPECT_EQ(attention_kernel(at::kCPU, at::kBFloat16, 24), "flash (CPU)");
+}
+
+// qkv of `kv_heads` heads with its keys and values repeated for every query head.
+at::Tensor repeated(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_heads) {
+  const at::Tensor parts = qkv.unflatten(2, {heads + 2 * kv_heads, -1});
+  return at::cat({parts.narrow(2, 0, heads),
+                  parts.narrow(2, heads, 2 * kv_heads).repeat_interleave(heads / kv_heads, 2)},
+                 2)
+      .flatten(2);
+}
+
+TEST(AttentionCpu, SharesKeysAndValuesBetweenGroupedQueries) {
+  constexpr std::int64_t batch = 2, tokens = 101, heads = 6, head_width = 20;
+  for (const std::int64_t kv_heads : {1, 2, 3, 6}) {
+    const at::Tensor qkv = noise({batch, tokens, (heads + 2 * kv_heads) * head_width}, 1),
+                     grad = noise({batch, tokens, heads * head_width}, 2);
+    const Result actual = grouped(qkv, grad, heads, kv_heads);
+    const at::Tensor leaf = qkv.to(at::kDouble).set_requires_grad(true);
+    const at::Tensor all = repeated(leaf, heads, kv_heads);
+    const Result expected = plain(all.detach(), grad, heads);
+    all.backward(expected.grad_qkv);
+    EXPECT_TRUE(close(actual.out, expected.out, 1e-6)) << kv_heads << " key/value heads";
+    EXPECT_TRUE(close(actual.grad_qkv, leaf.grad(), 4e-6)) << kv_heads << " key/value heads";
+    EXPECT_TRUE(at::equal(actual.out, ours(repeated(qkv, heads, kv_heads), grad, heads).out))
+        << kv_heads << " key/value heads";
+    // Through torch's kernel, which takes as many of both.
+    std::vector<at::Tensor> saved;
+    const at::Tensor in_doubles = qkv.to(at::kDouble), grad_doubles = grad.to(at::kDouble);
+    const at::Tensor out = attention(in_doubles, heads, kv_heads, saved);
+    EXPECT_TRUE(close(out, expected.out, 1e-12)) << kv_heads << " key/value heads";
+    EXPECT_TRUE(
+        close(attention_backward(grad_doubles, in_doubles, out, heads, kv_heads, saved.data()),
+              leaf.grad(), 1e-12))
+        << kv_heads << " key/value heads";
+  }
 }
 
 TEST(AttentionCpu, HasTheSameBitsWithAnyNumberOfThreads) {
@@ -116,15 +156,15 @@ TEST(AttentionCpu, HasTheSameBitsWithAnyNumberOfThreads) {
 TEST(AttentionCpu, SeesNothingOfTheFuture) {
   constexpr std::int64_t tokens = 200;
   const at::Tensor qkv = noise({1, tokens, 3 * 2 * 24}, 1);
-  const at::Tensor before = attention_cpu(qkv, 2).out;
+  const at::Tensor before = attention_cpu(qkv, 2, 2).out;
   for (const std::int64_t now : {1, 5, 16, 47, 48, 95, 97, 144, 199}) {
     at::Tensor changed = qkv.clone();
     changed.narrow(1, now, tokens - now).mul_(-50);
     EXPECT_TRUE(
-        at::equal(attention_cpu(changed, 2).out.narrow(1, 0, now), before.narrow(1, 0, now)))
+        at::equal(attention_cpu(changed, 2, 2).out.narrow(1, 0, now), before.narrow(1, 0, now)))
         << "token " << now;
     const at::Tensor shorter = qkv.narrow(1, 0, now).contiguous();
-    EXPECT_TRUE(at::equal(attention_cpu(shorter, 2).out, before.narrow(1, 0, now)))
+    EXPECT_TRUE(at::equal(attention_cpu(shorter, 2, 2).out, before.narrow(1, 0, now)))
         << now << " tokens";
   }
 }

@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "echelon/base/clones.h"
+#include "echelon/kernels/cpu/clones.h"
 
 #ifdef ECHELON_HAS_CLONES
 #define ECHELON_LANES_FUNCTION(function, Arguments, kernel)                             \
@@ -30,7 +30,7 @@
   void function(const Arguments& arguments) { kernel<Lanes<4>>(arguments); }
 #endif
 
-namespace echelon {
+namespace echelon::kernels::cpu {
 
 template <int count>
 struct Lanes {
@@ -88,4 +88,4 @@ ECHELON_INLINE Floats<L> exp2(Floats<L> x) {
   return p * __builtin_bit_cast(Floats<L>, exponent);
 }
 
-}  // namespace echelon
+}  // namespace echelon::kernels::cpu

@@ -1,0 +1,426 @@
+// One head of one sequence at a time, in blocks of queries and keys (Dao et al., "FlashAttention",
+// 2022). Weights lie with a key to a row and a query to a lane, so that what softmax does to one
+// query it does to sixteen at once. All products, two in the forward and five in the backward, are
+// of one kind: six rows times sixteen columns, where the left factor is read number by number,
+// along a row or down a column, and only the right one by lanes. So q and the output's gradient are
+// transposed (for k q^T and v grad^T), everything else is used as it lies.
+//
+// Rows come in sixes and columns in sixteens: heads and blocks are padded, and what is computed in
+// the padding is masked, as the future is, or not copied out.
+#include "echelon/kernels/cpu/attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numbers>
+#include <utility>
+
+#include "echelon/kernels/cpu/lanes.h"
+
+namespace echelon::kernels::cpu {
+namespace {
+
+using Size = std::int64_t;
+
+constexpr Size tile_rows = 6, tile_columns = 16;
+// A block's weights and what they are multiplied with fit the first two caches.
+constexpr Size query_block = 48, key_block = 96;
+static_assert(query_block % tile_columns == 0 && query_block % tile_rows == 0);
+// A block of keys that begins early enough for one query of a block does so for all of them.
+static_assert(key_block % query_block == 0);
+constexpr Size weights_size = key_block * query_block;
+
+constexpr float infinity = std::numeric_limits<float>::infinity();
+
+constexpr Size round_up(Size n, Size to) { return (n + to - 1) / to * to; }
+
+// One head of one sequence.
+struct Head {
+  Size tokens, width;
+
+  Size padded_tokens() const { return round_up(tokens, query_block); }
+  Size padded_width() const { return round_up(width, tile_columns); }
+  float scale() const { return 1 / std::sqrt(static_cast<float>(width)); }
+  float scale_to_log2() const { return scale() * std::numbers::log2e_v<float>; }
+  Size keys_size() const { return padded_tokens() * padded_width(); }
+  Size queries_size() const { return query_block * padded_width(); }
+};
+
+template <class L>
+struct Tile {
+  static constexpr int registers = tile_columns / L::width;  // of a row
+  Floats<L> at[tile_rows][registers];
+};
+
+// For every register of a tile, with its row and its number in that.
+#define EACH_OF_TILE                                                \
+  _Pragma("GCC unroll 6") for (int row = 0; row < tile_rows; ++row) \
+      _Pragma("GCC unroll 4") for (int i = 0; i < Tile<L>::registers; ++i)
+
+template <class L>
+ECHELON_INLINE Tile<L> load_tile(const float* from, Size stride) {
+  Tile<L> tile;
+  EACH_OF_TILE tile.at[row][i] = load<L>(from + row * stride + i * L::width);
+  return tile;
+}
+
+template <class L>
+ECHELON_INLINE void store_tile(float* to, Size stride, const Tile<L>& tile) {
+  EACH_OF_TILE store<L>(to + row * stride + i * L::width, tile.at[row][i]);
+}
+
+// tile + left * right, where left[row][k] is at row * left_row + k * left_step and the sixteen of
+// right[k] are at k * right_step.
+template <class L>
+ECHELON_INLINE Tile<L> add_product(Tile<L> tile, const float* left, Size left_row, Size left_step,
+                                   const float* right, Size right_step, Size length) {
+  for (Size k = 0; k < length; ++k, left += left_step, right += right_step) {
+    Floats<L> factor[Tile<L>::registers];
+#pragma GCC unroll 4
+    for (int i = 0; i < Tile<L>::registers; ++i) factor[i] = load<L>(right + i * L::width);
+    EACH_OF_TILE tile.at[row][i] += left[row * left_row] * factor[i];
+  }
+  return tile;
+}
+
+// 2^x for x up to 0; below what exp2 can do it is 0.
+template <class L>
+ECHELON_INLINE Floats<L> weight(Floats<L> x) {
+  return x < -126.0f ? Floats<L>{} : exp2<L>(x);
+}
+
+// Sets `value` where a query comes before its key; the tile's are those from `query` and `key` on.
+template <class L>
+ECHELON_INLINE void set_future(Tile<L>& tile, Size key, Size query, float value) {
+  if (key + tile_rows <= query + 1) return;
+  alignas(64) constexpr float numbers[tile_columns] = {0, 1, 2,  3,  4,  5,  6,  7,
+                                                       8, 9, 10, 11, 12, 13, 14, 15};
+  EACH_OF_TILE {
+    const auto earlier = static_cast<float>(key + row - query);
+    tile.at[row][i] = load<L>(numbers + i * L::width) < earlier ? all<L>(value) : tile.at[row][i];
+  }
+}
+
+// Rows of `width` to rows padded with zeros, and rows of zeros after them.
+template <class L>
+ECHELON_INLINE void pack(float* to, Size padded_rows, TokenRows<const float> rows_in, Size rows,
+                         const Head& head) {
+  const Size padded = head.padded_width(), whole = head.width / L::width * L::width;
+  const float* from = rows_in.data;
+  for (Size row = 0; row < rows; ++row, to += padded, from += rows_in.stride) {
+    for (Size column = 0; column < whole; column += L::width)
+      store<L>(to + column, load<L>(from + column));
+    std::fill(std::copy(from + whole, from + head.width, to + whole), to + padded, 0.0f);
+  }
+  std::fill(to, to + (padded_rows - rows) * padded, 0.0f);
+}
+
+template <class L>
+ECHELON_INLINE void unpack_row(float* to, const float* from, float factor, const Head& head) {
+  Size column = 0;
+  for (; column + L::width <= head.width; column += L::width)
+    store<L>(to + column, load<L>(from + column) * factor);
+  for (; column < head.width; ++column) to[column] = from[column] * factor;
+}
+
+// Turns a square of numbers, a row a register: row and column are the two halves of a number's
+// address, and each round rotates that by one bit.
+template <class L, std::size_t... i>
+ECHELON_INLINE void turn(Floats<L>* x, std::index_sequence<i...>) {
+  constexpr int width = L::width, half = width / 2;
+  Floats<L> y[width];
+#pragma GCC unroll 4
+  for (int round = 1; round < width; round *= 2) {
+#pragma GCC unroll 8
+    for (int r = 0; r < half; ++r) {
+      y[2 * r] = __builtin_shufflevector(x[r], x[r + half], (i % 2 * width + i / 2)...);
+      y[2 * r + 1] = __builtin_shufflevector(x[r], x[r + half], (i % 2 * width + i / 2 + half)...);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < width; ++r) x[r] = y[r];
+  }
+}
+
+// A block of packed queries, times a factor: sixteen of them become [padded width][sixteen].
+template <class L>
+ECHELON_INLINE void transpose(float* to, const float* from, float factor, const Head& head) {
+  const Size width = head.padded_width();
+  for (Size group = 0; group < query_block; group += tile_columns, to += tile_columns * width)
+    for (Size query = 0; query < tile_columns; query += L::width)
+      for (Size column = 0; column < width; column += L::width) {
+        Floats<L> x[L::width];
+#pragma GCC unroll 16
+        for (int r = 0; r < L::width; ++r)
+          x[r] = load<L>(from + (group + query + r) * width + column) * factor;
+        turn<L>(x, std::make_index_sequence<L::width>());
+#pragma GCC unroll 16
+        for (int r = 0; r < L::width; ++r) store<L>(to + (column + r) * tile_columns + query, x[r]);
+      }
+}
+
+// x . y, with a sum a lane.
+template <class L>
+ECHELON_INLINE float dot(const float* x, const float* y, Size length) {
+  Floats<L> sums{};
+  Size i = 0;
+  for (; i + L::width <= length; i += L::width) sums += load<L>(x + i) * load<L>(y + i);
+  sums += load<L>(x + i, length - i) * load<L>(y + i, length - i);
+  float sum = 0;
+  for (int lane = 0; lane < L::width; ++lane) sum += sums[lane];
+  return sum;
+}
+
+// Rows that begin with one head's first element at one token.
+template <class T>
+ECHELON_INLINE TokenRows<T> rows_from(TokenRows<T> rows, Size token, Size column = 0) {
+  return {rows.data + token * rows.stride + column, rows.stride};
+}
+
+struct Forward {
+  Head head;
+  TokenRows<const float> q, k, v;  // of the head's first token, as everything here
+  TokenRows<float> out;
+  float *lse, *scratch;
+  bool packed;  // the scratch has these keys and values already, for the query head before
+};
+
+Size forward_scratch(const Head& head) {
+  return 2 * head.keys_size() + 3 * head.queries_size() + weights_size;
+}
+
+// Online softmax: `highest` score and `total` of the weights so far, which shrink by `factor`
+// whenever a block has a higher score.
+template <class L>
+ECHELON_INLINE void forward_kernel(const Forward& a) {
+  const Head head = a.head;
+  const Size width = head.padded_width();
+  float* const keys = a.scratch;
+  float* const values = keys + head.keys_size();
+  float* const queries = values + head.keys_size();
+  float* const turned = queries + head.queries_size();
+  float* const sums = turned + head.queries_size();
+  float* const weights = sums + head.queries_size();
+  alignas(64) float highest[query_block], total[query_block], factor[query_block] = {};
+  if (!a.packed) {
+    pack<L>(keys, head.padded_tokens(), a.k, head.tokens, head);
+    pack<L>(values, head.padded_tokens(), a.v, head.tokens, head);
+  }
+  for (Size first = 0; first < head.tokens; first += query_block) {
+    const Size count = std::min(query_block, head.tokens - first);
+    pack<L>(queries, query_block, rows_from(a.q, first), count, head);
+    transpose<L>(turned, queries, head.scale_to_log2(), head);
+    std::fill(sums, sums + head.queries_size(), 0.0f);
+    std::fill(highest, highest + query_block, -infinity);
+    std::fill(total, total + query_block, 0.0f);
+    // Tiles of rows reach beyond those of columns, which are all that is written.
+    if (count < query_block) std::fill(weights, weights + weights_size, 0.0f);
+    for (Size first_key = 0; first_key < first + count; first_key += key_block) {
+      const Size before = first - first_key;  // keys of this block before the first query
+      for (Size query = 0; query < count; query += tile_columns) {
+        const Size end = std::min(key_block, before + query + tile_columns);
+        Floats<L> high[Tile<L>::registers];
+        for (int i = 0; i < Tile<L>::registers; ++i)
+          high[i] = load<L>(highest + query + i * L::width);
+        for (Size key = 0; key < end; key += tile_rows) {
+          auto scores = add_product<L>({}, keys + (first_key + key) * width, width, 1,
+                                       turned + query * width, tile_columns, width);
+          set_future<L>(scores, key, before + query, -infinity);
+          EACH_OF_TILE high[i] = high[i] > scores.at[row][i] ? high[i] : scores.at[row][i];
+          store_tile<L>(weights + key * query_block + query, query_block, scores);
+        }
+        for (int i = 0; i < Tile<L>::registers; ++i) {
+          const Size lane = query + i * L::width;
+          const Floats<L> shrink = weight<L>(load<L>(highest + lane) - high[i]);
+          Floats<L> sum = load<L>(total + lane) * shrink;
+          for (Size key = 0; key < round_up(end, tile_rows); ++key) {
+            float* const at = weights + key * query_block + lane;
+            const Floats<L> w = weight<L>(load<L>(at) - high[i]);
+            sum += w;
+            store<L>(at, w);
+          }
+          store<L>(highest + lane, high[i]);
+          store<L>(total + lane, sum);
+          store<L>(factor + lane, shrink);
+        }
+      }
+      for (Size column = 0; column < width; column += tile_columns)
+        for (Size query = 0; query < count; query += tile_rows) {
+          float* const at = sums + query * width + column;
+          auto tile = load_tile<L>(at, width);
+          EACH_OF_TILE tile.at[row][i] *= factor[query + row];
+          tile = add_product<L>(tile, weights + query, 1, query_block,
+                                values + first_key * width + column, width,
+                                std::min(key_block, before + query + tile_rows));
+          store_tile<L>(at, width, tile);
+        }
+    }
+    for (Size query = 0; query < count; ++query) {
+      unpack_row<L>(rows_from(a.out, first + query).data, sums + query * width, 1 / total[query],
+                    head);
+      a.lse[first + query] = highest[query] + std::log2(total[query]);
+    }
+  }
+}
+ECHELON_LANES_FUNCTION(forward, Forward, forward_kernel)
+
+// One head of keys and values, and the query heads that read it, which lie side by side.
+struct Backward {
+  Head head;
+  Size query_heads;
+  TokenRows<const float> grad, q, k, v, out;
+  const float* lse;
+  TokenRows<float> grad_q, grad_k, grad_v;
+  float* scratch;
+};
+
+Size backward_scratch(const Head& head) {
+  return 4 * head.keys_size() + 5 * head.queries_size() + 2 * weights_size;
+}
+
+// For scores s = scale * k q^T with weights w = softmax(s): grad_v = w grad, grad_w = v grad^T,
+// grad_s = w * (grad_w - sum(out * grad)), grad_k = scale * grad_s q, grad_q = scale * grad_s^T k.
+template <class L>
+ECHELON_INLINE void backward_kernel(const Backward& a) {
+  const Head head = a.head;
+  const Size width = head.padded_width();
+  float* const keys = a.scratch;
+  float* const values = keys + head.keys_size();
+  float* const grad_keys = values + head.keys_size();
+  float* const grad_values = grad_keys + head.keys_size();
+  float* const queries = grad_values + head.keys_size();
+  float* const turned = queries + head.queries_size();
+  float* const grads = turned + head.queries_size();
+  float* const turned_grads = grads + head.queries_size();
+  float* const grad_queries = turned_grads + head.queries_size();
+  float* const weights = grad_queries + head.queries_size();
+  float* const grad_scores = weights + weights_size;
+  alignas(64) float lse[query_block], out_grad[query_block];
+  pack<L>(keys, head.padded_tokens(), a.k, head.tokens, head);
+  pack<L>(values, head.padded_tokens(), a.v, head.tokens, head);
+  std::fill(grad_keys, grad_keys + 2 * head.keys_size(), 0.0f);
+  for (Size h = 0; h < a.query_heads; ++h) {
+    const Size column_of_head = h * head.width;
+    for (Size first = 0; first < head.tokens; first += query_block) {
+      const Size count = std::min(query_block, head.tokens - first);
+      pack<L>(queries, query_block, rows_from(a.q, first, column_of_head), count, head);
+      pack<L>(grads, query_block, rows_from(a.grad, first, column_of_head), count, head);
+      transpose<L>(turned, queries, head.scale_to_log2(), head);
+      transpose<L>(turned_grads, grads, 1, head);
+      std::fill(grad_queries, grad_queries + head.queries_size(), 0.0f);
+      std::fill(std::copy_n(a.lse + h * head.tokens + first, count, lse), lse + query_block, 0.0f);
+      std::fill(out_grad, out_grad + query_block, 0.0f);
+      if (count < query_block) std::fill(weights, weights + 2 * weights_size, 0.0f);
+      for (Size query = 0; query < count; ++query)
+        out_grad[query] = dot<L>(rows_from(a.out, first + query, column_of_head).data,
+                                 grads + query * width, head.width);
+      for (Size first_key = 0; first_key < first + count; first_key += key_block) {
+        const Size before = first - first_key;
+        for (Size query = 0; query < count; query += tile_columns) {
+          const Size end = std::min(key_block, before + query + tile_columns);
+          for (Size key = 0; key < end; key += tile_rows) {
+            const Size place = key * query_block + query, row_of_keys = (first_key + key) * width;
+            auto tile = add_product<L>({}, keys + row_of_keys, width, 1, turned + query * width,
+                                       tile_columns, width);
+            EACH_OF_TILE tile.at[row][i] =
+                weight<L>(tile.at[row][i] - load<L>(lse + query + i * L::width));
+            set_future<L>(tile, key, before + query, 0);
+            store_tile<L>(weights + place, query_block, tile);
+            auto slopes = add_product<L>({}, values + row_of_keys, width, 1,
+                                         turned_grads + query * width, tile_columns, width);
+            tile = load_tile<L>(weights + place, query_block);
+            EACH_OF_TILE tile.at[row][i] *=
+                slopes.at[row][i] - load<L>(out_grad + query + i * L::width);
+            store_tile<L>(grad_scores + place, query_block, tile);
+          }
+        }
+        for (Size column = 0; column < width; column += tile_columns) {
+          for (Size key = 0; key < std::min(key_block, before + count); key += tile_rows) {
+            // Queries before the key have no weight.
+            const Size query = std::max<Size>(0, key - before), place = key * query_block + query;
+            float* at = grad_values + (first_key + key) * width + column;
+            store_tile<L>(at, width,
+                          add_product<L>(load_tile<L>(at, width), weights + place, query_block, 1,
+                                         grads + query * width + column, width, count - query));
+            at = grad_keys + (first_key + key) * width + column;
+            store_tile<L>(
+                at, width,
+                add_product<L>(load_tile<L>(at, width), grad_scores + place, query_block, 1,
+                               queries + query * width + column, width, count - query));
+          }
+          for (Size query = 0; query < count; query += tile_rows) {
+            float* const at = grad_queries + query * width + column;
+            store_tile<L>(at, width,
+                          add_product<L>(load_tile<L>(at, width), grad_scores + query, 1,
+                                         query_block, keys + first_key * width + column, width,
+                                         std::min(key_block, before + query + tile_rows)));
+          }
+        }
+      }
+      for (Size query = 0; query < count; ++query)
+        unpack_row<L>(rows_from(a.grad_q, first + query, column_of_head).data,
+                      grad_queries + query * width, head.scale(), head);
+    }
+  }
+  for (Size key = 0; key < head.tokens; ++key) {
+    unpack_row<L>(rows_from(a.grad_k, key).data, grad_keys + key * width, head.scale(), head);
+    unpack_row<L>(rows_from(a.grad_v, key).data, grad_values + key * width, 1, head);
+  }
+}
+ECHELON_LANES_FUNCTION(backward, Backward, backward_kernel)
+
+Head head_of(const AttentionShape& shape) { return {shape.tokens, shape.head_width}; }
+
+}  // namespace
+
+Size attention_forward_scratch(const AttentionShape& shape) {
+  return forward_scratch(head_of(shape));
+}
+
+Size attention_backward_scratch(const AttentionShape& shape) {
+  return backward_scratch(head_of(shape));
+}
+
+void attention_forward(const AttentionForward<float>& a, Size begin, Size end, float* scratch) {
+  const AttentionShape& shape = a.shape;
+  Size packed = -1;  // the unit of keys and values that is in the scratch
+  for (Size unit = begin; unit < end; ++unit) {
+    const Size sequence = unit / shape.query_heads, head = unit % shape.query_heads,
+               kv_head = head / shape.queries_per_kv();
+    const Size token = sequence * shape.tokens, column = head * shape.head_width,
+               kv_column = kv_head * shape.head_width,
+               kv_unit = sequence * shape.kv_heads + kv_head;
+    forward({.head = head_of(shape),
+             .q = rows_from(a.q, token, column),
+             .k = rows_from(a.k, token, kv_column),
+             .v = rows_from(a.v, token, kv_column),
+             .out = rows_from(a.out, token, column),
+             .lse = a.lse + unit * shape.tokens,
+             .scratch = scratch,
+             .packed = kv_unit == packed});
+    packed = kv_unit;
+  }
+}
+
+void attention_backward(const AttentionBackward<float>& a, Size begin, Size end, float* scratch) {
+  const AttentionShape& shape = a.shape;
+  const Size group = shape.queries_per_kv();
+  for (Size unit = begin; unit < end; ++unit) {
+    const Size sequence = unit / shape.kv_heads, kv_head = unit % shape.kv_heads;
+    const Size token = sequence * shape.tokens, kv_column = kv_head * shape.head_width,
+               column = group * kv_column;
+    backward({.head = head_of(shape),
+              .query_heads = group,
+              .grad = rows_from(a.grad_out, token, column),
+              .q = rows_from(a.q, token, column),
+              .k = rows_from(a.k, token, kv_column),
+              .v = rows_from(a.v, token, kv_column),
+              .out = rows_from(a.out, token, column),
+              .lse = a.lse + unit * group * shape.tokens,
+              .grad_q = rows_from(a.grad_q, token, column),
+              .grad_k = rows_from(a.grad_k, token, kv_column),
+              .grad_v = rows_from(a.grad_v, token, kv_column),
+              .scratch = scratch});
+  }
+}
+
+}  // namespace echelon::kernels::cpu
