@@ -97,6 +97,9 @@ void check_options(const Fields& fields);
 enum class Comments { no, yes };
 std::string to_toml(const Fields& fields, Comments comments);
 
+// A field's value as --set takes it.
+std::string text_of(const Fields::Field& field);
+
 // A Markdown table of every key: default, allowed, meaning.
 std::string to_markdown(const Fields& fields);
 

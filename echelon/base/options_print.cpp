@@ -149,6 +149,11 @@ std::string to_toml(const Fields& fields, Comments comments) {
   return text;
 }
 
+std::string text_of(const Fields::Field& field) {
+  if (const auto* text = std::get_if<std::string*>(&field.value)) return **text;
+  return toml_value(field.value);
+}
+
 std::string to_markdown(const Fields& fields) {
   std::string text = "| key | default | allowed | meaning |\n|---|---|---|---|\n";
   for (const auto& field : fields.all()) {

@@ -13,6 +13,7 @@
 #include "echelon/comm/texts.h"
 #include "echelon/job/job.h"
 #include "echelon/job/option_difference.h"
+#include "echelon/job/rules.h"
 #include "echelon/job/run_directory.h"
 #include "echelon/job/server_job.h"
 #include "echelon/models/family.h"
@@ -22,153 +23,10 @@
 #include "echelon/parallel/pipeline/balance.h"
 #include "echelon/plan/compute_type.h"
 #include "echelon/plan/mesh_layout.h"
-#include "echelon/plan/rules.h"
 #include "echelon/train/trainer.h"
 
 namespace echelon {
 namespace {
-
-// "set pipeline.schedule=1f1b and pipeline.chunks=1": the defaults of those among these options
-// that have other values. To leave an option out is no advice for a run that goes on: it takes them
-// from its own configuration.
-std::string set_as_by_default(JobOptions options, const std::vector<std::string_view>& keys) {
-  JobOptions plain;
-  std::vector<std::string> set;
-  for (auto [key, mine, usual] : differences(to_toml(fields_of(options), Comments::no),
-                                             to_toml(fields_of(plain), Comments::no), Among::ranks))
-    if (std::ranges::find(keys, key) != keys.end()) {
-      std::erase(usual, '"');
-      set.push_back(fmt::format("{}={}", key, usual));
-    }
-  return fmt::format("set {}", fmt::join(set, " and "));
-}
-
-// Options that would do nothing, or contradict each other.
-void check_combination(const JobRequest& request, int ranks) {
-  const auto& options = request.options;
-  // "{}" in `why` is what to set in place of these options.
-  const auto refuse = [&](bool wrong, std::string_view why,
-                          const std::vector<std::string_view>& instead = {}) {
-    if (wrong)
-      throw InvalidArgument(fmt::format(fmt::runtime(why), set_as_by_default(options, instead)));
-  };
-  const bool servers = options.server.count > 0;
-  const bool cpu = options.train.device == "cpu";
-  if (!request.join.empty()) {
-    refuse(!request.name.empty() || !request.summary.empty() || request.trace_sync ||
-               request.trace_pipeline,
-           "--join makes a worker of another job, which has the run: leave out --name, --json and "
-           "--trace");
-    return;
-  }
-  refuse(!servers && (options.server.mode != "sync" || options.server.place != "colocated"),
-         "server.mode and server.place are for jobs with parameter servers: set server.count too, "
-         "or {}",
-         {"server.mode", "server.place"});
-  refuse(servers && ranks == 1,
-         "server.count is for jobs of several ranks: start them with --nproc, or {}",
-         {"server.count", "server.mode", "server.place"});
-  refuse(
-      (servers || options.sync.allow_staleness > 0) && grain_of(options.optim) == Grain::parameter,
-      "optim.name=lars and lamb look at whole parameters, which parameter servers cut; use adamw or "
-      "sgd with server.count and sync.allow_staleness");
-  refuse((servers || options.sync.allow_staleness > 0) && options.train.precision == "fp16",
-         "train.precision=fp16 needs a loss scale that all ranks agree on, and parameter servers "
-         "have none; use bf16 with server.count and sync.allow_staleness");
-  refuse((servers || options.sync.allow_staleness > 0) && sums_in_fp32(options.train),
-         "train.reduce=fp32 is for ranks that reduce among themselves; parameter servers widen "
-         "gradients themselves: {} with server.count and sync.allow_staleness",
-         {"train.reduce"});
-  refuse(options.train.reduce == "fp32" && !sums_in_fp32(options.train),
-         "train.reduce=fp32 is for gradients that are narrower: set train.precision=bf16 or fp16, "
-         "or {}",
-         {"train.reduce"});
-  refuse(options.train.memory_mib > 0 && options.train.memory_mib < 1,
-         fmt::format("train.memory_mib = {} is less than a MiB, and no job fits into that: give at "
-                     "least 1, or {{}}",
-                     options.train.memory_mib),
-         {"train.memory_mib"});
-  const bool shared = options.parallel.zero > 0;
-  const bool offloads = options.zero.offload != "none";
-  const std::vector<std::string_view> shards = {"parallel.zero", "zero.offload",
-                                                "zero.offload_path", "zero.shard", "zero.scatter"};
-  refuse(
-      offloads && !shared,
-      "zero.offload keeps what parallel.zero shares out: set parallel.zero too, to 1, 2 or 3, or {}",
-      shards);
-  refuse(options.zero.offload == "disk" && options.zero.offload_path.empty(),
-         "zero.offload=disk needs a folder on a disk with room: set zero.offload_path");
-  refuse(options.zero.offload != "disk" && !options.zero.offload_path.empty(),
-         "zero.offload_path is for zero.offload=disk: set that too, or {}", {"zero.offload_path"});
-  refuse(options.zero.shard == "host" && !shared,
-         "zero.shard is for parallel.zero: set that too, or {}", {"zero.shard"});
-  refuse(shared && ranks == 1 && !options.parallel.exchange_alone && !offloads,
-         "parallel.zero shares a model's state out over ranks: start several with --nproc, keep it "
-         "elsewhere with zero.offload, or to train alone {}",
-         shards);
-  const bool in_parts = options.parallel.pipeline > 1 || options.parallel.tensor > 1;
-  const bool told = servers || options.sync.adapt || options.sync.allow_staleness > 0;
-  refuse(in_parts && told,
-         "server.count, sync.adapt and sync.allow_staleness are for ranks that each have the whole "
-         "model: with parallel.pipeline and parallel.tensor, {}",
-         {"server.count", "server.mode", "server.place", "sync.adapt", "sync.allow_staleness"});
-  refuse(in_parts && request.trace_sync,
-         "--trace sync is for ranks that each have the whole model: leave it out with "
-         "parallel.pipeline and parallel.tensor");
-  refuse(request.trace_pipeline && options.parallel.pipeline == 1,
-         "--trace pipeline shows what ranks of a pipeline do: set parallel.pipeline");
-  refuse(
-      request.trace_pipeline && !cpu,
-      "--trace pipeline tells times by the host's clock, which is ahead of a GPU: leave it out, or "
-      "set train.device=cpu");
-  const PipelineOptions plain;
-  refuse(options.parallel.pipeline == 1 &&
-             (options.pipeline.schedule != plain.schedule || options.pipeline.chunks > 1 ||
-              options.pipeline.balance != plain.balance || !options.pipeline.stages.empty()),
-         "pipeline.schedule, pipeline.chunks, pipeline.balance and pipeline.stages are for "
-         "parallel.pipeline: set that too, or {}",
-         {"pipeline.schedule", "pipeline.chunks", "pipeline.balance", "pipeline.stages"});
-  refuse(
-      options.pipeline.schedule == "interleaved" && options.pipeline.chunks == 1,
-      "pipeline.schedule=interleaved gives a rank several chunks of layers: set pipeline.chunks to "
-      "2 or more");
-  refuse(options.zero.scatter != "auto" && options.parallel.zero < 2,
-         "zero.scatter is for parallel.zero=2 and 3: set that too, or {}", {"zero.scatter"});
-  refuse(shared && servers,
-         "parallel.zero and server.count both say who owns the optimiser's state: set "
-         "parallel.zero=0 or server.count=0");
-  refuse(shared && (options.sync.adapt || options.sync.allow_staleness > 0),
-         "sync.adapt and sync.allow_staleness are for data parallel: with parallel.zero, {}",
-         {"sync.adapt", "sync.allow_staleness"});
-  refuse(shared && request.trace_sync,
-         "--trace sync is for data parallel: leave it out with parallel.zero");
-  refuse(options.parallel.shares == "speed" && (servers || ranks == 1),
-         "parallel.shares=speed is for several ranks that reduce among themselves; workers of "
-         "parameter servers take shares as they come: {}",
-         {"parallel.shares"});
-  refuse(options.sync.adapt && (servers || ranks == 1 || !cpu),
-         "sync.adapt=true is for several ranks on CPUs that reduce among themselves: {}, or give "
-         "--nproc and no servers",
-         {"sync.adapt"});
-  refuse(options.sync.adapt && options.comm.algorithm != "auto",
-         "sync.adapt=true chooses among algorithms, and comm.algorithm names one: set "
-         "sync.adapt=false or comm.algorithm=auto");
-  refuse(options.sync.allow_staleness > 0 && (servers || ranks == 1 || !cpu),
-         "sync.allow_staleness is for several ranks on CPUs that reduce among themselves; with "
-         "server.count, server.mode says how old gradients may be: {}",
-         {"sync.allow_staleness"});
-  refuse(request.trace_sync && (servers || ranks == 1 || !cpu),
-         "--trace sync shows how ranks on CPUs reduce their gradients: start several with --nproc, "
-         "without servers");
-  if (servers || !in_parts) return;
-  const MeshShape mesh = mesh_of(options.parallel, ranks);
-  refuse(
-      shared && !offloads && mesh.data == 1,
-      fmt::format("parallel.zero shares a model's state out over the ranks that split the batch, "
-                  "and in a mesh of {} there is one: give more ranks, or {{}}",
-                  to_string(mesh)),
-      shards);
-}
 
 // The number of heads nearest to what was asked for that divides the width and over a tensor group;
 // where there is none, since the group does not divide the width, with the nearest width.
@@ -325,10 +183,10 @@ void check_surroundings(const JobRequest& request) {
 
 void check_job(const JobRequest& request, int ranks) {
   const auto& options = request.options;
-  check_combination(request, ranks);
+  JobRequest planned = request;
+  planned.options.split = family_of(options.model).split(options.model);
+  check_rules(planned, ranks);
   check_threads(options.train);
-  check_share(options.train, options.server.count > 0 ? ServerRoles(options.server, ranks).workers()
-                                                      : mesh_of(options.parallel, ranks).data);
   options.chaos.slowness(0, ranks);
   ModelOptions model = options.model;
   if (request.resume.empty()) resolve_model(model, request.given);

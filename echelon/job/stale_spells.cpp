@@ -11,6 +11,7 @@
 #include "echelon/base/error.h"
 #include "echelon/base/median.h"
 #include "echelon/job/server_job.h"
+#include "echelon/plan/rules.h"
 
 namespace echelon {
 namespace {
@@ -48,10 +49,7 @@ StaleSpells::StaleSpells(const JobOptions& options, Trainer& trainer, const Stac
       band_(std::size_t(std::max<std::int64_t>(20, 4 * options.sync.every))),
       not_before_(intervals_to_know * options.sync.every),
       pause_(intervals_to_know * options.sync.every) {
-  if (!ranks_ || ranks_->size() < 2 || options.server.count > 0 || options.train.device != "cpu")
-    throw InvalidArgument(
-        "sync.allow_staleness is for several ranks on CPUs that reduce among themselves; with "
-        "server.count, server.mode says how old gradients may be");
+  require_can_run(static_cast<const PlanOptions&>(options), ranks_ ? ranks_->size() : 1);
   if (ranks_->rank() != 0) say_ = [](const std::string&) {};
   options_.server.count = ranks_->size();
   options_.server.place = "colocated";

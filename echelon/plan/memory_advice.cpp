@@ -13,6 +13,7 @@
 #include "echelon/base/wrapped.h"
 #include "echelon/plan/memory_forecast.h"
 #include "echelon/plan/mesh_layout.h"
+#include "echelon/plan/rules.h"
 
 namespace echelon {
 namespace {
@@ -89,9 +90,10 @@ std::vector<PlanOptions> changes(const PlanOptions& options, int ranks) {
   std::vector<std::string> recompute = {"none", "selective", "full"};
   recompute.erase(recompute.begin(),
                   std::find(recompute.begin(), recompute.end(), options.model.recompute));
-  // What the job would refuse together with stages.
+  PlanOptions shared = options;
+  shared.parallel.zero = 1;
   const bool unshared =
-      options.server.count > 0 || options.sync.adapt || options.sync.allow_staleness > 0;
+      breaks("ZeRO and servers", shared, ranks) || breaks("ZeRO and sync", shared, ranks);
   const bool several = mesh_of(options.parallel, ranks).data > 1;
   const std::int64_t last = several && !unshared ? 3 : options.parallel.zero;
 

@@ -66,11 +66,6 @@ MeshLayout lay_over(Stack& stack, std::shared_ptr<Communicator> ranks,
       .ranks = shape.pipeline, .micro_batches = micro_batches, .chunks = int(pipeline.chunks)};
   const auto split = [&] {
     if (shape.tensor == 1) return;
-    if (plan.rules().empty())
-      throw InvalidArgument(fmt::format(
-          "parallel.tensor={} splits matrices by a plan over the names of their layers, and this "
-          "model has none: give the trainer a SplitPlan",
-          shape.tensor));
     apply(plan, stack, layout.mesh.tensor, parallel.sequence && tokens % shape.tensor == 0);
   };
   if (shape.pipeline == 1) {

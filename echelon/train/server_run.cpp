@@ -6,6 +6,7 @@
 
 #include "echelon/base/error.h"
 #include "echelon/parallel/data/shares.h"
+#include "echelon/plan/rules.h"
 #include "echelon/train/replicas.h"
 #include "echelon/train/trainer.h"
 
@@ -13,12 +14,11 @@ namespace echelon {
 
 void Trainer::use_servers(ServerWorker::Setup setup, const NetOptions& net, const Token& token,
                           ServerPart part, Ledger& ledger) {
-  if (!device_.is_cpu())
-    throw InvalidArgument("parameter servers take gradients from CPUs; set train.device=cpu");
-  if (stack_.type() == at::kHalf || stack_.has_fp32_sums())
-    throw InvalidArgument(
-        "parameter servers know no loss scale and widen gradients themselves: use train.precision=bf16 "
-        "or fp32, and train.reduce=auto, with server.count and sync.allow_staleness");
+  PlanOptions plan;
+  plan.train = train_;
+  plan.optim = optim_;
+  plan.server.count = 1;
+  require_can_run(plan, 1);
   servers_ = std::make_unique<ServerWorker>(std::move(setup), net, token, stack_.units(),
                                             stack_.values(), stack_.grads(), ledger);
   batch_parts_ = servers_->shares();

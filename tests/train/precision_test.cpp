@@ -255,9 +255,8 @@ TEST(Fp16, IsNotForParameterServers) {
   EXPECT_EQ(thrown<InvalidArgument>([&] {
               job.trainer->use_servers({}, {}, Token::random(), ServerPart::first, ledger);
             }),
-            "parameter servers know no loss scale and widen gradients themselves: use "
-            "train.precision=bf16 or fp32, and train.reduce=auto, with server.count and "
-            "sync.allow_staleness");
+            "train.precision=fp16 needs a loss scale that all ranks agree on, and parameter servers "
+            "have none; use bf16 with server.count and sync.allow_staleness");
 }
 
 // --- Sums in fp32.

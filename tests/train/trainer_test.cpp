@@ -453,7 +453,8 @@ TEST(Trainer, RefusesOptionsThatDoNotFit) {
   TrainOptions train = training(10);
   train.micro_batches = 21;
   EXPECT_EQ(refusal(train),
-            "train.batch = 20 is too small for 1 rank of 21 micro-batches: each needs a sample");
+            "train.batch = 20 is too small for 1 rank of 21 micro-batches: each needs a sample; "
+            "set train.batch=21 or more");
   train = training(10);
   train.graph = "on";
   EXPECT_EQ(refusal(train), "train.graph=on needs train.device=cuda");
