@@ -26,8 +26,43 @@ const Family& family_of(const ModelOptions& options) {
                                     fmt::join(family_names(), ", ")));
 }
 
+void add_family_fields(ModelOptions& options, Fields& fields) {
+  for (const Family* family : families())
+    if (family->fields) family->fields(options, fields);
+}
+
+namespace {
+
+struct OwnFields {
+  const Family& family;
+  ModelOptions options;
+  void fields(Fields& f) { family.fields(options, f); }
+};
+
+void check_others(const ModelOptions& options) {
+  for (const Family* other : families()) {
+    if (!other->fields || options.family == other->name) continue;
+    OwnFields ours{*other, options}, usual{*other, {}};
+    const Fields given = fields_in("model", ours), plain = fields_in("model", usual);
+    for (std::size_t i = 0; i < given.all().size(); ++i)
+      std::visit(
+          [&](const auto* mine) {
+            using Value = std::remove_const_t<std::remove_pointer_t<decltype(mine)>>;
+            const Value& unset = *std::get<Value*>(plain.all()[i].value);
+            if (*mine != unset)
+              throw InvalidArgument(
+                  fmt::format("{} = {} is an option of model.family={}: leave it out, or set that",
+                              given.all()[i].key, *mine, other->name));
+          },
+          given.all()[i].value);
+  }
+}
+
+}  // namespace
+
 void check(const ModelOptions& options) {
   check_section("model", options);
+  check_others(options);
   family_of(options).check(options);
 }
 

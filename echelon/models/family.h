@@ -61,6 +61,9 @@ struct Family {
   std::vector<WeightPart> (*weights)(const ModelOptions& options, const Parameter& parameter);
   // What the names of all tensors but the output layer's begin with; the bare model's leave it out.
   const char* prefix;
+
+  // Options of the section "model" that no other family has; null: none.
+  void (*fields)(ModelOptions& options, Fields& fields) = nullptr;
 };
 
 // In the order of the registry.
@@ -71,7 +74,7 @@ const Family& family_of(const ModelOptions& options);
 // By name; null: there is none.
 const Family* find_family(std::string_view name);
 
-// Throws InvalidArgument where the options are no model.
+// Throws InvalidArgument where the options are no model, or have some that are another family's.
 void check(const ModelOptions& options);
 
 }  // namespace echelon

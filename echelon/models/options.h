@@ -8,8 +8,12 @@
 
 namespace echelon {
 
-// Of every family that is registered (family.h), in its order.
+struct ModelOptions;
+
+// Of every family that is registered (family.h), in its order: its name, and the options that it
+// alone has.
 std::vector<std::string> family_names();
+void add_family_fields(ModelOptions& options, Fields& fields);
 
 // A model: its family and its sizes. The defaults are the default job: about a million parameters.
 struct ModelOptions {
@@ -44,6 +48,7 @@ struct ModelOptions {
         {.choices = {"none", "selective", "full"}});
     f.add("init", init,
           "folder with weights in Hugging Face's format to start from; empty: random");
+    add_family_fields(*this, f);
   }
 };
 

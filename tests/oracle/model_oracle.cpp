@@ -9,10 +9,10 @@
 // is micro_batches, loss_scale, scale_growth (fp16) or one of optim's (optim.rate=1e-3); the rate
 // is the same in every step.
 //
-// OUTPUT then holds "logits" and "loss" of the given weights, "grad/NAME" for every parameter
-// before any clipping (in fp16 times the loss scale), and, from the same weights, "losses" of STEPS
-// steps on this one batch and "value/NAME" after them; in fp16 also "scales" and "skipped" of the
-// steps.
+// OUTPUT then holds "logits" and "loss" of the given weights, "grad/NAME" for every tensor of the
+// folder before any clipping (in fp16 times the loss scale), and, from the same weights, "losses"
+// of STEPS steps on this one batch and "value/NAME" after them; in fp16 also "scales" and "skipped"
+// of the steps.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/stack.h>
 #include <fmt/format.h>
@@ -79,10 +79,14 @@ Outcome run_steps(const std::filesystem::path& folder, at::ScalarType type, cons
     outcome.losses.push_back(executor.run(batch.input, batch.target).clone());
     if (scaling) outcome.skipped.push_back(update.skipped().clone());
   }
-  for (const auto& parameter : stack.parameters()) {
-    outcome.grads.emplace_back(parameter.name, parameter.grad.clone());
-    outcome.values.emplace_back(parameter.name, parameter.value.clone());
-  }
+  for (const auto& parameter : stack.parameters())
+    for (const auto& part : family_of(model).weights(model, parameter)) {
+      const auto there = [&](const at::Tensor& whole) {
+        return (part.view ? part.view(whole) : whole).reshape(part.shape).clone();
+      };
+      outcome.grads.emplace_back(part.name, there(parameter.grad));
+      outcome.values.emplace_back(part.name, there(parameter.value));
+    }
   return outcome;
 }
 
