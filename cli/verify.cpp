@@ -36,7 +36,7 @@ constexpr const char* examples = R"(Examples:
   echelon verify --inject lost-gradient
                                       shows that one is caught: a few cells, exit code 1 if any of them fails
 
-Every strategy trains a tiny GPT for some steps. It is ok where
+Every strategy trains a tiny model for some steps. It is ok where
   max diff   the largest difference of any parameter from one process in fp64, is within its bound; in
              bf16 and fp16 that of any step's loss, or, given the same gradients, of masters and moments
   bytes      that all ranks sent are the closed form, to the byte

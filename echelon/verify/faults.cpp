@@ -109,7 +109,7 @@ bool one_chunk(Options o, Shape mesh) { return mesh.pipeline > 1 && o.pipeline.c
 bool split_rows(Options o, Shape mesh) {
   return mesh.tensor > 1 && o.parallel.sequence && o.model.context % mesh.tensor == 0;
 }
-// For certain: the gradients of a tiny GPT have norms of 0.4 to 1 in its first steps.
+// For certain: the gradients of the tiny models have norms of 0.4 to 1 in its first steps.
 bool clipped(Options o) { return o.optim.clip > 0 && o.optim.clip <= 0.1; }
 bool by_whole_parameters(Options o) { return o.optim.name == "lars" || o.optim.name == "lamb"; }
 

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "echelon/comm/mesh.h"
+#include "echelon/verify/model_forms.h"
 
 namespace echelon {
 namespace {
@@ -50,6 +51,8 @@ const std::vector<MatrixFactor>& matrix_factors() {
   static const std::vector<MatrixFactor> factors = [] {
     std::vector<std::string> meshes;
     for (const auto& [p, d, t] : shapes()) meshes.push_back(fmt::format("{}x{}x{}", p, d, t));
+    std::vector<std::string> models;
+    for (const auto& form : model_forms()) models.emplace_back(form.family);
     return std::vector<MatrixFactor>{
         {"mesh", meshes},
         {"parallel.zero", {"0", "1", "2", "3"}},
@@ -64,7 +67,8 @@ const std::vector<MatrixFactor>& matrix_factors() {
         {"train.micro_batches", {"one", "some", "more"}},
         {"model.dropout", {"0", "0.1"}},
         {"zero.scatter", {"auto", "step", "micro_batch"}},
-        {"zero.offload", {"none", "host", "disk"}}};
+        {"zero.offload", {"none", "host", "disk"}},
+        {"model.family", models}};
   }();
   return factors;
 }
@@ -116,6 +120,7 @@ std::string name_of(const MatrixChoice& choice) {
   add(!is(recompute, "none"), "recompute " + value(choice, recompute));
   add(!is(dropout, "0"), "dropout");
   add(is(tied, "false"), "untied");
+  add(!is(family, ModelOptions().family), value(choice, family));
   return text;
 }
 
@@ -123,7 +128,8 @@ JobOptions job_of(const MatrixChoice& choice, const std::string& folder) {
   const auto [p, d, t] = shape_of(choice);
   const std::int64_t even = largest_world / t * t;  // what divides over the tensor group
   JobOptions job;
-  job.model = {.layers = blocks,
+  job.model = {.family = value(choice, family),
+               .layers = blocks,
                .width = 4 * even,
                .heads = even,
                .vocab = 33,  // padded, whatever splits it
@@ -131,6 +137,7 @@ JobOptions job_of(const MatrixChoice& choice, const std::string& folder) {
                .tied = value(choice, tied) == "true",
                .dropout = std::stod(value(choice, dropout)),
                .recompute = value(choice, recompute)};
+  form_of(job.model).shrink(job.model, t);
   job.train.steps = 4;
   job.train.batch = 24;
   job.train.micro_batches = pieces_of(choice);

@@ -34,6 +34,7 @@ enum Factor : std::size_t {
   dropout,
   scatter,
   offload,
+  family,
 };
 }  // namespace matrix
 
@@ -61,7 +62,7 @@ MeshShape shape_of(const MatrixChoice& choice);
 int world_of(const MatrixChoice& choice);
 std::string name_of(const MatrixChoice& choice);  // "2x2x1, ZeRO 3, 1f1b, bf16, …"
 
-// The job: a GPT whose six blocks, embedding and head can be eight stages, with heads and tokens
+// The job: a model whose six blocks, embedding and head can be eight stages, with heads and tokens
 // that divide over the tensor group. `folder` is for what is kept on disk.
 JobOptions job_of(const MatrixChoice& choice, const std::string& folder);
 

@@ -8,6 +8,7 @@
 
 #include "echelon/parallel/pipeline/balance.h"
 #include "echelon/parallel/pipeline/simulate.h"
+#include "echelon/verify/model_forms.h"
 
 namespace echelon {
 namespace {
@@ -20,6 +21,7 @@ class Form {
  public:
   explicit Form(const Strategy& strategy)
       : job_(strategy.options),
+        form_(form_of(job_.model)),
         element_(strategy.element()),
         sum_element_(strategy.sum_element()),
         wide_(strategy.narrow() ? 4 : 8),
@@ -56,17 +58,21 @@ class Form {
 
   // The elements of each of a layer's parameters.
   std::vector<Bytes> parameters(int layer) const {
-    if (layer == 0) return {table(), s_ * h_};
-    std::vector<Bytes> all = {h_, h_};  // of a norm
+    const auto norms = [&](int count) {
+      return std::vector<Bytes>(std::size_t(count * form_.norm_vectors), h_);
+    };
+    if (layer == 0) {
+      std::vector<Bytes> all = {table()};
+      if (form_.position_table) all.push_back(s_ * h_);
+      return all;
+    }
+    std::vector<Bytes> all = norms(layer + 1 == layers() ? 1 : 2);
     if (layer + 1 == layers()) {
       if (!job_.model.tied || tied_across()) all.push_back(table());
       return all;
     }
-    for (const Bytes columns : {3 * h_ / t_, 4 * h_ / t_})
-      all.insert(all.end(), {h_ * columns, columns});  // c_attn, c_fc
-    for (const Bytes rows : {h_ / t_, 4 * h_ / t_})
-      all.insert(all.end(), {rows * h_, h_});  // both c_proj
-    all.insert(all.end(), {h_, h_});           // the other norm
+    const auto products = form_.products(job_.model, t_);
+    all.insert(all.end(), products.begin(), products.end());
     return all;
   }
 
@@ -122,7 +128,8 @@ class Form {
 
   Bytes norms_of_rows() const {
     if (!rows_are_split_) return 0;
-    return m_ * d_ * sum(t_) * ((2 * blocks_ + 1) * 2 + s_) * h_ * element_;
+    const Bytes vectors = (2 * blocks_ + 1) * Bytes(form_.norm_vectors);
+    return m_ * d_ * sum(t_) * (vectors + (form_.position_table ? s_ : 0)) * h_ * element_;
   }
 
   Bytes norms_of_parameters() const {
@@ -196,6 +203,7 @@ class Form {
   }
 
   const JobOptions& job_;
+  const ModelForm& form_;
   Bytes element_, sum_element_, wide_;
   Bytes p_, d_, t_, m_, blocks_, h_, s_, rows_;
   int zero_;

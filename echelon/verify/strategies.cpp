@@ -8,6 +8,7 @@
 #include "echelon/collective/call.h"
 #include "echelon/plan/compute_type.h"
 #include "echelon/train/trainer.h"
+#include "echelon/verify/model_forms.h"
 
 namespace echelon {
 namespace {
@@ -210,6 +211,14 @@ void add_servers(std::vector<Strategy>& all, int world) {
   again.options.model.recompute = "full";
   again.options.model.dropout = 0.1;
   all.push_back(again);
+  for (const auto& form : model_forms()) {
+    if (form.family == tiny_job().model.family) continue;
+    Strategy other = tiny(fmt::format("server sync, 1 colocated, {}", form.family));
+    other.options.server = {.count = 1, .place = "colocated"};
+    other.options.model.family = form.family;
+    form.shrink(other.options.model, 1);
+    all.push_back(other);
+  }
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What `echelon verify` compares with one process: ways to train a tiny GPT. Those of ranks that
+// What `echelon verify` compares with one process: ways to train a tiny model. Those of ranks that
 // each have the whole model are listed here; verify_matrix.h has the meshes.
 #pragma once
 

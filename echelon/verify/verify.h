@@ -1,4 +1,4 @@
-// The certificate: every strategy trains a tiny GPT and is compared with one process, its bytes
+// The certificate: every strategy trains a tiny model and is compared with one process, its bytes
 // with the closed form, its memory with the closed form, and the bubble of its pipeline, by the
 // order in which ranks really ran, with the closed form. In bf16 and fp16 the losses are compared,
 // and owners' updates to the bit (docs/verify.md).
