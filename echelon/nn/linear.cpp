@@ -15,18 +15,22 @@ std::shared_ptr<TensorGroup> by_columns(const Parameter& weight) {
 }  // namespace
 
 void Linear::declare(Declaration& declaration, const std::string& name, std::int64_t in,
-                     std::int64_t out, double stddev) {
+                     std::int64_t out, double stddev, Bias bias) {
   weight_ = declaration.parameter(name + ".weight", {in, out}, Init::normal(stddev),
                                   /*decay=*/true, /*trainable=*/true, Splits::matrix);
-  bias_ = declaration.parameter(name + ".bias", {out}, Init::zeros(), /*decay=*/false,
-                                /*trainable=*/true, Splits::bias);
+  if (bias == Bias::yes)
+    bias_ = declaration.parameter(name + ".bias", {out}, Init::zeros(), /*decay=*/false,
+                                  /*trainable=*/true, Splits::bias);
 }
 
 at::Tensor Linear::forward(const at::Tensor& x) const {
   const at::Tensor weight = weight_->value.t();
-  if (by_rows(*weight_)) return weight_->group->sum(product(x, weight)).add_(bias_->value);
+  if (by_rows(*weight_)) {
+    at::Tensor y = weight_->group->sum(product(x, weight));
+    return bias_ ? y.add_(bias_->value) : y;
+  }
   const auto group = by_columns(*weight_);
-  return product(group ? group->whole(x) : x, weight, bias_->value);
+  return product(group ? group->whole(x) : x, weight, bias_ ? bias_->value : at::Tensor());
 }
 
 at::Tensor Linear::backward(const at::Tensor& grad_y, const at::Tensor& x, Pass& pass) const {
@@ -36,7 +40,7 @@ at::Tensor Linear::backward(const at::Tensor& grad_y, const at::Tensor& x, Pass&
       by_columns(*weight_), x, pass, [&] { return product(grad, weight_->value); },
       [weight = weight_, bias = bias_, grad](const at::Tensor& all) {
         product_gradient(all, grad, /*scale=*/1, {weight->grad, weight->grad_beta()},
-                         {bias->grad, bias->grad_beta()});
+                         bias ? Accumulated{bias->grad, bias->grad_beta()} : Accumulated{});
       });
 }
 

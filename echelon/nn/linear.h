@@ -1,5 +1,4 @@
-// y = x W + b with W as GPT-2 stores it, [in, out]. Not a Layer by itself: a piece that layers are
-// made of.
+// y = x W + b, or x W, with W as [in, out]. Not a Layer by itself: a piece that layers are made of.
 //
 // Ranks can split W by columns (or heads: columns too), where x is whole and y a part of the
 // columns, or by rows, where x is such a part and y a sum over the ranks. One of each, with
@@ -14,8 +13,9 @@ namespace echelon {
 
 class Linear {
  public:
+  enum class Bias { no, yes };
   void declare(Declaration& declaration, const std::string& name, std::int64_t in, std::int64_t out,
-               double stddev);
+               double stddev, Bias bias = Bias::yes);
 
   at::Tensor forward(const at::Tensor& x) const;  // [n, in] -> [n, out]
 
@@ -25,7 +25,7 @@ class Linear {
 
  private:
   Parameter* weight_ = nullptr;
-  Parameter* bias_ = nullptr;
+  Parameter* bias_ = nullptr;  // null: it has none
 };
 
 }  // namespace echelon

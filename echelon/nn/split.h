@@ -31,6 +31,8 @@ struct Split {
   // The dimension is so many blocks side by side, each cut alike: 3 for q|k|v, so that a part has
   // the queries, keys and values of the same heads.
   int blocks = 1;
+  // The sizes of blocks that are not of one size, each a multiple of `parts`; empty: they are.
+  std::vector<std::int64_t> uneven = {};
   // Size of the dimension in the whole. What does not divide is padded with zeros at its end.
   std::int64_t whole = 0;
 
@@ -42,7 +44,8 @@ struct Split {
   std::int64_t begin() const { return index * block_part(); }
   std::int64_t filled() const;
 
-  std::int64_t size() const { return blocks * block_part(); }  // of the dimension in a part
+  // Of the dimension in a part.
+  std::int64_t size() const { return uneven.empty() ? blocks * block_part() : whole / parts; }
 };
 
 std::vector<std::int64_t> part_shape(std::vector<std::int64_t> whole_shape, const Split& split);

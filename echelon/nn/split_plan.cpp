@@ -103,10 +103,19 @@ void check_size(const SplitPlan::Rule& rule, const Parameter& parameter, std::in
                 int parts) {
   if (rule.kind == Kind::vocabulary) return;
   if (rule.kind == Kind::heads) {
-    if (rule.heads < 1 || size % (3 * rule.heads) != 0)
-      throw InvalidArgument(
-          fmt::format("{} has {} columns, which are not queries, keys and values of {} heads",
-                      parameter.name, size, rule.heads));
+    const auto kv_heads = rule.kv_heads;
+    if (rule.heads < 1 || kv_heads < 1 || rule.heads % kv_heads != 0 ||
+        size % (rule.heads + 2 * kv_heads) != 0)
+      throw InvalidArgument(fmt::format(
+          "{} has {} columns, which are not queries, keys and values of {} heads{}", parameter.name,
+          size, rule.heads,
+          kv_heads == rule.heads ? "" : fmt::format(" that share {} keys and values", kv_heads)));
+    if (kv_heads != rule.heads && kv_heads % parts != 0)
+      throw InvalidArgument(fmt::format(
+          "the {} key-value head{} of {} cannot be shared out over parallel.tensor = {}: {} could, "
+          "or over tensor {}",
+          kv_heads, kv_heads == 1 ? "" : "s", parameter.name, parts,
+          nearest_multiples(kv_heads, parts), fewer_ranks(kv_heads, parts)));
     if (rule.heads % parts != 0) {
       const std::string others = nearest_heads(rule.heads, parts, size / 3);
       throw InvalidArgument(fmt::format(
@@ -115,11 +124,11 @@ void check_size(const SplitPlan::Rule& rule, const Parameter& parameter, std::in
           others.empty() ? "they could " : others + " heads could, or ",
           fewer_ranks(rule.heads, parts)));
     }
-  } else if (size % parts != 0) {
+  } else if (size % (parts * rule.blocks) != 0) {
     throw InvalidArgument(fmt::format(
         "the {} {} of {} do not divide over parallel.tensor = {}: {} would, or tensor {}", size,
         rule.kind == Kind::row ? "rows" : "columns", parameter.name, parts,
-        nearest_multiples(size, parts), fewer_ranks(size, parts)));
+        nearest_multiples(size, parts * rule.blocks), fewer_ranks(size / rule.blocks, parts)));
   }
 }
 
@@ -134,9 +143,13 @@ std::map<std::string, Split> splits_of(const SplitPlan& plan, const Stack& stack
       Split split{.kind = rule.kind, .parts = group.size(), .index = group.rank()};
       if (const auto dimension = dimension_of(rule, parameter)) {
         split.dimension = *dimension;
-        split.blocks = rule.kind == Kind::heads ? 3 : 1;
         split.whole = parameter.shape[std::size_t(*dimension)];
         check_size(rule, parameter, split.whole, group.size());
+        split.blocks = rule.kind == Kind::heads ? 3 : rule.blocks;
+        if (rule.kind == Kind::heads && rule.kv_heads != rule.heads) {
+          const auto head = split.whole / (rule.heads + 2 * rule.kv_heads);
+          split.uneven = {rule.heads * head, rule.kv_heads * head, rule.kv_heads * head};
+        }
       } else {
         split = {};
       }

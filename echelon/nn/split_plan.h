@@ -33,11 +33,18 @@ class SplitPlan {
  public:
   // Names are those of pieces, "transformer.h.0.mlp.c_fc": their ".weight" and ".bias" are meant.
   // A * stands for anything.
-  SplitPlan& column(std::string name) { return add({Split::Kind::column, std::move(name)}); }
+  // Of columns that are several blocks side by side, a rank has its part of each.
+  SplitPlan& column(std::string name, int blocks = 1) {
+    return add({Split::Kind::column, std::move(name), 0, 0, blocks});
+  }
   SplitPlan& row(std::string name) { return add({Split::Kind::row, std::move(name)}); }
-  // Columns that are queries, keys and values side by side, each of so many heads.
+  // Columns that are queries, keys and values side by side, each of so many heads; or so many heads
+  // of queries, and fewer of keys and values.
   SplitPlan& heads(std::string name, std::int64_t heads) {
-    return add({Split::Kind::heads, std::move(name), heads});
+    return this->heads(std::move(name), heads, heads);
+  }
+  SplitPlan& heads(std::string name, std::int64_t heads, std::int64_t kv_heads) {
+    return add({Split::Kind::heads, std::move(name), heads, kv_heads});
   }
   // Rows of a table, padded where they do not divide.
   SplitPlan& vocabulary(std::string name) {
@@ -47,7 +54,8 @@ class SplitPlan {
   struct Rule {
     Split::Kind kind;
     std::string name;
-    std::int64_t heads = 0;
+    std::int64_t heads = 0, kv_heads = 0;
+    int blocks = 1;
   };
   const std::vector<Rule>& rules() const { return rules_; }
 

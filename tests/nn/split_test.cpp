@@ -210,6 +210,23 @@ TEST(RandomValues, OfPartsAreThoseOfTheWhole) {
     }
 }
 
+TEST(Split, CutsBlocksOfDifferentSizesAlike) {
+  const at::Tensor whole = counting({2, 12});
+  const Split split{
+      .kind = Split::Kind::heads, .dimension = 1, .parts = 2, .uneven = {8, 2, 2}, .whole = 12};
+  std::vector<at::Tensor> parts;
+  for (int i = 0; i < 2; ++i) {
+    Split mine = split;
+    mine.index = i;
+    parts.push_back(part_of(whole, mine));
+    EXPECT_EQ(parts.back().sizes().vec(), part_shape({2, 12}, mine));
+  }
+  const std::vector<double> second = {5, 6, 7, 8, 10, 12};
+  for (std::size_t i = 0; i < second.size(); ++i)
+    EXPECT_EQ(parts[1][0][std::int64_t(i)].item<double>(), second[i]) << i;
+  EXPECT_TRUE(at::equal(assemble(parts, split), whole));
+}
+
 TEST(Gpt2Values, GiveARankItsPart) {
   const ModelOptions options{.layers = 1, .width = 8, .heads = 2, .vocab = 11, .context = 4};
   Stack whole = gpt(options);
