@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "echelon/base/options.h"
+#include "echelon/models/llama/options.h"
 
 namespace echelon {
 
@@ -27,6 +28,7 @@ struct ModelOptions {
   double dropout = 0;
   std::string recompute = "none";
   std::string init = "";
+  LlamaOptions llama = {};
 
   void fields(Fields& f) {
     f.add("family", family, "architecture; with model.init, that of the weights",
@@ -44,7 +46,7 @@ struct ModelOptions {
           {.minimum = 0, .maximum = 0.99});
     f.add(
         "recompute", recompute,
-        "what backward computes again to save memory; selective: norms and GELU, full: whole blocks",
+        "what backward computes again to save memory; selective: norms and GELU or SwiGLU, full: whole blocks",
         {.choices = {"none", "selective", "full"}});
     f.add("init", init,
           "folder with weights in Hugging Face's format to start from; empty: random");

@@ -1,12 +1,14 @@
 // Every model family, a line each.
 #include "echelon/models/family.h"
 #include "echelon/models/gpt2/gpt2.h"
+#include "echelon/models/llama/llama.h"
 
 namespace echelon {
 
 std::span<const Family* const> families() {
   static constexpr const Family* all[] = {
       &gpt2_family,
+      &llama_family,
   };
   return all;
 }

@@ -143,7 +143,8 @@ TEST_F(Gpt2Folder, IsRefusedWhereAnArchitectureDiffers) {
       path() + " has activation_function = \"relu\"; Echelon's GPT is built for \"gelu_new\"");
   replace(folder_.path(), "\"relu\"", "\"gelu_new\"");
   replace(folder_.path(), "\"model_type\": \"gpt2\"", "\"model_type\": \"bert\"");
-  EXPECT_EQ(reading_options(), path() + " has model_type = \"bert\"; Echelon's models are gpt2");
+  EXPECT_EQ(reading_options(),
+            path() + " has model_type = \"bert\"; Echelon's models are gpt2, llama");
   replace(folder_.path(), "\"model_type\": \"bert\"", "\"n_inner\": 31");
   EXPECT_EQ(reading_options(), path() + " has n_inner = 31; Echelon's GPT is built for 32");
   replace(folder_.path(), "31", "null");

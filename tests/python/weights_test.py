@@ -19,6 +19,8 @@ torch.set_num_threads(1)
 # Sizes that differ from Echelon's defaults and from the suites' tiny model, so that they can only come from the folder.
 SIZES = dict(n_layer=2, n_embd=48, n_head=3, vocab_size=300, n_positions=24)
 FROM_FOLDER = dict(model_layers=None, model_width=None, model_heads=None, model_context=None)
+DEFAULTS_OF_LLAMA = {"kv_heads": 0, "ffn": 0, "norm_epsilon": 1e-5, "rope_base": 10000.0, "rope_factor": 1.0,
+                     "rope_low": 1.0, "rope_high": 4.0, "rope_context": 8192}
 
 
 def save_model(folder, model_class=transformers.GPT2LMHeadModel, tied=True, **sizes):
@@ -70,8 +72,9 @@ def test_a_run_starts_from_a_folder_of_transformers(echelon, oracle, tmp_path, t
     run = echelon.train_well("a", **FROM_FOLDER, model_init="hf", train_steps=2, optim_rate=0, model_dropout=0.2,
                              model_recompute="full")
     config = tomllib.loads((run / "config.toml").read_text())["model"]
-    assert config == {"layers": 2, "width": 48, "heads": 3, "vocab": 300, "context": 24, "tied": tied, "dropout": 0.2,
-                      "recompute": "full", "init": str(tmp_path / "hf")}, "sizes are the folder's, how to train is the user's"
+    assert config == DEFAULTS_OF_LLAMA | {
+        "family": "gpt2", "layers": 2, "width": 48, "heads": 3, "vocab": 300, "context": 24, "tied": tied, "dropout": 0.2,
+        "recompute": "full", "init": str(tmp_path / "hf")}, "sizes are the folder's, how to train is the user's"
     written = transformers.GPT2LMHeadModel.from_pretrained(run / "weights").config
     assert (written.embd_pdrop, written.resid_pdrop, written.attn_pdrop) == (0.2, 0.2, 0.0)
     before, after = load_file(tmp_path / "hf" / "model.safetensors"), load_file(run / "weights" / "model.safetensors")
@@ -121,7 +124,7 @@ def test_a_given_size_that_the_folder_confirms_is_taken(echelon, tmp_path):
     (dict(n_inner=100), "n_inner"),
     (dict(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx"),
     (dict(layer_norm_epsilon=1e-6), "layer_norm_epsilon"),
-    (dict(model_type="llama"), "model_type"),
+    (dict(model_type="bert"), "model_type"),
     (dict(n_head=5), "heads"),
     (dict(n_head=0), "n_head"),
     (dict(n_layer=3), "transformer.h.2"),

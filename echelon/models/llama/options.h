@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+
+#include "echelon/base/options.h"
+
+namespace echelon {
+
+// What a Llama has beside the sizes of every model.
+struct LlamaOptions {
+  std::int64_t kv_heads = 0;
+  std::int64_t ffn = 0;
+  double norm_epsilon = 1e-5;
+  double rope_base = 10000;
+  double rope_factor = 1;
+  double rope_low = 1;
+  double rope_high = 4;
+  std::int64_t rope_context = 8192;
+
+  void fields(Fields& f) {
+    f.add("kv_heads", kv_heads,
+          "llama: heads of keys and values, which groups of model.heads share; 0: as many as heads",
+          {.minimum = 0, .maximum = 1e6});
+    f.add("ffn", ffn,
+          "llama: width of the hidden layer; 0: 8/3 of model.width, rounded up to a multiple of 64",
+          {.minimum = 0, .maximum = 1e8});
+    f.add("norm_epsilon", norm_epsilon, "llama: added to the mean square in norms",
+          {.minimum = 0, .maximum = 1});
+    f.add("rope_base", rope_base, "llama: base of the rotary positions' wavelengths",
+          {.minimum = 1, .maximum = 1e12});
+    f.add("rope_factor", rope_factor,
+          "llama: Llama 3 stretches wavelengths beyond model.rope_context by so much; 1: none",
+          {.minimum = 1, .maximum = 1e6});
+    f.add("rope_low", rope_low,
+          "llama: wavelengths above model.rope_context / this are stretched in full",
+          {.minimum = 0, .maximum = 1e6, .above_minimum = true});
+    f.add("rope_high", rope_high, "llama: those below model.rope_context / this are not at all",
+          {.minimum = 0, .maximum = 1e6, .above_minimum = true});
+    f.add("rope_context", rope_context, "llama: context that the model had before it was stretched",
+          {.minimum = 1, .maximum = 1e9, .unit = "tokens"});
+  }
+};
+
+}  // namespace echelon
