@@ -82,7 +82,7 @@ std::shared_ptr<Endpoint> Endpoint::join(const JobEnvironment& environment,
 }
 
 Endpoint::Endpoint(int rank, int world, const std::string& bind, const NetOptions& options,
-                   const Token& token, const Exchange& exchange)
+                   const Token& token, const PeerInfoExchange& exchange)
     : rank_(rank),
       world_(world),
       options_(options),

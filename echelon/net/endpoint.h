@@ -48,7 +48,7 @@ class Endpoint {
 
   // Through any exchange of peer info. `bind` is the numeric address to listen on.
   Endpoint(int rank, int world, const std::string& bind, const NetOptions& options,
-           const Token& token, const Exchange& exchange);
+           const Token& token, const PeerInfoExchange& exchange);
   ~Endpoint();
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;

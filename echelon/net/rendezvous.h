@@ -26,7 +26,7 @@ struct Hello;
 
 // Gives every rank's peer info for one's own: the seam through which another store (torch's) can
 // serve.
-using Exchange = std::function<Gathered(const std::string& peer_info, Deadline deadline)>;
+using PeerInfoExchange = std::function<Gathered(const std::string& peer_info, Deadline deadline)>;
 
 struct Rendezvous {
   int rank = 0;

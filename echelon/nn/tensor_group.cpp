@@ -3,8 +3,6 @@
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
-#include <chrono>
-
 #include "echelon/base/error.h"
 #include "echelon/comm/communicator.h"
 #include "echelon/nn/layer.h"
@@ -30,17 +28,8 @@ Communicator& TensorGroup::ranks() const {
 
 bool TensorGroup::recordable() const { return ranks_ && ranks_->recordable(); }
 
-void TensorGroup::wait(const Work& work, at::Device device) {
-  if (device.is_cuda()) return work.follow();
-  const auto start = std::chrono::steady_clock::now();
-  work.wait();
-  waited_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  if (const auto span = work.span())
-    exchanging_ += std::chrono::duration<double>(span->end - span->begin).count();
-}
-
 at::Tensor TensorGroup::Begun::get() {
-  if (group_) group_->wait(work_, result_.device());
+  if (group_) group_->clock_.wait(work_, result_.device());
   source_.reset();
   return std::move(result_);
 }
@@ -76,15 +65,15 @@ TensorGroup::Begun TensorGroup::sum_rows(at::Tensor y, bool blocking) {
 }
 
 void TensorGroup::all_reduce(at::Tensor tensor, ReduceOp op, const char* tag) {
-  wait(ranks().all_reduce(tensor, op, {.tag = tag, .blocking = true}), tensor.device());
+  clock_.wait(ranks().all_reduce(tensor, op, {.tag = tag, .blocking = true}), tensor.device());
 }
 
 std::vector<at::Tensor> TensorGroup::gather(const at::Tensor& part) {
   std::vector<std::int64_t> sizes = part.sizes().vec();
   sizes.insert(sizes.begin(), size_);
   const at::Tensor all = at::empty(sizes, part.options());
-  wait(ranks().all_gather(all, part.contiguous(), {.tag = "tensor", .blocking = true}),
-       part.device());
+  clock_.wait(ranks().all_gather(all, part.contiguous(), {.tag = "tensor", .blocking = true}),
+              part.device());
   return all.unbind(0);
 }
 

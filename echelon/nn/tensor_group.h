@@ -26,6 +26,7 @@
 
 #include "echelon/collective/type.h"
 #include "echelon/comm/work.h"
+#include "echelon/comm/work_clock.h"
 
 namespace echelon {
 
@@ -69,21 +70,18 @@ class TensorGroup {
   // Of every rank, in their order.
   std::vector<at::Tensor> gather(const at::Tensor& part);
 
-  // Since begin_step, in seconds of the host: that layers waited, and that exchanges ran.
-  void begin_step() { waited_ = exchanging_ = 0; }
-  double waited() const { return waited_; }
-  double exchanging() const { return exchanging_; }
+  void begin_step() { clock_.reset(); }
+  const WorkClock& clock() const { return clock_; }  // since begin_step
 
  private:
   Communicator& ranks() const;
   Begun gather_rows(const at::Tensor& x, bool blocking);
   Begun sum_rows(at::Tensor y, bool blocking);
-  void wait(const Work& work, at::Device device);
 
   std::shared_ptr<Communicator> ranks_;
   int size_, rank_;
   bool rows_are_split_;
-  double waited_ = 0, exchanging_ = 0;
+  WorkClock clock_;
 };
 
 // The backward of a product that took whole(x), the gradient for x. `input` gives that for whole(x)

@@ -5,7 +5,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "echelon/base/error.h"
@@ -34,7 +33,8 @@ at::Tensor described(const at::Tensor& tensor) {
 
 }  // namespace
 
-Boundary::Boundary(Neighbours neighbours, int micro_batches, at::Device device)
+Boundary::Boundary(Neighbours neighbours, int micro_batches, at::Device device,
+                   std::shared_ptr<Exchange> exchange)
     : neighbours_(std::move(neighbours)),
       outputs_(edges, neighbours_.ranks),
       gradients_(edges, neighbours_.ranks),
@@ -42,7 +42,8 @@ Boundary::Boundary(Neighbours neighbours, int micro_batches, at::Device device)
       device_(device),
       inputs_(neighbours_.owner.size() * std::size_t(micro_batches)),
       grads_(inputs_.size()),
-      told_(inputs_.size(), false) {
+      told_(inputs_.size(), false),
+      exchange_(std::move(exchange)) {
   if (!neighbours_.ranks->device().is_cuda()) return;
   std::vector<bool> used(edges, false);
   for (std::size_t l = 0; l + 1 < neighbours_.owner.size(); ++l)
@@ -67,18 +68,12 @@ Communicator& Boundary::lane(const std::vector<std::shared_ptr<Communicator>>& l
   return *lanes[edge(layer)];
 }
 
-void Boundary::wait(const Work& work) {
-  if (device_.is_cuda()) return work.follow();
-  const auto start = std::chrono::steady_clock::now();
-  work.wait();
-  waited_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  if (const auto span = work.span())
-    exchanging_ += std::chrono::duration<double>(span->end - span->begin).count();
-}
-
 void Boundary::send(Communicator& ranks, const at::Tensor& tensor, int to, std::uint64_t tag,
-                    const char* name) {
-  outgoing_.push_back({tensor, ranks.send(tensor, to, tag, {.tag = name})});
+                    int layer, int micro_batch) {
+  outgoing_.push_back(
+      {tensor, exchange_->send(
+                   ranks, tensor, to, tag,
+                   {.purpose = Purpose::activations, .part = layer, .micro_batch = micro_batch})});
   // To ask is what puts it on a GPU's stream.
   std::erase_if(outgoing_, [](const Outgoing& one) { return one.work.done(); });
 }
@@ -87,8 +82,10 @@ void Boundary::send_output(int layer, int micro_batch, const at::Tensor& output)
   const int to = neighbours_.owner[std::size_t(layer) + 1];
   const at::Tensor whole = output.contiguous();
   if (!told_[at(layer, micro_batch)]) {
-    send(lane(outputs_, layer), described(whole).to(neighbours_.ranks->device()), to,
-         tag(layer, micro_batch, Message::sizes), "setup");
+    const at::Tensor sizes = described(whole).to(neighbours_.ranks->device());
+    outgoing_.push_back(
+        {sizes, lane(outputs_, layer)
+                    .send(sizes, to, tag(layer, micro_batch, Message::sizes), {.tag = "setup"})});
     told_[at(layer, micro_batch)] = true;
     Incoming& back = grads_[at(layer, micro_batch)];
     back.sizes = whole.sizes().vec();
@@ -101,7 +98,8 @@ void Boundary::send_output(int layer, int micro_batch, const at::Tensor& output)
         "layer {} gave [{}] for micro-batch {} and [{}] in the step before: the ranks of a pipeline "
         "expect samples of the same sizes in every step",
         layer, fmt::join(whole.sizes(), ", "), micro_batch, fmt::join(told.sizes, ", ")));
-  send(lane(outputs_, layer), whole, to, tag(layer, micro_batch, Message::output), "activations");
+  send(lane(outputs_, layer), whole, to, tag(layer, micro_batch, Message::output), layer,
+       micro_batch);
 }
 
 void Boundary::send_grad(int layer, int micro_batch, const at::Tensor& grad) {
@@ -110,17 +108,20 @@ void Boundary::send_grad(int layer, int micro_batch, const at::Tensor& grad) {
         "layer {} gives no gradient for its input, and the rank below it in the pipeline needs one",
         layer));
   send(lane(gradients_, layer - 1), grad.contiguous(), neighbours_.owner[std::size_t(layer) - 1],
-       tag(layer - 1, micro_batch, Message::grad), "activations");
+       tag(layer - 1, micro_batch, Message::grad), layer, micro_batch);
 }
 
-void Boundary::begin(Communicator& ranks, Incoming& one, int from, std::uint64_t tag) {
+void Boundary::begin(Communicator& ranks, Incoming& one, int from, std::uint64_t tag, int layer,
+                     int micro_batch) {
   const MemoryScope scope(MemoryKind::activations);
   one.tensor = at::empty(one.sizes, at::TensorOptions(device_).dtype(one.type));
-  one.work = ranks.receive(one.tensor, from, tag, {.tag = "activations"});
+  one.work = exchange_->receive(
+      ranks, one.tensor, from, tag,
+      {.purpose = Purpose::activations, .part = layer, .micro_batch = micro_batch});
   one.begun = true;
 }
 
-// Of unknown sizes nothing can begin to come. take_input asks for them; those of a gradient are
+// The size must be known before a receive can be posted. take_input asks for it; a gradient's is
 // known once the output has gone. On a GPU nothing begins before it is taken: a kernel that waits
 // for a message can hold up the host's next request for memory, and the message may depend on what
 // this rank sends after that. The host is ahead of the GPU anyway.
@@ -130,18 +131,18 @@ void Boundary::receive_input(int layer, int micro_batch) {
   Incoming& one = inputs_[at(layer, micro_batch)];
   if (comes_early(one))
     begin(lane(outputs_, layer - 1), one, neighbours_.owner[std::size_t(layer) - 1],
-          tag(layer - 1, micro_batch, Message::output));
+          tag(layer - 1, micro_batch, Message::output), layer, micro_batch);
 }
 
 void Boundary::receive_grad(int layer, int micro_batch) {
   Incoming& one = grads_[at(layer, micro_batch)];
   if (comes_early(one))
     begin(lane(gradients_, layer), one, neighbours_.owner[std::size_t(layer) + 1],
-          tag(layer, micro_batch, Message::grad));
+          tag(layer, micro_batch, Message::grad), layer, micro_batch);
 }
 
 at::Tensor Boundary::take(Incoming& one) {
-  wait(one.work);
+  exchange_->wait(one.work, device_);
   one.work = {};
   one.begun = false;
   return std::exchange(one.tensor, {});
@@ -172,7 +173,8 @@ at::Tensor Boundary::take_input(int layer, int micro_batch) {
     read_sizes(words, one);
   }
   if (!one.begun)
-    begin(lane(outputs_, layer - 1), one, from, tag(layer - 1, micro_batch, Message::output));
+    begin(lane(outputs_, layer - 1), one, from, tag(layer - 1, micro_batch, Message::output), layer,
+          micro_batch);
   return take(one);
 }
 
@@ -180,17 +182,19 @@ at::Tensor Boundary::take_grad(int layer, int micro_batch) {
   Incoming& one = grads_[at(layer, micro_batch)];
   if (!one.begun)
     begin(lane(gradients_, layer), one, neighbours_.owner[std::size_t(layer) + 1],
-          tag(layer, micro_batch, Message::grad));
+          tag(layer, micro_batch, Message::grad), layer, micro_batch);
   return take(one);
 }
 
 void Boundary::settle() {
-  for (const Outgoing& one : outgoing_) wait(one.work);
+  for (const Outgoing& one : outgoing_) exchange_->wait(one.work, device_);
   outgoing_.clear();
 }
 
 void Boundary::share(at::Tensor loss) {
-  wait(neighbours_.ranks->all_reduce(loss, ReduceOp::sum, {.tag = "loss", .blocking = true}));
+  exchange_->wait(
+      exchange_->sum(*neighbours_.ranks, loss, {.purpose = Purpose::loss, .blocking = true}),
+      device_);
 }
 
 at::Tensor Boundary::from_last(const at::Tensor& output) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "echelon/comm/communicator.h"
+#include "echelon/step/exchange.h"
 
 namespace echelon {
 
@@ -23,7 +24,8 @@ struct Neighbours {
 
 class Boundary {
  public:
-  Boundary(Neighbours neighbours, int micro_batches, at::Device device);  // collective
+  Boundary(Neighbours neighbours, int micro_batches, at::Device device,
+           std::shared_ptr<Exchange> exchange);  // collective
 
   // The output of a layer, to the owner of the next; later the gradient for it comes back.
   void send_output(int layer, int micro_batch, const at::Tensor& output);
@@ -35,7 +37,6 @@ class Boundary {
   at::Tensor take_input(int layer, int micro_batch);
   void send_grad(int layer, int micro_batch, const at::Tensor& grad);
 
-  void begin_step() { waited_ = exchanging_ = 0; }
   // Until everything sent has gone.
   void settle();
   // What the rank with the last layer gives, on every rank of the pipeline.
@@ -45,9 +46,6 @@ class Boundary {
 
   // Micro-batches have other sizes from now on: they are told again.
   void forget_sizes();
-
-  double waited() const { return waited_; }
-  double exchanging() const { return exchanging_; }
 
  private:
   // A message that comes: its sizes are known from the first on.
@@ -72,13 +70,13 @@ class Boundary {
   }
   std::size_t edge(int layer) const;
   Communicator& lane(const std::vector<std::shared_ptr<Communicator>>& lanes, int layer) const;
-  void begin(Communicator& ranks, Incoming& one, int from, std::uint64_t tag);
+  void begin(Communicator& ranks, Incoming& one, int from, std::uint64_t tag, int layer,
+             int micro_batch);
   bool comes_early(const Incoming& one) const;
   static void read_sizes(const at::Tensor& words, Incoming& one);
   at::Tensor take(Incoming& one);
-  void send(Communicator& ranks, const at::Tensor& tensor, int to, std::uint64_t tag,
-            const char* name);
-  void wait(const Work& work);
+  void send(Communicator& ranks, const at::Tensor& tensor, int to, std::uint64_t tag, int layer,
+            int micro_batch);
 
   Neighbours neighbours_;
   // By kind of edge between two ranks, for outputs and for gradients; see lane().
@@ -88,7 +86,7 @@ class Boundary {
   std::vector<Incoming> inputs_, grads_;  // by layer and micro-batch
   std::vector<bool> told_;                // likewise: the sizes of the output were sent
   std::vector<Outgoing> outgoing_;
-  double waited_ = 0, exchanging_ = 0;
+  std::shared_ptr<Exchange> exchange_;
 };
 
 }  // namespace echelon

@@ -34,15 +34,17 @@ StepShape step_shape(const Stack& stack, int micro_batches, const std::vector<bo
   return shape;
 }
 
-Executor::Executor(Stack& stack, Update* update, Table table, StepShape shape,
-                   std::shared_ptr<Communicator> ranks, Shards* shards,
-                   const Neighbours& neighbours)
+Executor::Executor(Stack& stack, Update* update, Table table, StepShape shape)
+    : Executor(stack, update, std::move(table), std::move(shape), Links()) {}
+
+Executor::Executor(Stack& stack, Update* update, Table table, StepShape shape, const Links& links)
     : stack_(stack),
       update_(update),
       table_(std::move(table)),
       shape_(std::move(shape)),
-      ranks_(std::move(ranks)),
-      shards_(shards),
+      ranks_(links.ranks),
+      shards_(links.shards),
+      exchange_(links.exchange),
       widening_(stack) {
   if (stack.size() == 0)
     throw InvalidArgument("the model has no layers; add them, and a loss as the last");
@@ -50,9 +52,10 @@ Executor::Executor(Stack& stack, Update* update, Table table, StepShape shape,
     throw InvalidArgument(
         fmt::format("the step is for {} layers, the model has {}", shape_.layers, stack.size()));
   validate(table_, shape_);
-  if (neighbours.ranks) {
-    boundary_ = std::make_unique<Boundary>(neighbours, shape_.micro_batches, stack.device());
-    if (!stack.ties().empty()) ties_ = std::make_unique<Ties>(stack, neighbours);
+  if (links.neighbours.ranks) {
+    boundary_ = std::make_unique<Boundary>(links.neighbours, shape_.micro_batches, stack.device(),
+                                           exchange_);
+    if (!stack.ties().empty()) ties_ = std::make_unique<Ties>(stack, links.neighbours, exchange_);
   } else if (!shape_.own.empty())
     throw InvalidArgument("the step leaves layers to other ranks, and nothing says to which");
   step_ = at::zeros({}, at::TensorOptions(stack.device()).dtype(at::kLong));
@@ -94,7 +97,7 @@ at::Tensor Executor::run(const at::Tensor& input, const at::Tensor& target, doub
   weight_ = weight;
   stack_.begin_step();
   if (shards_) shards_->begin_step();
-  if (boundary_) boundary_->begin_step();
+  exchange_->begin_step();
   TensorGroup* const splitters = stack_.tensor_group().get();
   if (splitters) splitters->begin_step();
   times_ = {};
@@ -155,7 +158,7 @@ at::Tensor Executor::run(const at::Tensor& input, const at::Tensor& target, doub
         shards_->scatter(action.group);
         break;
       case Action::Kind::tie:
-        times_.exposed += ties_->sum();
+        ties_->sum();
         break;
       case Action::Kind::settle:
         settle();
@@ -171,18 +174,12 @@ at::Tensor Executor::run(const at::Tensor& input, const at::Tensor& target, doub
       std::this_thread::sleep_for((slow_ - 1) * (Clock::now() - began_));
     if (tracing_) traced_.push_back({action, began_, Clock::now()});
   }
-  if (shards_) {
-    times_.exposed += shards_->waited();
-    times_.hidden += std::max(0.0, shards_->exchanging() - shards_->waited());
-  }
-  if (boundary_) {
-    times_.exposed += boundary_->waited();
-    times_.hidden += std::max(0.0, boundary_->exchanging() - boundary_->waited());
-  }
-  if (splitters) {
-    times_.exposed += splitters->waited();
-    times_.hidden += std::max(0.0, splitters->exchanging() - splitters->waited());
-  }
+  const auto count = [this](const WorkClock& clock) {
+    times_.exposed += clock.waited();
+    times_.hidden += clock.hidden();
+  };
+  count(exchange_->clock());
+  if (splitters) count(splitters->clock());
   if (stack_.device().is_cpu())
     times_.compute = since(start) - times_.exposed - times_.update;
   else
@@ -252,10 +249,11 @@ void Executor::reduce(const Bucket& bucket) {
   complete_gradients(bucket.begin, bucket.end);
   const at::Tensor part = stack_.sums().narrow(0, bucket.begin, bucket.numel());
   if (probe_.before_reduce) probe_.before_reduce(part, weight_);
-  reductions_.push_back(ranks_->all_reduce(
-      part, ReduceOp::sum,
-      {.tag = tracing_ ? fmt::format("gradients {}", reductions_.size()) : "gradients",
-       .algorithm = algorithm_}));
+  reductions_.push_back(exchange_->sum(*ranks_, part,
+                                       {.purpose = Purpose::gradients,
+                                        .part = int(reductions_.size()),
+                                        .algorithm = algorithm_,
+                                        .told_apart = tracing_}));
 }
 
 void Executor::settle() {
@@ -265,27 +263,17 @@ void Executor::settle() {
     boundary_->share(loss_);
   }
   if (!ranks_) return;
-  const auto start = Clock::now();
   auto works = std::exchange(reductions_, {});
-  works.push_back(ranks_->all_reduce(loss_, ReduceOp::sum, {.tag = "loss", .blocking = true}));
-  if (stack_.device().is_cuda()) {
-    for (const Work& work : works) work.follow();
-    return;
-  }
-  double running = 0;
+  const at::Device device = stack_.device();
+  works.push_back(exchange_->sum(*ranks_, loss_, {.purpose = Purpose::loss, .blocking = true}));
   for (std::size_t i = 0; i < works.size(); ++i) {
-    works[i].wait();
-    const auto span = works[i].span();
-    if (!span) continue;
-    running += std::chrono::duration<double>(span->end - span->begin).count();
-    if (!tracing_ || i + 1 == works.size()) continue;
+    exchange_->wait(works[i], device);
+    const auto span = device.is_cpu() ? works[i].span() : std::optional<WorkSpan>();
+    if (!tracing_ || !span || i + 1 == works.size()) continue;
     for (auto& one : traced_)
       if (one.action.kind == Action::Kind::reduce && one.action.bucket == int(i))
         one = {one.action, span->begin, span->end};
   }
-  const double waited = since(start);
-  times_.exposed += waited;
-  times_.hidden += std::max(0.0, running - waited);
 }
 
 void Executor::update() {

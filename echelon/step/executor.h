@@ -13,6 +13,7 @@
 #include "echelon/nn/stack.h"
 #include "echelon/optim/update.h"
 #include "echelon/step/boundary.h"
+#include "echelon/step/exchange.h"
 #include "echelon/step/shards.h"
 #include "echelon/step/table.h"
 #include "echelon/step/ties.h"
@@ -41,12 +42,18 @@ struct TracedAction {
 
 class Executor {
  public:
-  // Validates the table. `ranks` are those that a reduction sums over, `shards` brings groups
-  // together where the table asks for it; `update` may be null where the table has none. Where
-  // other ranks have some of the layers, `neighbours` says which; it is then collective.
-  Executor(Stack& stack, Update* update, Table table, StepShape shape,
-           std::shared_ptr<Communicator> ranks = nullptr, Shards* shards = nullptr,
-           const Neighbours& neighbours = {});
+  // Whom a step exchanges with, and through what.
+  struct Links {
+    std::shared_ptr<Communicator> ranks = {};  // that a reduction sums over; null: nobody
+    Shards* shards = nullptr;    // gathers groups and scatters gradients, where the table has that
+    Neighbours neighbours = {};  // who has the other layers of a pipeline
+    std::shared_ptr<Exchange> exchange = plain_exchange();
+  };
+
+  // Validates the table. `update` may be null where the table has none. With neighbours it is
+  // collective.
+  Executor(Stack& stack, Update* update, Table table, StepShape shape);
+  Executor(Stack& stack, Update* update, Table table, StepShape shape, const Links& links);
 
   // Samples of a step may be of other sizes, or cut otherwise, from the next one on. All ranks.
   void forget_sizes();
@@ -115,6 +122,7 @@ class Executor {
   StepShape shape_;
   std::shared_ptr<Communicator> ranks_;
   Shards* shards_;
+  std::shared_ptr<Exchange> exchange_;
   Widening widening_;
   std::unique_ptr<Boundary> boundary_;  // null: all layers are here
   std::unique_ptr<Ties> ties_;          // null: all uses of a parameter are

@@ -17,10 +17,6 @@ class Shards {
   virtual void widen(int group) = 0;    // its gradients, of one micro-batch, join their fp32 sums
   virtual void scatter(int group) = 0;  // its gradients are complete: begins to give them to owners
   virtual void settle() = 0;            // all that was begun is done
-
-  // Seconds of the step so far that exchanges ran, and that it waited for them.
-  virtual double exchanging() const = 0;
-  virtual double waited() const = 0;
 };
 
 }  // namespace echelon

@@ -1,14 +1,15 @@
 #include "echelon/step/ties.h"
 
 #include <algorithm>
-#include <chrono>
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
 
 namespace echelon {
 
-Ties::Ties(Stack& stack, const Neighbours& neighbours) : stack_(stack) {
+Ties::Ties(Stack& stack, const Neighbours& neighbours, std::shared_ptr<Exchange> exchange)
+    : stack_(stack), exchange_(std::move(exchange)) {
   std::map<std::string, std::set<int>> holders;  // by parameter: ranks with a layer that uses it
   for (const auto& tie : stack.ties()) {
     auto& ranks = holders[tie.name];
@@ -24,16 +25,13 @@ Ties::Ties(Stack& stack, const Neighbours& neighbours) : stack_(stack) {
   }
 }
 
-double Ties::sum() {
-  const auto start = std::chrono::steady_clock::now();
+void Ties::sum() {
   for (auto& [parameter, ranks] : shared_) {
     if (!stack_.has_fp32_sums()) parameter->zero_unwritten_grad();
-    const at::Tensor gradient = stack_.sum_of(*parameter);
-    const Work work =
-        ranks->all_reduce(gradient, ReduceOp::sum, {.tag = "tied gradients", .blocking = true});
-    stack_.device().is_cuda() ? work.follow() : work.wait();
+    exchange_->wait(exchange_->sum(*ranks, stack_.sum_of(*parameter),
+                                   {.purpose = Purpose::tied_gradients, .blocking = true}),
+                    stack_.device());
   }
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 }  // namespace echelon

@@ -11,19 +11,21 @@
 #include "echelon/comm/communicator.h"
 #include "echelon/nn/stack.h"
 #include "echelon/step/boundary.h"
+#include "echelon/step/exchange.h"
 
 namespace echelon {
 
 class Ties {
  public:
   // Collective: all ranks of the pipeline call it, with the same layers.
-  Ties(Stack& stack, const Neighbours& neighbours);
+  Ties(Stack& stack, const Neighbours& neighbours, std::shared_ptr<Exchange> exchange);
 
-  // All gradients of the step are there: sums them, and waits for it. Gives the seconds of waiting.
-  double sum();
+  // All gradients of the step are there: sums them, and waits for it.
+  void sum();
 
  private:
   Stack& stack_;
+  std::shared_ptr<Exchange> exchange_;
   std::vector<std::pair<Parameter*, std::shared_ptr<Communicator>>> shared_;
 };
 

@@ -19,6 +19,7 @@ void Trainer::use_servers(ServerWorker::Setup setup, const NetOptions& net, cons
   plan.optim = optim_;
   plan.server.count = 1;
   require_can_run(plan, 1);
+  setup.exchange = exchange_;
   servers_ = std::make_unique<ServerWorker>(std::move(setup), net, token, stack_.units(),
                                             stack_.values(), stack_.grads(), ledger);
   batch_parts_ = servers_->shares();

@@ -273,7 +273,8 @@ class Trainer {
   Sampler sampler_;
   std::unique_ptr<MemoryAccount> memory_;
   std::unique_ptr<MasterUpdate> update_;  // null where the ranks share it out
-  std::unique_ptr<Tier> tier_;            // null where nothing is kept elsewhere
+  std::shared_ptr<Exchange> exchange_ = plain_exchange();
+  std::unique_ptr<Tier> tier_;  // null where nothing is kept elsewhere
   std::unique_ptr<ZeroShards> shards_;
   std::unique_ptr<ZeroUpdate> zero_;
   std::unique_ptr<Executor> executor_;

@@ -185,7 +185,7 @@ void Trainer::give_memory(const ParallelOptions& parallel, const ZeroOptions& ze
   if (placement_.is_sharded()) {
     if (placement_.offloads()) graph_wanted_ = false;  // the host takes part in every step
     tier_ = make_tier(zero, owners);
-    shards_ = std::make_unique<ZeroShards>(stack, owners, placement_, tier_.get());
+    shards_ = std::make_unique<ZeroShards>(stack, owners, placement_, tier_.get(), exchange_);
     zero_ = std::make_unique<ZeroUpdate>(stack, *shards_, optim_, tier_.get(),
                                          static_cast<std::int64_t>(zero.piece * mebibyte / 4),
                                          scaling, layout_.part_sums(stack));
@@ -201,8 +201,11 @@ void Trainer::give_memory(const ParallelOptions& parallel, const ZeroOptions& ze
     }
     if (all_) table = with_reductions(table, shape);
   }
-  executor_ = std::make_unique<Executor>(stack, &owner(), table, shape, ranks_, shards_.get(),
-                                         layout_.neighbours());
+  executor_ = std::make_unique<Executor>(stack, &owner(), table, shape,
+                                         Executor::Links{.ranks = ranks_,
+                                                         .shards = shards_.get(),
+                                                         .neighbours = layout_.neighbours(),
+                                                         .exchange = exchange_});
   executor_->seed(static_cast<std::uint64_t>(train_.seed));
 }
 

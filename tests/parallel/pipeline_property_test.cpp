@@ -102,8 +102,8 @@ TEST(PipelineProperty, RandomShapesRunWithoutDeadlock) {
       stack.allocate(at::kCPU, at::kDouble, Gradients::yes);
       MasterUpdate update(stack, plain_sgd());
       update.load(random_values(1));
-      Executor executor(stack, &update, table, step, nullptr, nullptr,
-                        shape.ranks > 1 ? Neighbours{ranks, owners} : Neighbours{});
+      Executor executor(stack, &update, table, step,
+                        {.neighbours = shape.ranks > 1 ? Neighbours{ranks, owners} : Neighbours{}});
       // A rate that leaves w = 1 at first, so that the second step, in which sizes are known and
       // messages begin to come early, has the same numbers to show; then one that moves it.
       for (const double rate : {0.0, 1 / mean}) {

@@ -55,7 +55,7 @@ Trained trained(const Table& table, StepShape shape, const std::vector<Batch>& b
   stack.allocate(at::kCPU, at::kDouble, Gradients::yes);
   MasterUpdate update(stack, plain_sgd());
   update.load(random_values(1));
-  Executor executor(stack, &update, table, std::move(shape), nullptr, nullptr, neighbours);
+  Executor executor(stack, &update, table, std::move(shape), {.neighbours = neighbours});
   for (const Batch& batch : batches) {
     update.rate().fill_(0.5);
     result.losses.push_back(executor.run(batch.input, batch.target).item<double>());

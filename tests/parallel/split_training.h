@@ -111,7 +111,7 @@ inline Trained trained(const Case& c, const std::vector<Batch>& batches,
   stack.allocate(at::kCPU, at::kDouble, Gradients::yes);
   MasterUpdate update(stack, plain_sgd());
   update.load(random_values(1));
-  Executor executor(stack, &update, table, shape, nullptr, nullptr, neighbours);
+  Executor executor(stack, &update, table, shape, {.neighbours = neighbours});
   executor.seed(5);
   Trained result;
   for (const Batch& batch : batches) {

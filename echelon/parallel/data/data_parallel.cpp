@@ -14,6 +14,7 @@
 
 #include "echelon/base/error.h"
 #include "echelon/parallel/data/bucket.h"
+#include "echelon/step/exchange.h"
 
 namespace echelon {
 
@@ -30,6 +31,7 @@ struct DataParallel::State {
   };
 
   std::shared_ptr<Communicator> ranks;
+  std::shared_ptr<Exchange> exchange = plain_exchange();
   std::vector<Slot> slots;
   std::vector<Filling> buckets;
   std::size_t next = 0;  // bucket to begin
@@ -68,7 +70,10 @@ struct DataParallel::State {
   }
 
   void begin(Filling& bucket) {
-    bucket.work = ranks->all_reduce(bucket.memory, ReduceOp::average, {.tag = "gradients"});
+    bucket.work = exchange->sum(*ranks, bucket.memory,
+                                {.purpose = Purpose::gradients,
+                                 .part = int(&bucket - buckets.data()),
+                                 .op = ReduceOp::average});
   }
 };
 
@@ -153,7 +158,7 @@ void DataParallel::wait() {
     if (!slot.ready) state.settle_grad(slot);
   while (state.next < state.buckets.size()) state.begin(state.buckets[state.next++]);
   for (auto& bucket : state.buckets) {
-    bucket.work.wait();
+    bucket.work.wait();  // on a GPU too: users read gradients from any stream
     bucket.missing = bucket.slots;
   }
   for (auto& slot : state.slots) slot.ready = false;

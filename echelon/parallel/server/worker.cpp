@@ -178,18 +178,23 @@ void ServerWorker::read_masters(const Task& pinned, std::int64_t begin, const at
 
 void ServerWorker::push(const Task& task, double weight) {
   on_all([&](std::size_t i) {
-    const wire::Push push{task, weight, narrowed(grads_, i)};
-    if (local(i)) {
-      const MemoryContext::Join the_servers(setup_.local->memory());
-      const MemoryScope scope(MemoryKind::gradients);
-      return setup_.local->push(i == 0 ? number_ : -1, setup_.name, task, weight,
-                                push.grad.clone());
-    }
-    const auto runs = wire::runs_of(push.grad, matrices_[i]);
-    const auto bytes = wire::send_push(*peers_[i], push, runs, transfer());
-    ledger_.add(Operation::send, "push", Algorithm::direct, LinkKind::tcp, bytes);
-    peers_[i]->check(peers_[i]->receive(transfer()));
+    setup_.exchange->push(narrowed(grads_, i), {.purpose = Purpose::push, .part = int(i)},
+                          [&](const at::Tensor& slice) { deliver(i, task, weight, slice); });
   });
+}
+
+void ServerWorker::deliver(std::size_t server, const Task& task, double weight,
+                           const at::Tensor& slice) {
+  if (local(server)) {
+    const MemoryContext::Join the_servers(setup_.local->memory());
+    const MemoryScope scope(MemoryKind::gradients);
+    return setup_.local->push(server == 0 ? number_ : -1, setup_.name, task, weight, slice.clone());
+  }
+  Peer& peer = *peers_[server];
+  const auto runs = wire::runs_of(slice, matrices_[server]);
+  const auto bytes = wire::send_push(peer, {task, weight, slice}, runs, transfer());
+  ledger_.add(Operation::send, to_string(Purpose::push), Algorithm::direct, LinkKind::tcp, bytes);
+  peer.check(peer.receive(transfer()));
 }
 
 void ServerWorker::done(const Task& task, double loss) {

@@ -25,6 +25,7 @@
 #include "echelon/collective/ledger.h"
 #include "echelon/parallel/server/server.h"
 #include "echelon/parallel/server/wire.h"
+#include "echelon/step/exchange.h"
 
 namespace echelon {
 
@@ -40,6 +41,7 @@ class ServerWorker {
     double timeout = 60;
     double connect_timeout = 60;
     std::string options = {};  // of a guest, which must be the job's (ParameterServer::Setup)
+    std::shared_ptr<Exchange> exchange = plain_exchange();  // that gradients go through
   };
 
   ServerWorker(Setup setup, const NetOptions& net, const Token& token,
@@ -80,6 +82,7 @@ class ServerWorker {
   void abandon(const std::string& why);  // does not
 
  private:
+  void deliver(std::size_t server, const Task& task, double weight, const at::Tensor& slice);
   // fn(server) for all at once.
   void on_all(const std::function<void(std::size_t)>& fn);
   bool local(std::size_t server) const { return int(server) == setup_.local_index; }

@@ -9,7 +9,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <chrono>
 #include <optional>
 #include <utility>
 
@@ -94,12 +93,14 @@ class ZeroShards::CopyLane {
 
 ZeroShards::~ZeroShards() = default;
 
-ZeroShards::ZeroShards(Stack& stack, Owners owners, const Placement& placement, Tier* tier)
+ZeroShards::ZeroShards(Stack& stack, Owners owners, const Placement& placement, Tier* tier,
+                       std::shared_ptr<Exchange> exchange)
     : stack_(stack),
       ranks_(std::move(owners.shards)),
       replicas_(std::move(owners.replicas)),
       placement_(placement),
-      tier_(placement.offloads_values() ? tier : nullptr) {
+      tier_(placement.offloads_values() ? tier : nullptr),
+      exchange_(std::move(exchange)) {
   std::int64_t all = 0;
   for (int g = 0; g < int(stack.groups().size()); ++g) {
     first_.push_back(all);
@@ -155,22 +156,14 @@ at::Tensor ZeroShards::take(std::int64_t numel, at::ScalarType type) {
   });
 }
 
-void ZeroShards::wait(Work& work) {
-  if (stack_.device().is_cuda()) return work.follow();
-  const auto start = std::chrono::steady_clock::now();
-  work.wait();
-  waited_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  if (const auto span = work.span())
-    exchanging_ += std::chrono::duration<double>(span->end - span->begin).count();
-}
-
 void ZeroShards::publish() {
   for (int g = 0; g < int(first_.size()); ++g) publish(g);
 }
 
 void ZeroShards::publish(int group) {
   gathering_[std::size_t(group)] =
-      ranks_->all_gather(stack_.group_values(group), values(group), {.tag = "parameters"});
+      exchange_->gather(*ranks_, stack_.group_values(group), values(group),
+                        {.purpose = Purpose::parameters, .part = group});
 }
 
 void ZeroShards::wait_for_values() {
@@ -196,26 +189,27 @@ void ZeroShards::gather(int group) {
   stack_.lend_values(group, take(stack_.groups()[std::size_t(group)].numel, stack_.type()));
   const at::Tensor all = stack_.group_values(group);
   auto& work = gathering_[std::size_t(group)];
+  const Parcel parcel{.purpose = Purpose::parameters, .part = group};
   if (!tier_) {
-    work = ranks_->all_gather(all, values(group), {.tag = "parameters"});
+    work = exchange_->gather(*ranks_, all, values(group), parcel);
     return;
   }
   const at::Tensor kept = tier_->take(kept_values(group));
   if (!lane_) {
-    work = ranks_->all_gather(all, kept, {.tag = "parameters"});
+    work = exchange_->gather(*ranks_, all, kept, parcel);
     return;
   }
   lane_->beside(group, [&] {
     const auto numel = slice_numel(group);
     at::Tensor mine = all.narrow(0, ranks_->rank() * numel, numel);
     mine.copy_(kept, /*non_blocking=*/true);
-    work = ranks_->all_gather(all, mine, {.tag = "parameters"});
+    work = exchange_->gather(*ranks_, all, mine, parcel);
   });
 }
 
 void ZeroShards::use(int group) {
   auto& work = gathering_[std::size_t(group)];
-  wait(work);
+  exchange_->wait(work, stack_.device());
   work = {};
   if (lane_)
     lane_->follow(group);
@@ -290,21 +284,23 @@ void ZeroShards::scatter(int group) {
              !kept_[std::size_t(group)];
   if (one.kept) kept_[std::size_t(group)] = true;
   one.sum = one.kept ? grads(group) : own_part(one);
-  one.work = ranks_->reduce_scatter(one.sum, one.all, ReduceOp::sum, {.tag = "gradients"});
+  one.work = exchange_->sum_to_owners(*ranks_, one.sum, one.all,
+                                      {.purpose = Purpose::gradients, .part = group});
   scattering_.push_back(std::move(one));
   if (scattering_.size() > 1) sum_across(scattering_[scattering_.size() - 2]);
 }
 
 void ZeroShards::sum_across(Scattering& one) {
   if (!replicas_ || std::exchange(one.across, true)) return;
-  wait(one.work);
-  one.work = replicas_->all_reduce(one.sum, ReduceOp::sum, {.tag = "gradients"});
+  exchange_->wait(one.work, stack_.device());
+  one.work =
+      exchange_->sum(*replicas_, one.sum, {.purpose = Purpose::gradients, .part = one.group});
 }
 
 void ZeroShards::finish(Scattering& one) {
   const at::NoGradGuard no_grad;
   sum_across(one);
-  wait(one.work);
+  exchange_->wait(one.work, stack_.device());
   if (placement_.gradients.sliced) {
     if (!one.kept) keep(one.group, one.sum);
     pool_.give_back(one.memory.defined() ? one.memory : stack_.take_back_grads(one.group));
@@ -335,9 +331,6 @@ void ZeroShards::settle() {
   scattering_.clear();
 }
 
-void ZeroShards::begin_step() {
-  std::fill(kept_.begin(), kept_.end(), false);
-  exchanging_ = waited_ = 0;
-}
+void ZeroShards::begin_step() { std::fill(kept_.begin(), kept_.end(), false); }
 
 }  // namespace echelon

@@ -33,6 +33,7 @@
 #include "echelon/parallel/placement.h"
 #include "echelon/parallel/zero/lending_pool.h"
 #include "echelon/parallel/zero/tier.h"
+#include "echelon/step/exchange.h"
 #include "echelon/step/shards.h"
 
 namespace echelon {
@@ -50,7 +51,8 @@ class ZeroShards final : public Shards {
   // For a stack that was allocated as below, with fp32 sums where gradients are summed so. Where
   // the placement offloads values, the tier keeps them in its arrays "value" (or "master", where
   // the types are the same) and gradients in "grad".
-  ZeroShards(Stack& stack, Owners owners, const Placement& placement, Tier* tier = nullptr);
+  ZeroShards(Stack& stack, Owners owners, const Placement& placement, Tier* tier = nullptr,
+             std::shared_ptr<Exchange> exchange = plain_exchange());
   ~ZeroShards() override;
   static Stack::Allocation allocation(const Placement& placement,
                                       std::shared_ptr<Communicator> shards, at::Device device,
@@ -90,9 +92,6 @@ class ZeroShards final : public Shards {
   void settle() override;
   void begin_step() override;
 
-  double exchanging() const override { return exchanging_; }
-  double waited() const override { return waited_; }
-
  private:
   struct Scattering {
     int group = -1;
@@ -110,7 +109,6 @@ class ZeroShards final : public Shards {
   at::Tensor own_part(const Scattering& one) const;
   void sum_across(Scattering& one);
   void keep(int group, at::Tensor sum);
-  void wait(Work& work);
   void finish(Scattering& one);
 
   Stack& stack_;
@@ -125,7 +123,7 @@ class ZeroShards final : public Shards {
   std::vector<bool> kept_;         // by group: own_grads_ has gradients of this step
   std::vector<at::Tensor> norms_;  // by group
   LendingPool<at::Tensor> pool_;
-  double exchanging_ = 0, waited_ = 0;
+  std::shared_ptr<Exchange> exchange_;
 };
 
 }  // namespace echelon
