@@ -39,6 +39,15 @@ std::string precision_name(at::ScalarType type) {
                                  : "fp32";
 }
 
+void JobOutcome::add(const StepReport& step) {
+  step_seconds.push_back(step.seconds);
+  tokens_a_step = step.targets;
+  final_loss = step.loss;
+  loss_scale = step.loss_scale;
+  skipped += step.skipped;
+  for (const auto age : step.ages) ++ages[age];
+}
+
 ordered_json summary_of(const JobOptions& options, const JobOutcome& outcome,
                         std::int64_t parameters, bool bytes, std::uint64_t start,
                         std::uint64_t peak, const RunDirectory& run) {
@@ -129,35 +138,27 @@ std::string model_text(const JobOptions& options, std::int64_t parameters, int r
                          : fmt::format("{} CPU thread{}", threads, threads == 1 ? "" : "s"));
 }
 
-void show_layout(const JobOptions& options, const Trainer& trainer, const Stack& stack) {
+std::string layout_text(const JobOptions& options, const Trainer& trainer, const Stack& stack) {
   const auto& layout = trainer.layout();
-  if (!layout.in_parts()) return;
-  fmt::print("{}", report_line("mesh", draw_mesh(layout.mesh.shape, layout.mesh.hosts)));
+  if (!layout.in_parts()) return {};
+  std::string text = report_line("mesh", draw_mesh(layout.mesh.shape, layout.mesh.hosts));
   if (layout.mesh.shape.tensor > 1)
-    fmt::print(
-        "{}",
-        report_line(
-            "tensor",
-            fmt::format("{} ranks split matrices, {}", layout.mesh.shape.tensor,
-                        stack.tensor_group()->rows_are_split()
-                            ? "and rows of activations between them"
-                        : options.parallel.sequence
-                            ? fmt::format("not rows of activations, since {} tokens do not divide",
-                                          options.model.context)
-                            : std::string("not rows of activations: parallel.sequence=false"))));
-  if (layout.pipeline.ranks == 1) return;
+    text += report_line(
+        "tensor",
+        fmt::format("{} ranks split matrices, {}", layout.mesh.shape.tensor,
+                    stack.tensor_group()->rows_are_split() ? "and rows of activations between them"
+                    : options.parallel.sequence
+                        ? fmt::format("not rows of activations, since {} tokens do not divide",
+                                      options.model.context)
+                        : std::string("not rows of activations: parallel.sequence=false")));
+  if (layout.pipeline.ranks == 1) return text;
   const auto& [schedule, shape] = std::tie(options.pipeline.schedule, layout.pipeline);
-  fmt::print(
-      "{}",
-      report_line(
-          "pipeline",
-          fmt::format("{}, {} micro-batch{}: a rank idles {} of a step by formula\n{}", schedule,
-                      shape.micro_batches, shape.micro_batches == 1 ? "" : "es",
-                      ideal_idle_text(schedule, shape), layout.description(options.pipeline))));
-  if (const auto warning =
-          one_micro_batch_warning(schedule, shape, options.train.batch / layout.mesh.shape.data);
-      !warning.empty())
-    log::warn(warning);
+  return text +
+         report_line(
+             "pipeline",
+             fmt::format("{}, {} micro-batch{}: a rank idles {} of a step by formula\n{}", schedule,
+                         shape.micro_batches, shape.micro_batches == 1 ? "" : "es",
+                         ideal_idle_text(schedule, shape), layout.description(options.pipeline)));
 }
 
 std::string one_micro_batch_warning(std::string_view schedule, const PipelineShape& shape,
@@ -198,34 +199,39 @@ std::vector<RankMemory> memory_of_ranks(Communicator* ranks, const MemoryUse& pe
   return all;
 }
 
-void show_memory(const MemoryForecast& forecast, const std::vector<RankMemory>& ranks) {
-  constexpr std::size_t most = 8;  // rows: of more ranks, those that took least and most
-  fmt::print("{}\n{}\n", memory_head(),
-             memory_row(name_of_forecast(int(ranks.size())), forecast.tensors));
-  if (ranks.size() <= most) {
-    for (std::size_t r = 0; r < ranks.size(); ++r)
-      fmt::print("{}\n",
-                 memory_row(ranks.size() > 1 ? fmt::format("rank {} at its peak", ranks[r].rank)
-                                             : std::string("at the peak"),
-                            ranks[r].tensors));
-    return;
+std::string memory_text(const MemoryForecast& forecast, int ranks,
+                        const std::vector<RankMemory>& measured) {
+  constexpr std::size_t most = 8;  // rows
+  std::string text =
+      fmt::format("{}\n{}\n", memory_head(), memory_row(name_of_forecast(ranks), forecast.tensors));
+  const auto add = [&](const std::string& label, const RankMemory& rank) {
+    text += memory_row(label, rank.tensors) + "\n";
+  };
+  if (measured.size() <= most) {
+    for (const auto& rank : measured)
+      add(measured.size() > 1 ? fmt::format("rank {} at its peak", rank.rank)
+                              : std::string("at the peak"),
+          rank);
+    return text;
   }
   const auto less = [](const RankMemory& a, const RankMemory& b) {
     return a.tensors.total() < b.tensors.total();
   };
-  const auto [least, greatest] = std::minmax_element(ranks.begin(), ranks.end(), less);
-  fmt::print("{}\n{}\n", memory_row(fmt::format("rank {}, the least", least->rank), least->tensors),
-             memory_row(fmt::format("rank {}, the most", greatest->rank), greatest->tensors));
+  const auto [least, greatest] = std::minmax_element(measured.begin(), measured.end(), less);
+  add(fmt::format("rank {}, the least", least->rank), *least);
+  add(fmt::format("rank {}, the most", greatest->rank), *greatest);
+  return text;
 }
 
-void show_servers(const ServerOptions& servers, int workers) {
-  fmt::print("servers     {} {} {} worker{}, {}{}\n", servers.count,
-             servers.place == "separate" ? "apart from" : "among", workers, workers == 1 ? "" : "s",
-             servers.mode,
-             servers.mode == "bounded" ? fmt::format(" by {}", servers.staleness) : "");
+std::string servers_text(const ServerOptions& servers, int workers) {
+  return fmt::format("servers     {} {} {} worker{}, {}{}\n", servers.count,
+                     servers.place == "separate" ? "apart from" : "among", workers,
+                     workers == 1 ? "" : "s", servers.mode,
+                     servers.mode == "bounded" ? fmt::format(" by {}", servers.staleness) : "");
 }
 
-void show_synchronisation(const JobOutcome& outcome, const RunDirectory& run) {
+std::string synchronisation_text(const JobOutcome& outcome, const RunDirectory& run) {
+  std::string text;
   std::int64_t all = 0;
   for (const auto& [age, count] : outcome.ages) all += count;
   if (all > 0) {
@@ -236,33 +242,32 @@ void show_synchronisation(const JobOutcome& outcome, const RunDirectory& run) {
                            age == 0   ? std::string("new")
                            : age == 1 ? std::string("1 update old")
                                       : fmt::format("{} updates old", age));
-    fmt::print("{}", report_line("gradients", "from servers: " + parts));
+    text += report_line("gradients", "from servers: " + parts);
   }
   if (outcome.decisions > 0)
-    fmt::print("{}", report_line("decisions", fmt::format("{} on how to synchronise, in {}",
-                                                          outcome.decisions, run.log().string())));
+    text += report_line("decisions", fmt::format("{} on how to synchronise, in {}",
+                                                 outcome.decisions, run.log().string()));
+  return text;
 }
 
-void show_lost_workers(const JobOutcome& outcome, int workers) {
-  if (outcome.lost_workers.empty()) return;
-  fmt::print("{}",
-             report_line("lost", fmt::format("{} of the {} workers that the job began with, or "
-                                             "that joined it:\n{}",
-                                             outcome.lost_workers.size(), workers,
-                                             fmt::join(outcome.lost_workers, "\n"))));
+std::string lost_workers_text(const JobOutcome& outcome, int workers) {
+  if (outcome.lost_workers.empty()) return {};
+  return report_line("lost", fmt::format("{} of the {} workers that the job began with, or "
+                                         "that joined it:\n{}",
+                                         outcome.lost_workers.size(), workers,
+                                         fmt::join(outcome.lost_workers, "\n")));
 }
 
-void show_loss_scale(const JobOutcome& outcome) {
-  if (outcome.loss_scale == 0) return;
-  fmt::print("{}", report_line(
-                       "loss scale",
-                       fmt::format(
-                           "{} at the end; {} of {} steps skipped, whose gradients were not finite",
-                           outcome.loss_scale, outcome.skipped, outcome.step_seconds.size())));
+std::string loss_scale_text(const JobOutcome& outcome) {
+  if (outcome.loss_scale == 0) return {};
+  return report_line(
+      "loss scale",
+      fmt::format("{} at the end; {} of {} steps skipped, whose gradients were not finite",
+                  outcome.loss_scale, outcome.skipped, outcome.step_seconds.size()));
 }
 
-void show_validation(const JobOutcome& outcome, const JobData& data, std::int64_t context) {
-  if (!outcome.validated) return;
+std::string validation_text(const JobOutcome& outcome, const JobData& data, std::int64_t context) {
+  if (!outcome.validated) return {};
   const double bits = outcome.validation_loss / std::numbers::ln2;
   // The bytes that were predicted, and the one before them.
   std::vector<std::uint8_t> bytes(static_cast<std::size_t>(data.validation->size() * context) + 1);
@@ -272,14 +277,14 @@ void show_validation(const JobOutcome& outcome, const JobData& data, std::int64_
       packed ? fmt::format("xz -9 needs {:.3f}",
                            8.0 * static_cast<double>(*packed) / static_cast<double>(bytes.size()))
              : std::string("xz is not built in: liblzma was missing");
-  fmt::print("{}", report_line("validation", fmt::format("{:.3f} bits/byte on {}; {}", bits,
-                                                         human_bytes(bytes.size()), yardstick)));
+  return report_line("validation", fmt::format("{:.3f} bits/byte on {}; {}", bits,
+                                               human_bytes(bytes.size()), yardstick));
 }
 
-void show_sample(Stack& stack, std::int64_t context) {
+std::string sample_text(Stack& stack, std::int64_t context) {
   const std::string prompt = "def ";
   const std::string text = generate(stack, context, prompt, {.tokens = 320});
-  fmt::print("sample\n{}", sample_lines(prompt + text));
+  return "sample\n" + sample_lines(prompt + text);
 }
 
 std::string sample_lines(std::string_view text) {

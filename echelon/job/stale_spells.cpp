@@ -190,9 +190,12 @@ StaleSpells::Outcome StaleSpells::run_spell(std::int64_t end, const std::atomic<
   }
   in_spell_ = false;
   losses_.clear();
-  if (!trainer_.spoiled().empty())
-    throw NotFinite(fmt::format("{}; the weights are those after step {}", trainer_.spoiled(),
-                                trainer_.step()));
+  if (!trainer_.spoiled().empty()) {
+    const std::string why =
+        fmt::format("{}; the weights are those after step {}", trainer_.spoiled(), trainer_.step());
+    trainer_.tell(FaultReport{trainer_.step(), FaultReport::Kind::not_finite, why});
+    throw NotFinite(why);
+  }
   outcome.seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count() /
       double(std::max<std::int64_t>(1, trainer_.step() - first));

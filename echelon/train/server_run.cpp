@@ -67,8 +67,8 @@ void Trainer::run_with_servers(std::int64_t until, const std::atomic<bool>* stop
       ++step_;
       const auto [applied, seconds] = std::move(told_.front());
       told_.pop_front();
-      tell({step_, applied.loss, applied.norm, applied.rate, seconds, targets_a_step_, share_times_,
-            applied.ages, applied.clock + 1});
+      tell(StepReport{step_, applied.loss, applied.norm, applied.rate, seconds, targets_a_step_,
+                      share_times_, applied.ages, applied.clock + 1});
       continue;
     }
     if (stop != nullptr && stop->load() && !stop_told_) {
@@ -81,11 +81,14 @@ void Trainer::run_with_servers(std::int64_t until, const std::atomic<bool>* stop
     else
       step_ = next.version;
     spoiled_ = next.spoiled;
+    for (std::size_t i = lost_workers_.size(); i < next.lost.size(); ++i)
+      tell(FaultReport{step_, FaultReport::Kind::worker_lost, next.lost[i]});
     lost_workers_ = next.lost;
     if (next.task) compute_share(*next.task);
     if (next.finished && told_.empty()) break;
   }
   if (step_ >= train_.steps || step_ < until) servers_->pull_newest(step_);
+  tell(MemoryReport{step_, memory_->at_peak()});
 }
 
 // Several updates may be told of at once: they share the time since the last ones.

@@ -221,6 +221,7 @@ void Trainer::save(const std::filesystem::path& path) {
     servers_->saved(step_);
     if (begun_) update_.reset();
   }
+  if (!saves_together() || all_->rank() == 0) tell(SaveReport{step_, path});
 }
 
 void Trainer::restore(const std::filesystem::path& path) {

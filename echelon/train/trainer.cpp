@@ -74,6 +74,7 @@ void Trainer::run_until(std::int64_t until, const std::atomic<bool>* stop) {
   collect(0);
   if (shards_) shards_->wait_for_values();
   if (ranks_) take_first_buffers(stack_, *ranks_);
+  tell(MemoryReport{step_, memory_->at_peak()});
 }
 
 void Trainer::adapt(const SyncOptions& options) {
@@ -87,8 +88,10 @@ void Trainer::adapt(const SyncOptions& options) {
   std::vector<std::size_t> bytes;
   for (const auto& bucket : buckets()) bytes.push_back(std::size_t(bucket.numel()) * element);
   const bool first = ranks_->rank() == 0;
-  controller_ = std::make_unique<SyncController>(
-      ranks_, std::move(bytes), options.every, first ? say_ : [](const std::string&) {});
+  controller_ = std::make_unique<SyncController>(ranks_, std::move(bytes), options.every,
+                                                 [this, first](const std::string& text) {
+                                                   if (first) tell(DecisionReport{step_, text});
+                                                 });
   executor_->reduce_by(controller_->algorithm());
 }
 
@@ -122,18 +125,20 @@ void Trainer::look_at_speeds() {
   const auto better = better_shares(shares_, seconds, train_.micro_batches);
   if (!better) return;
   if (ranks_->rank() == 0)
-    say_(fmt::format(
-        "after step {}: shares of the batch {} become {}; a sample takes [{:.1f}] ms, computing a "
-        "step took {:.1f} ms and is predicted to take {:.1f}",
-        step_, shares_, *better,
-        fmt::join(
-            [&] {
-              std::vector<double> ms;
-              for (const double s : seconds) ms.push_back(s * 1e3);
-              return ms;
-            }(),
-            ", "),
-        compute_seconds(shares_, seconds) * 1e3, compute_seconds(*better, seconds) * 1e3));
+    tell(DecisionReport{
+        step_,
+        fmt::format(
+            "after step {}: shares of the batch {} become {}; a sample takes [{:.1f}] ms, computing a "
+            "step took {:.1f} ms and is predicted to take {:.1f}",
+            step_, shares_, *better,
+            fmt::join(
+                [&] {
+                  std::vector<double> ms;
+                  for (const double s : seconds) ms.push_back(s * 1e3);
+                  return ms;
+                }(),
+                ", "),
+            compute_seconds(shares_, seconds) * 1e3, compute_seconds(*better, seconds) * 1e3)});
   shares_ = *better;
 }
 
@@ -352,15 +357,16 @@ void Trainer::collect(std::size_t leave) {
     }
     const double seconds = std::chrono::duration<double>(now - flight.last).count();
     flight.last = now;
-    tell({.step = slot.step,
-          .loss = loss,
-          .grad_norm = norm,
-          .rate = slot.rate,
-          .seconds = seconds,
-          .targets = slot.targets,
-          .times = executor_->times(),
-          .loss_scale = scale,
-          .skipped = numbers[skipped_at] != 0});
+    tell(StepReport{.step = slot.step,
+                    .loss = loss,
+                    .grad_norm = norm,
+                    .rate = slot.rate,
+                    .seconds = seconds,
+                    .targets = slot.targets,
+                    .times = executor_->times(),
+                    .loss_scale = scale,
+                    .skipped = numbers[skipped_at] != 0});
+    if (!executor_->traced().empty()) tell(ExchangeReport{slot.step, executor_->traced()});
     if (device_.is_cuda()) flight.free.push_back(std::move(slot));
   }
 }
@@ -370,24 +376,24 @@ void Trainer::halt(std::int64_t step, double loss, double norm) {
   const bool of_loss = !std::isfinite(loss);
   std::string text = fmt::format("the {} became {} at step {}", of_loss ? "loss" : "gradient",
                                  std::isnan(of_loss ? loss : norm) ? "NaN" : "infinite", step);
-  if (scales_.empty())
-    throw NotFinite(
-        fmt::format("{}; the weights are those after step {}. A lower optim.rate or optim.clip may "
-                    "help",
-                    text, step_));
   std::vector<std::string> changes;
   for (const auto& [at, scale] : scales_) changes.push_back(fmt::format("step {}: {}", at, scale));
-  if (!of_loss) text += ", with a loss scale that would fall below 1";
-  throw NotFinite(fmt::format(
-      "{}; the weights are those after step {}. The loss scale was, from {}. fp16 has no numbers "
-      "beyond 65504: train.precision=bf16, or a lower optim.rate or optim.clip may help",
-      text, step_, fmt::join(changes, ", ")));
+  if (!of_loss && !scales_.empty()) text += ", with a loss scale that would fall below 1";
+  text += fmt::format("; the weights are those after step {}. ", step_);
+  text += scales_.empty()
+              ? std::string("A lower optim.rate or optim.clip may help")
+              : fmt::format(
+                    "The loss scale was, from {}. fp16 has no numbers beyond 65504: "
+                    "train.precision=bf16, or a lower optim.rate or optim.clip may help",
+                    fmt::join(changes, ", "));
+  tell(FaultReport{step_, FaultReport::Kind::not_finite, text});
+  throw NotFinite(text);
 }
 
-void Trainer::tell(const StepReport& report) const {
+void Trainer::tell(const Event& event) const {
   if (observers_.empty()) return;
   const PartsAside aside(stack_);
-  for (const auto& observer : observers_) observer(report);
+  for (const auto& observer : observers_) observer(event);
 }
 
 void Trainer::refresh_values() {
@@ -442,7 +448,9 @@ double Trainer::mean_loss(const Dataset& data, std::int64_t samples, bool togeth
                        {.tag = "validation", .timeout = a_validation, .blocking = true})
           .wait();
   in_flight_->last = Clock::now();  // a validation is no part of the next step's time
-  return total[0].item<double>() / total[1].item<double>();
+  const double loss = total[0].item<double>() / total[1].item<double>();
+  tell(ValidationReport{step_, loss, samples});
+  return loss;
 }
 
 at::Tensor Trainer::master(const Parameter& parameter) {

@@ -51,24 +51,9 @@
 #include "echelon/plan/mesh_layout.h"
 #include "echelon/plan/options.h"
 #include "echelon/step/executor.h"
+#include "echelon/train/events.h"
 
 namespace echelon {
-
-struct StepReport {
-  std::int64_t step = 0;  // 1-based: this many steps are done
-  double loss = 0;        // mean over the global batch, before the update
-  double grad_norm = 0;   // before clipping
-  double rate = 0;
-  double seconds = 0;        // since the step before
-  std::int64_t targets = 0;  // values predicted, by all ranks: tokens of a language model
-  StepTimes times = {};      // where this rank's time went
-  // Parameter servers: how many updates old the gradients of the step's shares were, and which
-  // batch they were of, 1-based; steps may be applied in another order than they were begun.
-  std::vector<std::int64_t> ages = {};
-  std::int64_t batch = 0;
-  double loss_scale = 0;  // fp16: what this step's gradients were multiplied by; otherwise 0
-  bool skipped = false;   // fp16: they were not finite, and nothing was updated
-};
 
 // The loss or a gradient stopped being finite; in fp16, whatever the loss scale.
 class NotFinite : public Error {
@@ -122,8 +107,6 @@ class Trainer {
 
   // Chooses how gradients are reduced again while it runs.
   void adapt(const SyncOptions& options);
-  // Gets every decision on how ranks synchronise, on rank 0: before adapt().
-  void on_decision(std::function<void(const std::string&)> say) { say_ = std::move(say); }
 
   // Sees gradients on their way; several ranks only.
   void probe(Executor::Probe probe) { executor_->probe(std::move(probe)); }
@@ -143,11 +126,18 @@ class Trainer {
     alike_ = false;
   }
 
-  // Each is called after every step, in the order in which they were given. Of the workers of
-  // parameter servers, only the first sees steps.
-  void on_step(std::function<void(const StepReport&)> observer) {
+  // Gets everything that happens from now on (events.h), as those that came before it do.
+  void on_event(std::function<void(const Event&)> observer) {
     observers_.push_back(std::move(observer));
   }
+  // The steps among it. Of the workers of parameter servers, only the first sees them.
+  void on_step(std::function<void(const StepReport&)> observer) {
+    on_event([observer = std::move(observer)](const Event& event) {
+      if (const auto* step = std::get_if<StepReport>(&event)) observer(*step);
+    });
+  }
+  // Puts an event on the stream: what runs the trainer may have something to say too.
+  void tell(const Event& event) const;
 
   // Runs the steps that are left. Returns early, after a whole step, once `stop` is set. Throws
   // NotFinite, naming the step, when the loss or a gradient stops being finite; the parameters are
@@ -246,7 +236,6 @@ class Trainer {
   void collect(std::size_t leave);
   bool stopped(const std::atomic<bool>* stop);
   [[noreturn]] void halt(std::int64_t step, double loss, double norm);
-  void tell(const StepReport& report) const;
   void begin_alike();
   void check_same_parameters() const;
   bool sum_alike(int pipeline_stage, int other) const;
@@ -279,9 +268,8 @@ class Trainer {
   std::unique_ptr<ZeroUpdate> zero_;
   std::unique_ptr<Executor> executor_;
   std::unique_ptr<Executor> aside_;  // that for ranks, while servers are used
-  std::vector<std::function<void(const StepReport&)>> observers_;
+  std::vector<std::function<void(const Event&)>> observers_;
   double slowness_ = 1;
-  std::function<void(const std::string&)> say_ = [](const std::string&) {};
   std::int64_t step_ = 0;
   std::map<std::string, std::string> notes_;  // in the metadata of a state
   at::Tensor input_, target_;                 // of the step being computed, on the device
