@@ -5,14 +5,75 @@
 
 #include <ATen/OpMathType.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/mean.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/sum.h>
 
+#include <algorithm>
+
+#include "echelon/kernels/cpu/rms_norm.h"
+#include "echelon/nn/parallel_over.h"
 #include "echelon/nn/tensor_group.h"
 
 namespace echelon {
+namespace {
+
+bool ours(const at::Tensor& x) {
+  return x.is_cpu() && x.scalar_type() == at::kFloat && x.is_contiguous() && x.numel() > 0;
+}
+
+// Rows whose share of the weight's gradient is summed by itself, and that are worth a thread: the
+// same with any number of threads.
+constexpr std::int64_t block = 64;
+
+RmsNorm::Output forward_cpu(const at::Tensor& x, const at::Tensor& weight, double epsilon) {
+  const auto rows = x.size(0), width = x.size(1);
+  RmsNorm::Output out{at::empty_like(x), at::empty({rows, 1}, x.options())};
+  float *const y = out.y.data_ptr<float>(), *const rstd = out.rstd.data_ptr<float>();
+  const float *const from = x.const_data_ptr<float>(), *const w = weight.const_data_ptr<float>();
+  parallel_over(rows, block, [&](std::int64_t begin, std::int64_t end) {
+    kernels::cpu::rms_norm({from + begin * width, w, end - begin, width},
+                           static_cast<float>(epsilon), y + begin * width, rstd + begin);
+  });
+  return out;
+}
+
+struct Grads {
+  at::Tensor x, weight;
+};
+
+Grads backward_cpu(const at::Tensor& grad_y, const at::Tensor& x, const at::Tensor& weight,
+                   const at::Tensor& rstd) {
+  const auto rows = x.size(0), width = x.size(1), blocks = (rows + block - 1) / block;
+  const at::Tensor grad_x = at::empty_like(x), shares = at::empty({blocks, width}, x.options());
+  const float *const from = x.const_data_ptr<float>(), *const w = weight.const_data_ptr<float>(),
+                     *const grad = grad_y.const_data_ptr<float>(),
+                     *const r = rstd.const_data_ptr<float>();
+  float *const to = grad_x.data_ptr<float>(), *const share = shares.data_ptr<float>();
+  parallel_over(blocks, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const auto first = i * block, at = first * width;
+      kernels::cpu::rms_norm_backward({from + at, w, std::min(block, rows - first), width},
+                                      r + first, grad + at, to + at, share + i * width);
+    }
+  });
+  return {grad_x, at::sum(shares, {0})};
+}
+
+Grads backward_plain(const at::Tensor& grad_y, const at::Tensor& x, const at::Tensor& weight,
+                     const at::Tensor& rstd) {
+  const at::Tensor normed = at::mul(x, rstd);  // in the wider type, as all that follows
+  at::Tensor product = at::mul(normed, grad_y);
+  const at::Tensor grad_weight = at::sum(product, {0}).to(x.scalar_type());
+  const at::Tensor mean = at::mean(product.mul_(weight), {-1}, /*keepdim=*/true);
+  at::mul_out(product, grad_y.to(normed.scalar_type()), weight);
+  return {product.addcmul_(normed, mean, -1).mul_(rstd).to(x.scalar_type()), grad_weight};
+}
+
+}  // namespace
 
 void RmsNorm::declare(Declaration& declaration, const std::string& name, std::int64_t width,
                       double epsilon) {
@@ -21,6 +82,7 @@ void RmsNorm::declare(Declaration& declaration, const std::string& name, std::in
 }
 
 RmsNorm::Output RmsNorm::forward(const at::Tensor& x) const {
+  if (ours(x)) return forward_cpu(x, weight_->value, epsilon_);
   const auto wide = at::toOpMathType(x.scalar_type());
   const at::Tensor rstd = at::linalg_vector_norm(x, 2, {-1}, /*keepdim=*/true, wide)
                               .square_()
@@ -32,12 +94,9 @@ RmsNorm::Output RmsNorm::forward(const at::Tensor& x) const {
 
 at::Tensor RmsNorm::backward(const at::Tensor& grad_y, const at::Tensor& x,
                              const at::Tensor& rstd) const {
-  const at::Tensor normed = at::mul(x, rstd);  // in the wider type, as all that follows
-  at::Tensor product = at::mul(normed, grad_y);
-  const at::Tensor grad_weight = at::sum(product, {0}).to(x.scalar_type());
-  const at::Tensor mean = at::mean(product.mul_(weight_->value), {-1}, /*keepdim=*/true);
-  at::mul_out(product, grad_y.to(normed.scalar_type()), weight_->value);
-  const at::Tensor grad_x = product.addcmul_(normed, mean, -1).mul_(rstd).to(x.scalar_type());
+  const auto [grad_x, grad_weight] = ours(x) && ours(grad_y)
+                                         ? backward_cpu(grad_y, x, weight_->value, rstd)
+                                         : backward_plain(grad_y, x, weight_->value, rstd);
   if (const auto& group = weight_->group; group && group->rows_are_split())
     group->sum_over_rows(grad_weight);
   weight_->add_grad(grad_weight);
