@@ -62,6 +62,9 @@ struct Family {
   // What the names of all tensors but the output layer's begin with; the bare model's leave it out.
   const char* prefix;
 
+  // Whether no parameter depends on model.context: it can then be another than the weights' own.
+  bool any_context = false;
+
   // Options of the section "model" that no other family has; null: none.
   void (*fields)(ModelOptions& options, Fields& fields) = nullptr;
 };

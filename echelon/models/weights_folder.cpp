@@ -64,10 +64,14 @@ void resolve_model(ModelOptions& model, const std::vector<std::string>& given) {
   ModelOptions found = read_model_options(model.init);
   found.dropout = model.dropout;
   found.recompute = model.recompute;
+  const auto was_given = [&](const std::string& key) {
+    return std::find(given.begin(), given.end(), key) != given.end();
+  };
+  if (family_of(found).any_context && was_given("model.context")) found.context = model.context;
   const Fields ours = fields_in("model", model), theirs = fields_in("model", found);
   for (std::size_t i = 0; i < ours.all().size(); ++i) {
     const auto& [key, value, meaning, allowed] = ours.all()[i];
-    if (key == "model.init" || std::find(given.begin(), given.end(), key) == given.end()) continue;
+    if (key == "model.init" || !was_given(key)) continue;
     std::visit(
         [&](const auto* mine) {
           using Value = std::remove_const_t<std::remove_pointer_t<decltype(mine)>>;

@@ -24,7 +24,8 @@ ValueSource read_weights(const std::filesystem::path& folder, const ModelOptions
                          const Stack& stack);
 
 // With model.init the weights decide on the family and the sizes: `model` becomes theirs. Throws
-// InvalidArgument where one of the keys that a user has `given` says otherwise.
+// InvalidArgument where one of the keys that a user has `given` says otherwise; the context may,
+// where the family has no parameters for positions.
 void resolve_model(ModelOptions& model, const std::vector<std::string>& given);
 
 // Throws InvalidArgument where the folder's weights were trained on tokens that are not the bytes

@@ -4,11 +4,13 @@
 #include <ATen/OpMathType.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 #include <numbers>
 
+#include "echelon/base/error.h"
 #include "echelon/nn/memory.h"
 #include "echelon/nn/parallel_over.h"
 
@@ -90,6 +92,9 @@ void Rotary::bind(at::Device device, at::ScalarType type) {
 }
 
 void Rotary::rotate(at::Tensor x, std::int64_t heads, Direction direction) const {
+  if (!x.is_contiguous() || x.size(1) > options_.context)
+    throw Error(fmt::format("rotary positions need a contiguous tensor of at most {} tokens",
+                            options_.context));
   const auto tokens = x.size(1), half = options_.head_width / 2;
   const at::Tensor cosines = cosines_.narrow(0, 0, tokens), sines = sines_.narrow(0, 0, tokens);
   const int sign = direction == Direction::forth ? 1 : -1;

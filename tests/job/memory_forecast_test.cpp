@@ -11,8 +11,8 @@
 
 #include "echelon/base/error.h"
 #include "echelon/job/server_job.h"
+#include "echelon/models/family.h"
 #include "echelon/models/gpt2/gpt2.h"
-#include "echelon/nn/split_plan.h"
 #include "echelon/train/trainer.h"
 #include "tests/base/scratch_folder.h"
 #include "tests/base/thrown.h"
@@ -42,14 +42,15 @@ std::vector<Seen> measured_ranks(const JobOptions& options, int world) {
   const RandomTokens data(options.model.vocab, options.model.context, 1);
   std::vector<Seen> seen{std::size_t(world)};
   const auto train = [&](std::shared_ptr<Communicator> ranks) {
-    Stack stack = gpt(options.model);
+    const Family& family = family_of(options.model);
+    Stack stack = family.build(options.model);
     Trainer trainer(stack, data,
                     {.train = options.train,
                      .optim = options.optim,
                      .parallel = options.parallel,
                      .zero = options.zero,
                      .pipeline = options.pipeline,
-                     .split = gpt_plan(options.model)},
+                     .split = family.split(options.model)},
                     ranks);
     trainer.run();
     seen[std::size_t(ranks ? ranks->rank() : 0)] = {
@@ -157,6 +158,34 @@ TEST(MemoryForecast, IsWithinATenthForActivations) {
             << recompute << ", " << micro_batches << " micro-batches, vocabulary " << vocab << ", "
             << precision << ": " << predicted << " bytes, seen " << seen;
       }
+}
+
+TEST(MemoryForecast, HoldsForEveryFamily) {
+  for (const Family* family : families())
+    for (const char* recompute : {"none", "selective", "full"})
+      for (const int tensor : {1, 2})
+        for (const char* precision : {"fp32", "bf16"}) {
+          JobOptions options = job(0, precision);
+          options.model.family = family->name;
+          options.model.recompute = recompute;
+          options.model.context = 128;
+          options.parallel.tensor = tensor;
+          const MemoryUse predicted = forecast_memory(options, tensor, tensor).tensors;
+          const Seen seen = measured(options, tensor);
+          const std::string where = fmt::format("{}, recompute {}, {} ranks, {}", family->name,
+                                                recompute, tensor, precision);
+          for (const auto kind :
+               {MemoryKind::parameters, MemoryKind::gradients, MemoryKind::optimizer})
+            EXPECT_EQ(predicted[kind], seen.now[kind])
+                << memory_kind_names[std::size_t(kind)] << ", " << where;
+          const double expected = double(predicted[MemoryKind::activations]),
+                       activations = double(seen.peak[MemoryKind::activations]);
+          // What a backward holds beside them is bounded where ranks split it.
+          EXPECT_GE(expected / activations, tensor == 1 ? 0.9 : 1)
+              << where << ": " << expected << " bytes, seen " << activations;
+          EXPECT_LE(expected / activations, tensor == 1 ? 1.1 : 1.3)
+              << where << ": " << expected << " bytes, seen " << activations;
+        }
 }
 
 // By rank, at the peak: of the trainer and of the server in the same process.

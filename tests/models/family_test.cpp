@@ -62,6 +62,25 @@ TEST(Family, AFolderOfWeightsDecidesOnIt) {
   }
 }
 
+TEST(Family, AGivenContextIsTakenWherePositionsHaveNoParameters) {
+  for (const Family* family : families()) {
+    const ScratchFolder folder;
+    write(folder.path(), tiny(family->name));
+    ModelOptions options{.context = 5, .init = folder.path().string()};
+    const auto resolve = [&] { resolve_model(options, {"model.context", "model.init"}); };
+    if (family->any_context) {
+      resolve();
+      EXPECT_EQ(options.context, 5) << family->name;
+      const Stack stack = family->build(options);
+      read_weights(folder.path(), options, stack);
+    } else {
+      EXPECT_EQ(thrown<InvalidArgument>(resolve), "model.context = 5, but the weights in " +
+                                                      folder.path().string() +
+                                                      " are of a model with 8; leave it out");
+    }
+  }
+}
+
 TEST(Family, AGivenOneThatIsNotTheFoldersIsRefused) {
   const ScratchFolder folder;
   write(folder.path(), tiny("llama"));

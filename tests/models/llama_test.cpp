@@ -65,6 +65,8 @@ TEST(Llama, IsRefusedWhereSizesDoNotFitTogether) {
   EXPECT_EQ(refusal([](auto& o) { o.heads = 8; }),
             "a head of model.width / model.heads = 24 / 8 = 3 numbers cannot be turned pair by "
             "pair by rotary positions: it must be even");
+  EXPECT_EQ(refusal([](auto& o) { o.llama.rope_factor = 0.5; }),
+            "model.rope_factor = 0.5 would press wavelengths together: give at least 1");
   EXPECT_EQ(refusal([](auto& o) { o.llama.rope_low = 4; }),
             "model.rope_low = 4 must be below model.rope_high = 4");
 }

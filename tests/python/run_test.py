@@ -157,6 +157,17 @@ def test_a_run_of_bf16_goes_on_bit_for_bit(echelon):
     assert metrics(run) == metrics(whole) and weights(run) == weights(whole)
 
 
+def test_a_run_from_before_there_were_families_goes_on(echelon):
+    whole = echelon.train_well("whole", train_steps=9)
+    run = echelon.train_well("a", train_steps=5)
+    config = run / "config.toml"
+    known = re.compile(r"family|kv_heads|ffn|norm_epsilon|rope_\w+")
+    kept = [line for line in config.read_text().splitlines(True) if not known.match(line)]
+    config.write_text("".join(kept))
+    assert echelon("train", "--resume", "runs/a", "--set", "train.steps=9").returncode == 0
+    assert metrics(run) == metrics(whole) and weights(run) == weights(whole)
+
+
 def test_a_finished_run_says_so_and_can_be_given_more_steps(echelon):
     run = echelon.train_well("a", train_steps=4, train_validate_every=0)
     assert state_step(run / "state.safetensors") == 4

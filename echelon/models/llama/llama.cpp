@@ -36,6 +36,9 @@ void check_sizes(const ModelOptions& options) {
         fmt::format("model.kv_heads = {} does not divide model.heads = {}: set model.kv_heads={}",
                     sizes.kv_heads, sizes.heads,
                     largest_divisor(sizes.heads, std::min(sizes.heads, sizes.kv_heads))));
+  if (options.llama.rope_factor < 1)
+    refuse(fmt::format("model.rope_factor = {} would press wavelengths together: give at least 1",
+                       options.llama.rope_factor));
   if (options.llama.rope_factor != 1 && options.llama.rope_low >= options.llama.rope_high)
     refuse(fmt::format("model.rope_low = {} must be below model.rope_high = {}",
                        options.llama.rope_low, options.llama.rope_high));
@@ -109,6 +112,7 @@ const Family llama_family = {
     .write_config = write_llama_config,
     .weights = llama_weights,
     .prefix = "model.",
+    .any_context = true,
     .fields = fields,
 };
 

@@ -30,7 +30,7 @@ struct LlamaOptions {
           {.minimum = 1, .maximum = 1e12});
     f.add("rope_factor", rope_factor,
           "llama: Llama 3 stretches wavelengths beyond model.rope_context by so much; 1: none",
-          {.minimum = 1, .maximum = 1e6});
+          {.minimum = 0, .maximum = 1e6, .above_minimum = true});
     f.add("rope_low", rope_low,
           "llama: wavelengths above model.rope_context / this are stretched in full",
           {.minimum = 0, .maximum = 1e6, .above_minimum = true});
