@@ -42,6 +42,12 @@ int main(int argc, char** argv) try {
       std::printf("step %lld  loss %.4f\n", static_cast<long long>(report.step), report.loss);
   });
 
+  trainer.on_event([](const echelon::Event& event) {
+    if (const auto* saved = std::get_if<echelon::SaveReport>(&event))  // on the rank that wrote it
+      std::printf("step %lld  saved %s\n", static_cast<long long>(saved->step),
+                  saved->path.c_str());
+  });
+
   // Save and restore: the same bits in the same layout, the same to rounding in any other.
   if (std::filesystem::exists("state.safetensors")) trainer.restore("state.safetensors");
   trainer.run_until(options.train.steps / 2);
