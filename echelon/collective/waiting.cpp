@@ -53,6 +53,7 @@ std::chrono::microseconds Waiting::pause(std::uint64_t round) const {
 }
 
 void Waiting::tell(const std::vector<int>& missing) {
+  if (!missing.empty()) endpoint_.ask_after(missing.front());
   if (place_.tell.empty()) return;
   place_.wait.on = missing.empty() ? endpoint_.rank() : missing.front();
   endpoint_.tell_wait({place_.tell.begin(), place_.tell.end()}, place_.wait);

@@ -51,7 +51,8 @@ struct Gathered {
   std::vector<std::string> peer_infos;
   std::shared_ptr<Assembly> assembly = {};
 
-  Gathered(std::vector<std::string> all) : peer_infos(std::move(all)) {}  // NOLINT: a store's answer
+  Gathered(std::vector<std::string> all)
+      : peer_infos(std::move(all)) {}  // NOLINT: a store's answer
   Gathered(std::vector<std::string> all, std::map<int, Assembly::Member> members)
       : peer_infos(std::move(all)), assembly(std::make_shared<Assembly>(std::move(members))) {}
 };

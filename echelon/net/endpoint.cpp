@@ -1,32 +1,31 @@
 #include "echelon/net/endpoint.h"
 
 #include <fmt/format.h>
-#include <poll.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <cstring>
+#include <atomic>
+#include <exception>
 #include <limits>
 #include <set>
 #include <utility>
 
 #include "echelon/base/error.h"
-#include "echelon/base/log.h"
 #include "echelon/net/file_limit.h"
 #include "echelon/net/host.h"
 
 namespace echelon {
 namespace {
 
-enum Kind : std::uint8_t { announce = 16, give_up_frame, goodbye, wait_frame };
+constexpr std::uint8_t announce = 16;  // a kind of frame; the next ones are ControlNetwork's
 
 constexpr std::uint64_t control_channel = 0;
+constexpr int at_start = 0, on_demand = 1;  // indices of control connections
+constexpr std::size_t connects_at_a_time = 8;
 constexpr Deadline::Clock::duration first_try = std::chrono::milliseconds(50),
                                     longest_try = std::chrono::seconds(2);
-constexpr auto farewell_time = std::chrono::milliseconds(500);
-constexpr std::size_t longest_reason = 2000;
+constexpr auto answer_time = std::chrono::seconds(1);  // of a rank that is asked after
 
 std::uint64_t random_number() {
   std::uint64_t number = 0;
@@ -88,14 +87,14 @@ Endpoint::Endpoint(int rank, int world, const std::string& bind, const NetOption
       options_(options),
       token_(token),
       heap_(std::make_shared<SharedHeap>(std::size_t(options.heap))),
-      controls_(std::size_t(world)),
       heaps_(std::size_t(world)),
       processes_(std::size_t(world), 0),
-      report_(rank, world),
-      stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  if (!stop_) throw Error(with_errno("cannot make an eventfd"));
+      report_(rank, world) {
   raise_file_limit();
-  require_files_for(1, 0);  // at least: who is near is not known yet
+  int links = 0;
+  for (int r = 0; r < world; ++r)
+    links += r != rank && ControlNetwork::linked(rank, r, world, int(options.control_mesh));
+  require_files_for(links, 1, 0);  // at least: who is near is not known yet
   const Deadline deadline = Deadline::in_seconds(options.connect_timeout);
   PeerInfo mine;
   // A rank that shares no memory is on a host of its own.
@@ -125,12 +124,10 @@ Endpoint::Endpoint(int rank, int world, const std::string& bind, const NetOption
   }
   health_ = std::make_unique<Health>(
       std::move(names), [this](int blamed) { report_.blames(blamed, health_->name(blamed)); });
+  network_ = std::make_unique<ControlNetwork>(rank, world, int(options.control_mesh), *health_,
+                                              [this](int other) { return reach(other); });
   check_peer_infos(bind);
-  const auto near_ranks =
-      int(std::count_if(peer_infos_.begin(), peer_infos_.end(), [&](const PeerInfo& one) {
-        return one.host == peer_infos_[std::size_t(rank)].host;
-      }));
-  require_files_for(near_ranks, world - near_ranks);
+  require_files_for_links();
   {
     const std::lock_guard lock(filed_mutex_);
     job_ = peer_infos_[0].job;
@@ -146,7 +143,26 @@ Endpoint::Endpoint(int rank, int world, const std::string& bind, const NetOption
   }
   if (assembly_) assembly_->connected(deadline);
   assembly_.reset();
-  watcher_ = std::thread([this] { watch(); });
+  network_->start();
+  const std::lock_guard lock(filed_mutex_);
+  for (auto one = filed_.begin(); one != filed_.end();) {
+    if (!is_on_demand(one->first)) {
+      ++one;
+      continue;
+    }
+    add_on_demand(std::get<1>(one->first), std::move(one->second));
+    one = filed_.erase(one);
+  }
+  takes_on_demand_ = true;
+}
+
+void Endpoint::add_on_demand(int rank, std::unique_ptr<Stream> stream) {
+  stream->rename(health_->name(rank));
+  network_->add(rank, std::move(stream));
+}
+
+bool Endpoint::is_on_demand(const Key& key) {
+  return std::get<2>(key) == control_channel && std::get<3>(key) == on_demand;
 }
 
 int Endpoint::cores(const std::vector<int>& ranks) const {
@@ -166,17 +182,25 @@ bool Endpoint::have_cores(const std::vector<int>& ranks) const {
          });
 }
 
-// Each rank has a control connection to every other and the heaps of those that share its host
-// (`near` of them, this one too). At the rendezvous rank 0 holds a connection of everyone besides.
-// Links for data are opened when they are needed: a ring's to two neighbours, an exchange of small
-// vectors' to all `far` ranks of other hosts.
-void Endpoint::require_files_for(int near, int far) const {
+// Control connections from the start, to ranks of this host and to those that it is linked to; the
+// heaps of the former; at rank 0 the connections of the rendezvous, until all are connected. Links
+// for data are opened when they are needed: a ring's to two neighbours, an exchange of small
+// vectors' to all ranks of other hosts.
+void Endpoint::require_files_for_links() const {
+  int near_ranks = 0, linked = 0;
+  for (int r = 0; r < world_; ++r) {
+    near_ranks += near(r);
+    linked += r != rank_ && has_control(r);
+  }
+  require_files_for(linked, near_ranks, world_ - near_ranks);
+}
+
+void Endpoint::require_files_for(int linked, int near, int far) const {
   if (world_ == 1) return;
-  constexpr std::size_t listeners_and_logs = 16;
-  const auto others = std::size_t(world_) - 1;
-  require_files(others * (rank_ == 0 ? 2 : 1) + std::size_t(near) +
-                    std::size_t(std::max(4, far)) * std::size_t(options_.connections) +
-                    listeners_and_logs,
+  constexpr int listeners_and_logs = 16;
+  const int rendezvous = rank_ == 0 ? world_ - 1 : 1;
+  require_files(std::size_t(linked + rendezvous + near +
+                            std::max(4, far) * int(options_.connections) + listeners_and_logs),
                 fmt::format("a job of {} ranks", world_));
 }
 
@@ -196,26 +220,9 @@ void Endpoint::check_peer_infos(const std::string& bind) const {
 }
 
 Endpoint::~Endpoint() {
-  const std::uint64_t one = 1;
-  if (write(stop_.get(), &one, sizeof one) != sizeof one)
-    log::error("an eventfd cannot be written");
-  if (watcher_.joinable()) watcher_.join();
   acceptor_.reset();
-  const bool in_error = std::uncaught_exceptions() > 0;
-  const Health::Cause cause = in_error && health_ ? health_->blamed() : Health::Cause{};
-  const Frame farewell = FrameWriter()
-                             .number(in_error)
-                             .number(std::uint64_t(cause.rank + 1))
-                             .text(cause.message.substr(0, longest_reason))
-                             .frame(goodbye);
-  const std::lock_guard lock(control_mutex_);
-  for (const auto& control : controls_) {
-    if (!control) continue;
-    try {
-      write_frame(*control, farewell, Deadline::in(farewell_time));
-    } catch (const std::exception&) {  // it is gone itself: nobody to tell
-    }
-  }
+  network_->leave(std::uncaught_exceptions() > 0);
+  network_.reset();
 }
 
 std::vector<Listener> Endpoint::listen(const std::string& bind, PeerInfo& mine) {
@@ -239,7 +246,9 @@ void Endpoint::welcome(std::unique_ptr<Stream> stream, const Frame& first) {
   const std::lock_guard lock(filed_mutex_);
   // A rank that has all peer info may be here before this one has; then the job is looked at later.
   if (job_ && job != *job_) throw Refused(stream->name() + " belongs to another job");
-  filed_[{job, int(from), channel, index}] = std::move(stream);
+  const Key key = {job, int(from), channel, index};
+  if (takes_on_demand_ && is_on_demand(key)) return add_on_demand(int(from), std::move(stream));
+  filed_[key] = std::move(stream);
   filed_changed_.notify_all();
 }
 
@@ -257,10 +266,16 @@ std::unique_ptr<Stream> Endpoint::connect(int rank, const Purpose& purpose, int 
       socket = local ? connect_local(other.local, soon) : connect_tcp(other.address, soon);
     } catch (const Timeout&) {
       health_->check_present({rank}, purpose.group);
-      if (assembly_) assembly_->look();
-      if (deadline.expired()) throw;
+      look_at_assembly();
+      if (deadline.expired() || connecting_failed_) throw;
     }
   }
+  return introduce(std::move(socket), rank, purpose, index, local, deadline);
+}
+
+// Proves the token and says what the connection is for.
+std::unique_ptr<Stream> Endpoint::introduce(Descriptor socket, int rank, const Purpose& purpose,
+                                            int index, bool local, Deadline deadline) {
   auto stream = connect_proven(std::move(socket), health_->name(rank), options_.tls && !local,
                                token_, deadline);
   write_frame(*stream,
@@ -298,7 +313,7 @@ std::unique_ptr<Stream> Endpoint::take(int rank, const Purpose& purpose, int ind
         std::min<Deadline::Clock::duration>(deadline.remaining(), std::chrono::milliseconds(50));
     filed_changed_.wait_for(lock, wait);
     health_->check_present({rank}, purpose.group);
-    if (assembly_) assembly_->look();
+    look_at_assembly();
     if (deadline.expired())
       throw Timeout(fmt::format("{} did not connect in time", health_->name(rank)));
   }
@@ -329,31 +344,76 @@ std::optional<std::vector<std::unique_ptr<Stream>>> Endpoint::try_open(int rank,
   return open(rank, purpose, deadline);
 }
 
+void Endpoint::look_at_assembly() {
+  const std::lock_guard lock(assembly_mutex_);
+  if (assembly_) assembly_->look();
+}
+
+// Ranks of one host share heaps and know each other's processes over their connection.
+bool Endpoint::has_control(int rank) const {
+  return near(rank) || ControlNetwork::linked(rank_, rank, world_, int(options_.control_mesh));
+}
+
+// Of two ranks the higher one connects.
 void Endpoint::connect_controls(Deadline deadline) {
-  for (int r = 0; r < world_; ++r)
-    if (r < rank_) controls_[std::size_t(r)] = connect(r, {control_channel}, 0, deadline);
-  for (int r = rank_ + 1; r < world_; ++r)
-    controls_[std::size_t(r)] = take(r, {control_channel}, 0, deadline);
+  std::map<int, std::unique_ptr<Stream>> controls;
+  std::vector<int> lower;
+  for (int r = 0; r < world_; ++r) {
+    if (r == rank_ || !has_control(r)) continue;
+    controls[r] = nullptr;
+    if (r < rank_) lower.push_back(r);
+  }
+  connect_all(lower,
+              [&](int r) { controls.at(r) = connect(r, {control_channel}, at_start, deadline); });
+  for (auto& [r, control] : controls)
+    if (r > rank_) control = take(r, {control_channel}, at_start, deadline);
   const auto for_each_near = [&](auto&& action) {
-    for (int r = 0; r < world_; ++r) {
-      if (r == rank_ || !near(r)) continue;
+    for (const auto& [r, control] : controls) {
+      if (!near(r)) continue;
       try {
-        action(r);
+        action(r, control->socket());
       } catch (const PeerLost& error) {
         throw PeerLost(fmt::format("lost {}: {}", health_->name(r), error.what()));
       }
     }
   };
-  for_each_near([&](int r) {
-    send_descriptor(controls_[std::size_t(r)]->socket(), heap_->mapping()->file(), deadline);
+  for_each_near([&](int, const Descriptor& socket) {
+    send_descriptor(socket, heap_->mapping()->file(), deadline);
   });
-  for_each_near([&](int r) { share_heap(r, deadline); });
+  for_each_near([&](int r, const Descriptor& socket) {
+    heaps_[std::size_t(r)] = HeapMapping::map(receive_descriptor(socket, deadline));
+    processes_[std::size_t(r)] = peer_process(socket);
+  });
+  for (auto& [r, control] : controls) network_->add(r, std::move(control));
 }
 
-void Endpoint::share_heap(int rank, Deadline deadline) {
-  const Descriptor& socket = controls_[std::size_t(rank)]->socket();
-  heaps_[std::size_t(rank)] = HeapMapping::map(receive_descriptor(socket, deadline));
-  processes_[std::size_t(rank)] = peer_process(socket);
+// Some at a time: most of it is waiting for the other side's proof.
+void Endpoint::connect_all(const std::vector<int>& ranks, const std::function<void(int)>& connect) {
+  std::atomic<std::size_t> next = 0;
+  std::mutex mutex;  // the error
+  std::exception_ptr error;
+  const auto work = [&] {
+    for (std::size_t i; !connecting_failed_ && (i = next++) < ranks.size();) {
+      try {
+        connect(ranks[i]);
+      } catch (const std::exception&) {
+        const std::lock_guard lock(mutex);
+        if (!connecting_failed_.exchange(true)) error = std::current_exception();
+      }
+    }
+  };
+  std::vector<std::thread> others;
+  while (others.size() + 1 < std::min(ranks.size(), connects_at_a_time)) others.emplace_back(work);
+  work();
+  for (auto& one : others) one.join();
+  if (error) std::rethrow_exception(error);
+}
+
+std::unique_ptr<Stream> Endpoint::reach(int rank) {
+  const Deadline deadline = Deadline::in(answer_time);
+  auto socket = try_connect_tcp(peer_info(rank).address, deadline);
+  if (!socket) return nullptr;
+  return introduce(std::move(*socket), rank, {control_channel}, on_demand, false, deadline);
 }
 
 bool Endpoint::near(int rank) const {
@@ -364,120 +424,15 @@ int Endpoint::process(int rank) const { return processes_[std::size_t(rank)]; }
 
 const HeapMapping& Endpoint::heap(int rank) const { return *heaps_[std::size_t(rank)]; }
 
-void Endpoint::tell(const std::vector<int>& ranks, const Frame& frame,
-                    Deadline::Clock::duration patience) {
-  const std::lock_guard lock(control_mutex_);
-  for (const int r : ranks) {
-    if (r == rank_ || !controls_[std::size_t(r)]) continue;
-    try {
-      // A socket that takes anything takes a whole frame: none is cut short.
-      const Stream& control = *controls_[std::size_t(r)];
-      if (wait_ready(control.socket().get(), POLLOUT, Deadline::in(patience)))
-        write_frame(*controls_[std::size_t(r)], frame, Deadline::in(farewell_time));
-    } catch (const std::exception&) {  // gone itself
-    }
-  }
-}
-
 void Endpoint::give_up(const std::vector<int>& ranks, std::uint64_t group,
                        const std::exception& error) noexcept {
-  try {
-    const bool for_another =
-        kind_of(error) == kind_of(PeerLost("")) || kind_of(error) == kind_of(Timeout(""));
-    const int cause = for_another ? health_->blamed().rank : -1;
-    tell(ranks,
-         FrameWriter()
-             .number(group)
-             .number(kind_of(error))
-             .number(std::uint64_t(cause + 1))
-             .text(std::string(error.what()).substr(0, longest_reason))
-             .frame(give_up_frame),
-         std::chrono::milliseconds(100));
-  } catch (const std::exception&) {  // out of memory: they find out by their deadlines
-  }
+  network_->give_up(ranks, group, error);
 }
 
 void Endpoint::tell_wait(const std::vector<int>& ranks, const Health::Wait& wait) noexcept {
-  try {
-    tell(ranks,
-         FrameWriter()
-             .number(wait.group)
-             .number(wait.number)
-             .number(wait.call)
-             .number(wait.bytes)
-             .number(std::uint64_t(wait.on))
-             .frame(wait_frame),
-         Deadline::Clock::duration::zero());
-  } catch (const std::exception&) {
-  }
+  network_->tell_wait(ranks, wait);
 }
 
-void Endpoint::watch() {
-  std::vector<pollfd> ready;
-  std::vector<int> ranks;
-  std::vector<FrameParser> parsers;
-  for (int r = 0; r < world_; ++r) {
-    if (!controls_[std::size_t(r)]) continue;
-    ready.push_back({controls_[std::size_t(r)]->socket().get(), POLLIN, 0});
-    ranks.push_back(r);
-    parsers.emplace_back(health_->name(r));
-  }
-  ready.push_back({stop_.get(), POLLIN, 0});
-  for (;;) {
-    if (poll(ready.data(), ready.size(), -1) < 0) continue;
-    if (ready.back().revents) return;
-    for (std::size_t i = 0; i < ranks.size(); ++i) {
-      if (!ready[i].revents) continue;
-      try {
-        hear(ranks[i], parsers[i]);
-      } catch (const PeerLost&) {
-        health_->lost(ranks[i], "its process ended or its connection was cut");
-      } catch (const std::exception& error) {
-        health_->lost(ranks[i], error.what());
-      }
-      if (health_->state(ranks[i]) != Health::State::alive) ready[i].fd = -1;
-    }
-  }
-}
-
-void Endpoint::hear(int rank, FrameParser& parser) {
-  std::array<std::byte, 4096> bytes;
-  auto& control = *controls_[std::size_t(rank)];
-  const auto read = [&] {
-    const std::lock_guard lock(
-        control_mutex_);  // a TLS session is read and written by one at a time
-    return control.try_read(bytes);
-  };
-  while (const std::size_t count = read()) {
-    parser.feed(std::span(bytes).first(count));
-    while (const auto frame = parser.next()) {
-      FrameReader reader(*frame, control.name());
-      const auto read_cause = [&] { return int(reader.number_at_most(std::uint64_t(world_))) - 1; };
-      if (frame->kind == goodbye) {
-        const bool in_error = reader.number() != 0;
-        const int cause = read_cause();
-        health_->left(rank, in_error, {cause, reader.text()});
-        return;
-      }
-      if (frame->kind == wait_frame) {
-        Health::Wait wait;
-        wait.group = reader.number();
-        wait.number = reader.number();
-        wait.call = reader.number();
-        wait.bytes = reader.number();
-        wait.on = int(reader.number_at_most(std::uint64_t(world_) - 1));
-        health_->waits(rank, wait);
-      } else if (frame->kind == give_up_frame) {
-        const auto group = reader.number(), kind = reader.number();
-        const int cause = read_cause();
-        const std::string message = reader.text();
-        health_->failed(rank, group, kind, message, {cause, message});
-      } else {
-        throw Corrupt(control.name() + " sent an unknown frame");
-      }
-      reader.end();
-    }
-  }
-}
+void Endpoint::ask_after(int rank) noexcept { network_->ask_after(rank); }
 
 }  // namespace echelon

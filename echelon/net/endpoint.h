@@ -1,26 +1,28 @@
-// One rank's place in a job: it knows every other rank, holds a connection to each, shares memory
-// with those on its host, and learns within moments when one of them is gone.
+// One rank's place in a job: it knows every other rank, shares memory with those on its host, and
+// learns within moments when one of them is gone.
 //
 //   auto endpoint = Endpoint::join(read_environment(), options);
 //
-// To every other rank there is a control connection from start to end (a Unix socket within a host,
-// TCP across). Nothing travels on it but the heap of a neighbour, word of long waits, the reason
-// when a rank gives up, and a goodbye; its end without a goodbye is a death. Streams for data are
-// opened when they are first needed.
+// Control connections (control_network.h) exist from start to end: to every rank of its host (a
+// Unix socket), and to all or some ranks of others (TCP). Nothing travels on them but the heap of a
+// neighbour, word of long waits, the reason when a rank gives up, and a goodbye; the end of one
+// without a goodbye is a death. Streams for data are opened when they are first needed.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <tuple>
 #include <vector>
 
 #include "echelon/net/acceptor.h"
+#include "echelon/net/control_network.h"
 #include "echelon/net/frame.h"
 #include "echelon/net/health.h"
 #include "echelon/net/host.h"
@@ -85,6 +87,10 @@ class Endpoint {
                const std::exception& error) noexcept;
   // Tells them that this one has been waiting for a while. Does not throw.
   void tell_wait(const std::vector<int>& ranks, const Health::Wait& wait) noexcept;
+  // For a rank that one has been waiting for: it is found out whether it is still there. Does not
+  // wait, does not throw.
+  void ask_after(int rank) noexcept;
+  std::size_t control_connections() const { return network_->connections(); }
 
  private:
   // job, rank, channel, index
@@ -92,17 +98,22 @@ class Endpoint {
 
   std::vector<Listener> listen(const std::string& bind, PeerInfo& mine);
   void check_peer_infos(const std::string& bind) const;
-  void require_files_for(int near, int far) const;
+  void require_files_for(int linked, int near, int far) const;
+  void require_files_for_links() const;
   void welcome(std::unique_ptr<Stream> stream, const Frame& first);
+  static bool is_on_demand(const Key& key);
+  void add_on_demand(int rank, std::unique_ptr<Stream> stream);
+  bool has_control(int rank) const;
   void connect_controls(Deadline deadline);
+  void connect_all(const std::vector<int>& ranks, const std::function<void(int)>& connect);
+  void look_at_assembly();
+  std::unique_ptr<Stream> reach(int rank);
   std::unique_ptr<Stream> connect(int rank, const Purpose& purpose, int index, Deadline deadline);
+  std::unique_ptr<Stream> introduce(Descriptor socket, int rank, const Purpose& purpose, int index,
+                                    bool local, Deadline deadline);
   void prepare(Stream& stream, int rank, const Purpose& purpose) const;
   Key key_of(int rank, const Purpose& purpose, int index) const;
   std::unique_ptr<Stream> take(int rank, const Purpose& purpose, int index, Deadline deadline);
-  void tell(const std::vector<int>& ranks, const Frame& frame, Deadline::Clock::duration patience);
-  void share_heap(int rank, Deadline deadline);
-  void watch();
-  void hear(int rank, FrameParser& parser);
 
   int rank_, world_;
   NetOptions options_;
@@ -110,20 +121,21 @@ class Endpoint {
   std::shared_ptr<SharedHeap> heap_;
   std::vector<PeerInfo> peer_infos_;
   std::unique_ptr<Health> health_;
-  std::vector<std::unique_ptr<Stream>> controls_;
+  std::unique_ptr<ControlNetwork> network_;
   std::vector<std::shared_ptr<HeapMapping>> heaps_;
   std::vector<int> processes_;
-  std::shared_ptr<Assembly> assembly_;  // while ranks connect
   LauncherReport report_;
 
-  std::mutex filed_mutex_;  // filed_ and job_
+  std::mutex assembly_mutex_;
+  std::shared_ptr<Assembly> assembly_;           // while ranks connect
+  std::atomic<bool> connecting_failed_ = false;  // to one of them
+
+  std::mutex filed_mutex_;  // the next three, and job_
   std::condition_variable filed_changed_;
   std::map<Key, std::unique_ptr<Stream>> filed_;
+  bool takes_on_demand_ = false;      // control connections, by the network
   std::optional<std::uint64_t> job_;  // ours, once the peer info is there
 
-  std::mutex control_mutex_;  // what is read from and written to controls_
-  Descriptor stop_;
-  std::thread watcher_;
   std::unique_ptr<Acceptor> acceptor_;
 };
 

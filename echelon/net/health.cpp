@@ -14,24 +14,25 @@ Health::Health(std::vector<std::string> names, std::function<void(int rank)> bla
       tell_blame_(std::move(blamed)),
       states_(names_.size(), State::alive) {}
 
-void Health::end(Event event, State state) {
+bool Health::end(Event event, State state) {
   {
     const std::lock_guard lock(mutex_);
     auto& now = states_[std::size_t(event.rank)];
-    if (now != State::alive) return;  // the first word counts
+    if (now != State::alive) return false;
     now = state;
     events_.push_back(std::move(event));
   }
   changes_.fetch_add(1, std::memory_order_release);
+  return true;
 }
 
-void Health::left(int rank, bool in_error, Cause cause) {
-  end({rank, Event::Kind::left, 0, 0, {}, in_error, std::move(cause)}, State::left);
+bool Health::left(int rank, bool in_error, Cause cause) {
+  return end({rank, Event::Kind::left, 0, 0, {}, in_error, std::move(cause)}, State::left);
 }
 
-void Health::lost(int rank, const std::string& how) {
-  end({rank, Event::Kind::lost, 0, 0, fmt::format("{} was lost: {}", name(rank), how)},
-      State::lost);
+bool Health::lost(int rank, const std::string& how) {
+  return end({rank, Event::Kind::lost, 0, 0, fmt::format("{} was lost: {}", name(rank), how)},
+             State::lost);
 }
 
 // Of ranks that give up one after another, each because of the one before, the first is named

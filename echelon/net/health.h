@@ -57,8 +57,9 @@ class Health {
   const std::string& name(int rank) const { return names_[std::size_t(rank)]; }
 
   // `in_error`: it is about to fail; `cause`: because of another rank, as it says.
-  void left(int rank, bool in_error = false, Cause cause = {});
-  void lost(int rank, const std::string& how);
+  // Both give whether it is news: of a rank that has ended already the first word counts.
+  bool left(int rank, bool in_error = false, Cause cause = {});
+  bool lost(int rank, const std::string& how);
   // `kind` is the error's class as kind_of gives it.
   void failed(int rank, std::uint64_t group, std::uint64_t kind, const std::string& message,
               Cause cause = {});
@@ -78,7 +79,7 @@ class Health {
     bool in_error = false;
     Cause cause = {};
   };
-  void end(Event event, State state);
+  bool end(Event event, State state);
   bool concerns(const Event& event, const std::vector<int>& ranks, std::uint64_t group) const;
   [[noreturn]] void raise(const Event& event) const;
   [[noreturn]] void raise_left(const Event& event) const;

@@ -15,6 +15,9 @@ struct NetOptions {
   std::int64_t connections = 2;
   std::int64_t heap = 0;
   double connect_timeout = 60;
+  // Worlds of up to so many ranks have a control connection between every two (control_network.h).
+  // The same on all ranks; not an option of a job.
+  std::int64_t control_mesh = 64;
 
   void fields(Fields& f) {
     f.add(

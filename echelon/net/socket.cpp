@@ -232,6 +232,15 @@ Descriptor connect_tcp(const Address& address, Deadline deadline) {
   });
 }
 
+std::optional<Descriptor> try_connect_tcp(const Address& address, Deadline deadline) {
+  int error = 0;
+  auto socket = connect_any(resolve_numeric(address).addresses, deadline, error);
+  if (socket) return socket;
+  if (error == ECONNREFUSED) return std::nullopt;
+  throw Timeout(
+      fmt::format("no answer from {} ({})", address.text(), reason_of(error, address.text())));
+}
+
 Descriptor listen_local(const std::string& name) {
   return listen_at(local_socket_address(name), fmt::format("local socket '{}'", name));
 }

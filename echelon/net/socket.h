@@ -36,6 +36,9 @@ Address peer_address(const Descriptor& socket);  // for messages; "?" when it ha
 // Tries again while the other side refuses (it may not be up yet) until the deadline: Timeout.
 // TCP_NODELAY is set, and keepalive so that a peer that vanished is noticed.
 Descriptor connect_tcp(const Address& address, Deadline deadline);
+// One try, at a numeric address: nothing where nobody listens. Throws Timeout where no answer
+// comes.
+std::optional<Descriptor> try_connect_tcp(const Address& address, Deadline deadline);
 
 // How much may be under way, as the kernel counts it (SO_SNDBUF; it grows by itself otherwise).
 void limit_send_buffer(const Descriptor& socket, int bytes);

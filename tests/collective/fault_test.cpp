@@ -57,6 +57,41 @@ TEST(Fault, AKilledRankIsPeerLostOnAllOthersAtOnce) {
     }
 }
 
+// Of 11 ranks each is connected to six others; the rest hear of a death from rank to rank.
+TEST(Fault, AKilledRankIsPeerLostOnAllOthersWhereFewAreConnected) {
+  constexpr int world = 11;
+  for (const int victim : {0, 4}) {
+    Processes job({.world = world, .shared_memory = false, .control_mesh = 2},
+                  [&](auto group) { sum_for_ever(group, 1000); });
+    expect_running(job, world);
+    const auto start = Clock::now();
+    kill(job.process(victim), SIGKILL);
+    for (int rank = 0; rank < world; ++rank) {
+      if (rank == victim) continue;
+      const std::string said = job.line(rank);
+      EXPECT_EQ(said.substr(0, 9), "PeerLost:") << "rank " << rank << ": " << said;
+      EXPECT_NE(said.find("pid " + std::to_string(job.process(victim))), std::string::npos)
+          << "rank " << rank << ": " << said;
+      EXPECT_LT(seconds_since(start), 5) << "a hang";
+    }
+  }
+}
+
+TEST(Fault, AStoppedRankIsNamedWhereFewAreConnected) {
+  constexpr int world = 7, victim = 3;
+  Processes job({.world = world, .shared_memory = false, .control_mesh = 2, .timeout = 2},
+                [&](auto group) { sum_for_ever(group, 1000); });
+  expect_running(job, world);
+  kill(job.process(victim), SIGSTOP);
+  for (int rank = 0; rank < world; ++rank) {
+    if (rank == victim) continue;
+    const std::string said = job.line(rank);
+    EXPECT_EQ(said.substr(0, 8), "Timeout:") << "rank " << rank << ": " << said;
+    EXPECT_NE(said.find("for rank 3 on"), std::string::npos) << "rank " << rank << ": " << said;
+  }
+  kill(job.process(victim), SIGCONT);
+}
+
 TEST(Fault, ARankThatMissesItsNeighbourNamesTheOneThatDiedFirst) {
   // A row, as of a pipeline's stages: rank 0 talks to rank 1 alone, and that to rank 2.
   for (const bool shared : {true, false}) {

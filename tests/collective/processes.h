@@ -28,6 +28,7 @@ class Processes {
   struct Job {
     int world = 3;
     bool shared_memory = true;
+    int control_mesh = 64;  // larger worlds have some control connections only
     double timeout = 5;
     Token token = a_token();
     std::string name = "job";
@@ -95,6 +96,7 @@ class Processes {
       NetOptions net;
       net.heap = 64 << 20;
       net.shared_memory = job.shared_memory;
+      net.control_mesh = job.control_mesh;
       net.connect_timeout = 10;
       Rendezvous meeting{.rank = rank,
                          .world = job.world,

@@ -161,7 +161,7 @@ def test_every_rank_of_a_pipeline_with_zero_names_the_one_that_died(echelon, vic
 
 def test_a_job_with_too_few_open_files_says_how_many_it_needs(echelon):
     result = subprocess.run(["sh", "-c", f"ulimit -n 60; exec {echelon.program} topo --sizes 64"], cwd=echelon.folder,
-                            env={**ENVIRONMENT, "RANK": "1", "WORLD_SIZE": "100", "MASTER_ADDR": "127.0.0.1",
+                            env={**ENVIRONMENT, "RANK": "0", "WORLD_SIZE": "100", "MASTER_ADDR": "127.0.0.1",
                                  "MASTER_PORT": str(free_port()), "ECHELON_TOKEN": TOKEN},
                             capture_output=True, text=True, timeout=60)
     assert result.returncode == 2, result.stderr
