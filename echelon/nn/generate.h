@@ -1,4 +1,4 @@
-// Text from a byte-level GPT, one byte after another.
+// Text from a model whose tokens are bytes, one byte after another.
 #pragma once
 
 #include <cstdint>
