@@ -132,8 +132,10 @@ void add_train(CLI::App& app, int& exit_code) {
       const int ranks = here ? arguments->nproc : environment.world;
       check_job(request, ranks);
       resolve_model(request.options.model, request.given);
-      exit_code =
-          show_forecast(request.options, ranks, here ? ranks : environment.local_world) ? 0 : 1;
+      const auto forecast =
+          report_forecast(request.options, ranks, here ? ranks : environment.local_world);
+      fmt::print("{}", forecast.text);
+      exit_code = forecast.fits ? 0 : 1;
       return;
     }
     require_address_space();

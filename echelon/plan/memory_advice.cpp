@@ -191,14 +191,16 @@ std::string memory_row(const std::string& label, const MemoryUse& use) {
   return line + column(use.total());
 }
 
-bool show_forecast(const PlanOptions& options, int ranks, int local) {
-  const auto say = [](const std::string& text) { fmt::print("{}", wrapped("", text, 2)); };
+ForecastReport report_forecast(const PlanOptions& options, int ranks, int local) {
+  std::string text;
+  const auto say = [&](const std::string& line) { text += wrapped("", line, 2); };
   const MemoryForecast needs = forecast_memory(options, ranks, local);
   const std::uint64_t budget = memory_budget(options.train, local);
-  fmt::print("{}\n{}\n", memory_head(), memory_row(name_of_forecast(ranks), needs.tensors));
-  if (needs.host > 0) fmt::print("and in the host's memory {}\n", human_bytes(needs.host));
+  text +=
+      fmt::format("{}\n{}\n", memory_head(), memory_row(name_of_forecast(ranks), needs.tensors));
+  if (needs.host > 0) text += fmt::format("and in the host's memory {}\n", human_bytes(needs.host));
   if (needs.disk > 0)
-    fmt::print("and on disk {}{}\n", human_bytes(needs.disk), ranks > 1 ? " a rank" : "");
+    text += fmt::format("and on disk {}{}\n", human_bytes(needs.disk), ranks > 1 ? " a rank" : "");
   say(fmt::format("largest group of layers: {}, {} with its gradients", needs.largest_group,
                   human_bytes(needs.largest_group_bytes)));
   if (needs.disk > 0) {
@@ -206,29 +208,29 @@ bool show_forecast(const PlanOptions& options, int ranks, int local) {
                                         needs.disk * std::uint64_t(std::max(1, local)), ".slices");
     if (!why.empty()) {
       say(fmt::format("does not fit: zero.offload_path: {}", why));
-      return false;
+      return {text, false};
     }
   }
   if (budget == 0) {
     const bool cuda = options.train.device == "cuda";
     say(cuda ? "cannot run here: there is no GPU; where there is one, compare with what it has free"
              : "there is no way to tell here what is free, and whether it fits");
-    return !cuda;
+    return {text, !cuda};
   }
   const std::string missing = lack(needs, options, local);
   if (missing.empty()) {
-    fmt::print("fits: a rank may take {}\n", human_bytes(budget));
-    return true;
+    text += fmt::format("fits: a rank may take {}\n", human_bytes(budget));
+    return {text, true};
   }
   say(fmt::format("does not fit: {}", missing));
   if (const auto change = first_that_fits(options, ranks, local)) {
-    fmt::print("it would fit with {}:\n{}\n", changed(options, *change),
-               memory_row("then", forecast_memory(*change, ranks, local).tensors));
+    text += fmt::format("it would fit with {}:\n{}\n", changed(options, *change),
+                        memory_row("then", forecast_memory(*change, ranks, local).tensors));
   } else {
     say("no other stage, recompute, number of micro-batches or place of the state that was tried "
         "makes it fit: give a smaller model, a smaller batch or more ranks");
   }
-  return false;
+  return {text, false};
 }
 
 }  // namespace echelon

@@ -69,9 +69,13 @@ std::uint64_t memory_budget(const TrainOptions& train, int local);
 // would help.
 void require_memory(const PlanOptions& options, int ranks, int local, Role role = Role::rank);
 
-// For `echelon train --dry-run`: a table, whether it fits, and which changes would make it fit.
-// Gives whether it does.
-bool show_forecast(const PlanOptions& options, int ranks, int local);
+// For `echelon train --dry-run`, in lines: a table, whether it fits, and which changes would make
+// it fit.
+struct ForecastReport {
+  std::string text;
+  bool fits = false;
+};
+ForecastReport report_forecast(const PlanOptions& options, int ranks, int local);
 
 // "memory      predicted …", or what was measured on each rank.
 std::string memory_row(const std::string& label, const MemoryUse& use);
