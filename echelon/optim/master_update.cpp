@@ -7,6 +7,7 @@
 
 #include "echelon/nn/memory.h"
 #include "echelon/optim/flat_norm.h"
+#include "echelon/optim/optimizer.h"
 
 namespace echelon {
 
@@ -26,6 +27,19 @@ MasterUpdate::MasterUpdate(Stack& stack, const OptimOptions& options,
       std::vector<SliceUpdate::Part>{{master, std::move(ranges)}}, stack.device(), type, options,
       parameters_of(stack.units()), part_sums_.parameters, scaling);
   norm_ = at::zeros({}, wide);
+  for (const auto& name : make_optimizer(options)->state_names()) kinds_.push_back(name);
+}
+
+std::vector<StateSlice> MasterUpdate::slices() const {
+  std::vector<StateSlice> all;
+  for (const auto& [kind, flat] : slice_->state())
+    for (const auto& parameter : stack_.parameters()) {
+      if (!parameter.trainable || !parameter.here) continue;
+      const at::Tensor mine = flat.narrow(0, parameter.begin, parameter.numel());
+      all.push_back(
+          {kind, &parameter, 0, parameter.numel(), [mine](bool, const auto& use) { use(mine); }});
+    }
+  return all;
 }
 
 void MasterUpdate::load(const ValueSource& source) {

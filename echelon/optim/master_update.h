@@ -7,6 +7,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "echelon/nn/stack.h"
@@ -32,6 +33,9 @@ class MasterUpdate final : public Update {
   double updates() const override { return slice_->updates(); }
   void publish() override;
   void restart(double updates) override { slice_->restart(updates); }
+  const std::vector<std::string>& kinds() const override { return kinds_; }
+  std::vector<StateSlice> slices() const override;
+  at::TensorOptions state_options() const override { return slice_->master().options(); }
 
   // Everything that a resumed run needs, as flat buffers with the segments of the stack's trainable
   // units.
@@ -40,6 +44,7 @@ class MasterUpdate final : public Update {
  private:
   Stack& stack_;
   PartSums part_sums_;
+  std::vector<std::string> kinds_{"master"};
   std::unique_ptr<SliceUpdate> slice_;
   at::Tensor norm_;
 };

@@ -4,12 +4,18 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <functional>
+#include <string>
+#include <vector>
 
 #include "echelon/nn/stack.h"
 #include "echelon/optim/loss_scale.h"
+#include "echelon/optim/state_slices.h"
 
 namespace echelon {
+
+class Communicator;
 
 // Where other ranks have other parts of a model: sums over them, in place. Empty: there are none.
 struct PartSums {
@@ -44,6 +50,18 @@ class Update {
 
   // Seconds that the last update ran on the host while the device waited for it.
   virtual double host_seconds() const { return 0; }
+
+  // What this rank owns (state_slices.h), in the order of the parameters; slices of one parameter
+  // follow each other. `kinds` are the kinds of state that every trainable parameter has.
+  virtual const std::vector<std::string>& kinds() const = 0;
+  virtual std::vector<StateSlice> slices() const = 0;
+  virtual at::TensorOptions state_options() const = 0;  // in which state is assembled
+  // The ranks that together own every parameter of this process, and how many of its elements each
+  // of them owns, in their order; null: this rank owns all.
+  virtual Communicator* owners() const { return nullptr; }
+  virtual std::vector<std::size_t> owned_by(const Parameter& parameter) const {
+    return {std::size_t(parameter.numel())};
+  }
 
   virtual double updates() const = 0;
   // Masters -> parameters, after they were changed from outside.

@@ -27,7 +27,7 @@ void Trainer::use_servers(ServerWorker::Setup setup, const NetOptions& net, cons
   stop_told_ = false;
   spoiled_.clear();
   begun_ = part != ServerPart::first;
-  if (begun_ && !ranks_) update_.reset();  // the servers have it
+  if (begun_ && !ranks_) drop_update();
   const StepShape shape = step_shape();
   auto before = std::exchange(
       executor_, std::make_unique<Executor>(stack_, nullptr, for_servers(shape), shape));
@@ -59,7 +59,7 @@ void Trainer::stop_servers() {
 void Trainer::run_with_servers(std::int64_t until, const std::atomic<bool>* stop) {
   if (part_ == ServerPart::first && !begun_) {
     servers_->begin(update_->state(), step_, update_->updates());
-    if (!ranks_) update_.reset();
+    if (!ranks_) drop_update();
     begun_ = true;
   }
   while (step_ < until) {

@@ -19,6 +19,7 @@
 #include "echelon/nn/split.h"
 #include "echelon/nn/tensor_file.h"
 #include "echelon/nn/tensor_group.h"
+#include "echelon/optim/state_slices.h"
 #include "echelon/train/trainer.h"
 
 namespace echelon {
@@ -68,21 +69,14 @@ struct Trainer::StateItem {
 // In the order of the file. Where ranks share the state out, get() is for all of them to call.
 std::vector<Trainer::StateItem> Trainer::state_items() const {
   std::vector<StateItem> all;
-  std::vector<std::string> kinds;
-  if (zero_)
-    kinds = zero_->kinds();
-  else
-    for (const auto& one : update_->state()) kinds.push_back(one.name);
-  for (std::size_t kind = 0; kind < kinds.size(); ++kind)
+  for (const auto& kind : owner().kinds())
     for (const auto& parameter : stack_.parameters()) {
       if (!parameter.trainable) continue;
       const Parameter* const p = &parameter;
-      all.push_back({kinds[kind] + "/" + p->name, p->whole_shape(), master_type(stack_.type()),
+      all.push_back({kind + "/" + p->name, p->whole_shape(), master_type(stack_.type()),
                      [this, kind, p] { return whole_state(kind, *p); },
                      [this, kind, p](const at::Tensor& value) {
-                       if (!p->here) return;
-                       const at::Tensor mine = part_of(value, p->split);
-                       zero_ ? zero_->put(kind, *p, mine) : void(state_of(kind, *p).copy_(mine));
+                       if (p->here) state_index().put(kind, *p, part_of(value, p->split));
                      }});
     }
   for (const auto& parameter : stack_.parameters()) {
@@ -103,16 +97,14 @@ std::vector<Trainer::StateItem> Trainer::state_items() const {
   return all;
 }
 
-// Within the flat state of one process.
-at::Tensor Trainer::state_of(std::size_t kind, const Parameter& parameter) const {
-  return update_->state()[kind]
-      .flat.narrow(0, parameter.begin, parameter.numel())
-      .view(parameter.shape);
+const StateIndex& Trainer::state_index() const {
+  if (!state_index_) state_index_ = std::make_unique<StateIndex>(owner());
+  return *state_index_;
 }
 
-at::Tensor Trainer::whole_state(std::size_t kind, const Parameter& parameter) const {
-  at::Tensor mine = at::empty({0}, at::TensorOptions(device_).dtype(master_type(stack_.type())));
-  if (parameter.here) mine = zero_ ? zero_->whole(kind, parameter) : state_of(kind, parameter);
+at::Tensor Trainer::whole_state(const std::string& kind, const Parameter& parameter) const {
+  const at::Tensor mine = parameter.here ? state_index().whole(kind, parameter)
+                                         : at::empty({0}, owner().state_options());
   return everywhere(mine, parameter);
 }
 
@@ -219,7 +211,7 @@ void Trainer::save(const std::filesystem::path& path) {
   write_together(path, std::move(tensors), metadata);
   if (servers_) {
     servers_->saved(step_);
-    if (begun_) update_.reset();
+    if (begun_) drop_update();
   }
   if (!saves_together() || all_->rank() == 0) tell(SaveReport{step_, path});
 }

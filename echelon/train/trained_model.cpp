@@ -66,7 +66,7 @@ at::Tensor Trainer::infer(const at::Tensor& input) {
 
 at::Tensor Trainer::whole_value(const Parameter& parameter) const {
   const bool sliced = parameter.trainable && placement_.values.sliced;
-  if (sliced) return whole_state(0, parameter).to(stack_.type());
+  if (sliced) return whole_state("master", parameter).to(stack_.type());
   const at::Tensor whole = everywhere(parameter.value, parameter);
   // What no rank has a part of is this rank's own, which the next step trains.
   return parameter.here && whole.is_alias_of(parameter.value) ? whole.clone() : whole;

@@ -458,7 +458,8 @@ at::Tensor Trainer::master(const Parameter& parameter) {
   if (parameter.trainable && servers_have_masters())
     return served_master(servers_->pin(step_), parameter);
   if (parameter.trainable) owner();  // throws where it stayed with servers that are left
-  return parameter.trainable ? whole_state(0, parameter) : everywhere(parameter.value, parameter);
+  return parameter.trainable ? whole_state("master", parameter)
+                             : everywhere(parameter.value, parameter);
 }
 
 }  // namespace echelon

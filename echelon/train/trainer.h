@@ -211,7 +211,6 @@ class Trainer {
   // A tensor of a parameter that this rank may have, on all: collective where ranks have parts.
   at::Tensor everywhere(const at::Tensor& mine, const Parameter& parameter) const;
   at::Tensor from_layer(int layer, const at::Tensor& tensor) const;
-  at::Tensor state_of(std::size_t kind, const Parameter& parameter) const;
   at::Tensor whole_value(const Parameter& parameter) const;  // in the model's type, likewise
   void refresh_values();                                     // those that are on their way here
   void write_together(const std::filesystem::path& path, std::vector<NamedTensor> tensors,
@@ -220,7 +219,12 @@ class Trainer {
   at::Tensor compute_output(const at::Tensor& input, const at::Tensor& target);
   void require_in_step() const;
   // Of one kind, whole, on all ranks: collective likewise.
-  at::Tensor whole_state(std::size_t kind, const Parameter& parameter) const;
+  at::Tensor whole_state(const std::string& kind, const Parameter& parameter) const;
+  const StateIndex& state_index() const;  // of owner()
+  void drop_update() {                    // the servers have it
+    state_index_.reset();
+    update_.reset();
+  }
   std::unique_ptr<Tier> make_tier(const ZeroOptions& zero, const Owners& owners) const;
   Update& owner() const {
     if (!zero_ && !update_)
@@ -261,7 +265,8 @@ class Trainer {
   std::string scatter_choice_;
   Sampler sampler_;
   std::unique_ptr<MemoryAccount> memory_;
-  std::unique_ptr<MasterUpdate> update_;  // null where the ranks share it out
+  std::unique_ptr<MasterUpdate> update_;             // null where the ranks share it out
+  mutable std::unique_ptr<StateIndex> state_index_;  // null: not asked for since update_ changed
   std::shared_ptr<Exchange> exchange_ = plain_exchange();
   std::unique_ptr<Tier> tier_;  // null where nothing is kept elsewhere
   std::unique_ptr<ZeroShards> shards_;

@@ -102,11 +102,12 @@ MastersCheck check_masters(std::shared_ptr<Communicator> ranks, const JobOptions
   for (const auto& group : stack.groups())
     check.groups.push_back(std::uint64_t(group.numel) * at::elementSize(type));
   const auto theirs = whole.state();
+  const StateIndex index(owner);
   for (std::size_t kind = 0; kind < theirs.size(); ++kind)
     for (const auto& parameter : stack.parameters()) {
       const at::Tensor there = theirs[kind].flat.narrow(0, parameter.begin, parameter.numel());
       const double difference =
-          (owner.whole(kind, parameter).view({-1}) - there).abs().max().item<double>();
+          (index.whole(theirs[kind].name, parameter).view({-1}) - there).abs().max().item<double>();
       // NaN must not pass for small.
       check.difference = difference <= check.difference ? check.difference
                          : std::isnan(difference)       ? std::numeric_limits<double>::infinity()

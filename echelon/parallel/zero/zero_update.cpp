@@ -212,75 +212,88 @@ void ZeroUpdate::put_values(std::size_t i, const at::Tensor& masters) {
   }
 }
 
-template <class Fn>
-void ZeroUpdate::each_part(std::size_t kind, const Parameter& parameter, bool changes,
-                           const Fn& fn) const {
-  const auto overlap = [&](std::int64_t begin, std::int64_t numel, const auto& part) {
-    const auto from = std::max(begin, parameter.begin),
-               to = std::min(begin + numel, parameter.begin + parameter.numel());
-    if (from < to) fn(part().narrow(0, from - begin, to - from), from - parameter.begin);
-    return from < to;
-  };
-  const int array = tier_ ? tier_->find(kinds_[kind]) : -1;
-  if (array >= 0) {
-    for (const auto& piece : pieces_) {
-      const Tier::Run run{array, piece.group, piece.begin, piece.numel};
-      if (overlap(shards_.slice_begin(piece.group) + piece.begin, piece.numel,
-                  [&] { return tier_->take(run); }))
-        tier_->give_back(run, changes);
-    }
-    return;
-  }
-  for (int g = 0; g < int(stack_.groups().size()); ++g)
-    overlap(shards_.slice_begin(g), shards_.slice_numel(g), [&] {
-      return tier_ ? shards_.values(g) : slices_->parted_state()[kind].parts[std::size_t(g)];
-    });
+at::TensorOptions ZeroUpdate::state_options() const {
+  return at::TensorOptions(stack_.device()).dtype(master_type(stack_.type()));
 }
 
-// Every parameter is made whole for a moment, and the own part of it kept.
+std::vector<std::size_t> ZeroUpdate::owned_by(const Parameter& parameter) const {
+  const int group = stack_.group_of(parameter);
+  const auto numel = shards_.slice_numel(group);
+  const auto first = parameter.begin - stack_.groups()[std::size_t(group)].begin,
+             end = first + parameter.numel();
+  std::vector<std::size_t> owned;
+  for (int r = 0; r < shards_.ranks().size(); ++r)
+    owned.push_back(std::size_t(
+        std::max<std::int64_t>(0, std::min(end, (r + 1) * numel) - std::max(first, r * numel))));
+  return owned;
+}
+
+// In pieces of a tier's runs, or of whole slices.
+std::vector<StateSlice> ZeroUpdate::slices() const {
+  std::vector<Piece> whole;
+  for (int g = 0; g < int(stack_.groups().size()); ++g)
+    whole.push_back({g, 0, shards_.slice_numel(g)});
+  std::vector<std::vector<std::size_t>> of_group(stack_.groups().size());
+  std::vector<StateSlice> all;
+  for (std::size_t kind = 0; kind < kinds_.size(); ++kind) {
+    const int array = tier_ ? tier_->find(kinds_[kind]) : -1;
+    const auto& pieces = array >= 0 ? pieces_ : whole;
+    for (auto& one : of_group) one.clear();
+    for (std::size_t i = 0; i < pieces.size(); ++i)
+      of_group[std::size_t(pieces[i].group)].push_back(i);
+    for (const auto& parameter : stack_.parameters()) {
+      if (!parameter.trainable || !parameter.here) continue;
+      for (const std::size_t i : of_group[std::size_t(stack_.group_of(parameter))]) {
+        const Piece piece = pieces[i];
+        const auto begin = shards_.slice_begin(piece.group) + piece.begin;
+        const auto from = std::max(begin, parameter.begin),
+                   to = std::min(begin + piece.numel, parameter.begin + parameter.numel());
+        if (from >= to) continue;
+        const auto part = [from, to, begin](const at::Tensor& of) {
+          return of.narrow(0, from - begin, to - from);
+        };
+        StateSlice slice{kinds_[kind], &parameter, from - parameter.begin, to - from, {}};
+        if (array >= 0)
+          slice.access = [this, part,
+                          run = Tier::Run{array, piece.group, piece.begin, piece.numel}](
+                             bool changes, const auto& use) {
+            if (changes) tier_->begin_update(static_cast<std::int64_t>(slices_->updates()));
+            use(part(tier_->take(run)));
+            tier_->give_back(run, changes);
+          };
+        else
+          slice.access = [this, part, kind, group = piece.group](bool, const auto& use) {
+            use(part(tier_ ? shards_.values(group)
+                           : slices_->parted_state()[kind].parts[std::size_t(group)]));
+          };
+        all.push_back(std::move(slice));
+      }
+    }
+  }
+  return all;
+}
+
+// Every parameter is made whole for a moment, and the own slices of it kept.
 void ZeroUpdate::load(const ValueSource& source) {
   const at::NoGradGuard no_grad;
-  if (tier_) tier_->begin_update(0);
-  for (const auto& parameter : stack_.parameters()) {
-    if (!parameter.here) continue;
-    if (!parameter.trainable) {
-      source(parameter, parameter.value);
-      continue;
-    }
-    at::Tensor whole;
-    each_part(0, parameter, /*changes=*/true, [&](at::Tensor part, std::int64_t at) {
-      if (!whole.defined()) {
+  for (const auto& parameter : stack_.parameters())
+    if (parameter.here && !parameter.trainable) source(parameter, parameter.value);
+  const Parameter* made = nullptr;
+  at::Tensor whole;
+  for (const auto& slice : slices()) {
+    if (slice.kind != kinds_.front()) break;
+    slice.access(/*changes=*/true, [&](at::Tensor mine) {
+      if (made != slice.parameter) {
+        made = slice.parameter;
+        whole.reset();
         MemoryScope scope(MemoryKind::workspace);
-        whole = at::empty(parameter.shape, at::TensorOptions(part.device()).dtype(part.dtype()));
-        source(parameter, whole);
+        whole = at::empty(made->shape, mine.options());
+        source(*made, whole);
       }
-      part.copy_(whole.view({-1}).narrow(0, at, part.numel()));
+      mine.copy_(whole.view({-1}).narrow(0, slice.begin, slice.numel));
     });
   }
   publish();
-}
-
-// The others add nothing to what one has.
-at::Tensor ZeroUpdate::whole(std::size_t kind, const Parameter& parameter) const {
-  const at::NoGradGuard no_grad;
-  MemoryScope scope(MemoryKind::workspace);
-  at::Tensor all = at::zeros({parameter.numel()},
-                             at::TensorOptions(stack_.device()).dtype(master_type(stack_.type())));
-  each_part(kind, parameter, /*changes=*/false, [&](const at::Tensor& part, std::int64_t at) {
-    all.narrow(0, at, part.numel()).copy_(part);
-  });
-  shards_.ranks()
-      .all_reduce(all, ReduceOp::sum, {.tag = "whole parameters", .blocking = true})
-      .wait();
-  return all.view(parameter.shape);
-}
-
-void ZeroUpdate::put(std::size_t kind, const Parameter& parameter, const at::Tensor& whole) {
-  const at::NoGradGuard no_grad;
-  if (tier_) tier_->begin_update(static_cast<std::int64_t>(slices_->updates()));
-  each_part(kind, parameter, /*changes=*/true, [&](at::Tensor part, std::int64_t at) {
-    part.copy_(whole.view({-1}).narrow(0, at, part.numel()));
-  });
 }
 
 void ZeroUpdate::apply(const at::Tensor& loss) {

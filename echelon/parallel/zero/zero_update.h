@@ -43,13 +43,11 @@ class ZeroUpdate final : public Update {
   void publish() override;
   void restart(double updates) override { slices_->restart(updates); }
 
-  // What is kept of every element: "master" and the optimiser's state, in the type of masters.
-  const std::vector<std::string>& kinds() const { return kinds_; }
-  // One of those (0: masters) of a whole parameter, on every rank: collective. No more than that is
-  // ever in one place.
-  at::Tensor whole(std::size_t kind, const Parameter& parameter) const;
-  // Puts this rank's part of a whole parameter in its place.
-  void put(std::size_t kind, const Parameter& parameter, const at::Tensor& whole);
+  const std::vector<std::string>& kinds() const override { return kinds_; }
+  std::vector<StateSlice> slices() const override;
+  at::TensorOptions state_options() const override;
+  Communicator* owners() const override { return &shards_.ranks(); }
+  std::vector<std::size_t> owned_by(const Parameter& parameter) const override;
 
  private:
   struct Piece {
@@ -57,9 +55,6 @@ class ZeroUpdate final : public Update {
     std::int64_t begin, numel;  // within the slice
   };
   class Staging;
-  // fn(part, of the parameter) for what this rank owns of it, both flat.
-  template <class Fn>
-  void each_part(std::size_t kind, const Parameter& parameter, bool changes, const Fn& fn) const;
   void walk(bool values_change, const std::function<void(const SliceUpdate::Run&)>& visit);
   std::vector<Tier::Run> kept(const Piece& piece, bool with_grads) const;
   void put_values(std::size_t piece, const at::Tensor& masters);
