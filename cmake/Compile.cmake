@@ -46,13 +46,15 @@ function(echelon_fmt target)
 endfunction()
 echelon_fmt(echelon_fmt)
 
-# Headers that most sources with torch include, parsed once: about a third of a source's time. What they include is
-# written in the sources all the same; -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON shows whether it is.
-# The compiler takes them only where its options are the same; -fpch-preprocess is for ccache.
-set(ECHELON_COMMON_HEADERS
+# Headers that most sources include, parsed once: about a third of a source's time. What they include is written in the
+# sources all the same; -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON shows whether it is.
+# The compiler takes them only where its options are the same (a source with options of its own has the property
+# SKIP_PRECOMPILE_HEADERS); -fpch-preprocess is for ccache.
+set(ECHELON_TORCH_FREE_HEADERS
     <algorithm> <array> <atomic> <chrono> <condition_variable> <cstdint> <cstring> <filesystem> <functional> <limits>
     <map> <memory> <mutex> <numeric> <optional> <set> <span> <string> <string_view> <thread> <unordered_map> <utility>
-    <vector> <ATen/Parallel.h> <ATen/core/Tensor.h> <ATen/ops/empty.h> <fmt/format.h>)
+    <vector> <fmt/format.h>)
+set(ECHELON_COMMON_HEADERS ${ECHELON_TORCH_FREE_HEADERS} <ATen/Parallel.h> <ATen/core/Tensor.h> <ATen/ops/empty.h>)
 
 # echelon_precompile(TARGET FAMILY headers…): those headers, compiled with the first target of a family.
 function(echelon_precompile target family)
@@ -66,6 +68,7 @@ function(echelon_precompile target family)
   target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
 endfunction()
 
+echelon_precompile(echelon_fmt torch_free ${ECHELON_TORCH_FREE_HEADERS})
 if(ECHELON_TORCH)
   echelon_fmt(echelon_torch_fmt Torch::torch)
   echelon_precompile(echelon_torch_fmt rooms ${ECHELON_COMMON_HEADERS})
