@@ -138,6 +138,9 @@ Endpoint::Endpoint(int rank, int world, const std::string& bind, const NetOption
   try {
     connect_controls(deadline);
   } catch (const PeerLost&) {
+    // Several connections may have broken: the assembly knows whose end came first, and says it
+    // once.
+    if (assembly_error_) std::rethrow_exception(assembly_error_);
     if (assembly_) assembly_->look_for_the_cause();
     throw;
   }
@@ -346,7 +349,12 @@ std::optional<std::vector<std::unique_ptr<Stream>>> Endpoint::try_open(int rank,
 
 void Endpoint::look_at_assembly() {
   const std::lock_guard lock(assembly_mutex_);
-  if (assembly_) assembly_->look();
+  try {
+    if (assembly_) assembly_->look();
+  } catch (const PeerLost&) {
+    assembly_error_ = std::current_exception();
+    throw;
+  }
 }
 
 // Ranks of one host share heaps and know each other's processes over their connection.

@@ -12,6 +12,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
@@ -126,8 +127,9 @@ class Endpoint {
   std::vector<int> processes_;
   LauncherReport report_;
 
-  std::mutex assembly_mutex_;
+  std::mutex assembly_mutex_;                    // the next two
   std::shared_ptr<Assembly> assembly_;           // while ranks connect
+  std::exception_ptr assembly_error_;            // what it threw
   std::atomic<bool> connecting_failed_ = false;  // to one of them
 
   std::mutex filed_mutex_;  // the next three, and job_
