@@ -73,8 +73,10 @@ std::vector<LayerActivations> activations(const ModelOptions& options,
                              : options.recompute == "selective"
                                  ? of(qkv + d + 2 * ffn, 2 * d) + narrow
                                  : whole;
-  // The gradients of gate and up, their product and what it is made of; or norms in fp32.
-  const std::uint64_t busy = of(3 * ffn, 0) + 2 * d * element;
+  // The gradients of gate and up; where torch computes them, also the products that they are made
+  // of, and norms in fp32.
+  const bool own_kernels = shape.type == at::kFloat && !shape.cuda;
+  const std::uint64_t busy = own_kernels ? of(2 * ffn, 0) : of(3 * ffn, 0) + 2 * d * element;
   const std::uint64_t backward = options.recompute == "full"        ? whole - of(0, d) + busy
                                  : options.recompute == "selective" ? busy + of(ffn, 0)
                                                                     : busy;
