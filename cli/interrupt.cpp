@@ -68,4 +68,6 @@ void end_in_order() { in_order.store(true); }
 
 const std::atomic<bool>& interrupted() { return stop; }
 
+void end_with_an_error() { speaks.store(false); }
+
 }  // namespace echelon::cli

@@ -12,5 +12,8 @@ namespace echelon::cli {
 void take_interrupts();
 void end_in_order();
 const std::atomic<bool>& interrupted();
+// The process says why it ends, and is not interrupted any more: a launcher ends the ranks of a job
+// that failed, of which some may have said so by then.
+void end_with_an_error();
 
 }  // namespace echelon::cli

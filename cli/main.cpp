@@ -79,6 +79,12 @@ std::vector<std::string> cut_program(int& argc, char** argv) {
   return {mark + 1, end};
 }
 
+int fail(const std::string& why, int exit_code) {
+  end_with_an_error();
+  log::error(why);
+  return exit_code;
+}
+
 int run(int argc, char** argv) {
   CLI::App app("Echelon trains neural networks in C++ on LibTorch.", "echelon");
   app.require_subcommand(1);
@@ -109,29 +115,21 @@ int run(int argc, char** argv) {
     app.exit(error, std::cout, std::cerr);
     return 2;
   } catch (const InvalidArgument& error) {
-    log::error(one_line(error.what()));
-    return 2;
+    return fail(one_line(error.what()), 2);
   } catch (const Corrupt& error) {
-    log::error(one_line(error.what()));
-    return 2;
+    return fail(one_line(error.what()), 2);
   } catch (const PeerLost& error) {
-    log::error(error.what());
-    return exit_after_lost_peer;
+    return fail(error.what(), exit_after_lost_peer);
   } catch (const Error& error) {
-    log::error(with_limit(error.what(), error));
-    return 1;
+    return fail(with_limit(error.what(), error), 1);
   } catch (const c10::Error& error) {
-    log::error(with_limit(error.what_without_backtrace(), error));
-    return 1;
+    return fail(with_limit(error.what_without_backtrace(), error), 1);
   } catch (const std::bad_alloc& error) {
-    log::error(with_limit("there is not enough memory", error));
-    return 1;
+    return fail(with_limit("there is not enough memory", error), 1);
   } catch (const std::filesystem::filesystem_error& error) {
-    log::error(fmt::format("{}: {}", error.path1().string(), error.code().message()));
-    return 1;
+    return fail(fmt::format("{}: {}", error.path1().string(), error.code().message()), 1);
   } catch (const std::exception& error) {
-    log::error(with_limit(error.what(), error));
-    return 1;
+    return fail(with_limit(error.what(), error), 1);
   }
   return exit_code;
 }
