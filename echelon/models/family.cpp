@@ -60,6 +60,11 @@ void check_others(const ModelOptions& options) {
 
 }  // namespace
 
+Recompute recompute_of(const ModelOptions& options) {
+  if (options.recompute == "full") return Recompute::full;
+  return options.recompute == "selective" ? Recompute::selective : Recompute::none;
+}
+
 void check(const ModelOptions& options) {
   check_section("model", options);
   check_others(options);

@@ -135,9 +135,7 @@ Stack gpt(const ModelOptions& options) {
   stack.add(std::make_unique<GptEmbedding>(options));
   for (int i = 0; i < options.layers; ++i) stack.add(std::make_unique<GptBlock>(options, i));
   stack.add(std::make_unique<GptHead>(options));
-  stack.recompute(options.recompute == "full"        ? Recompute::full
-                  : options.recompute == "selective" ? Recompute::selective
-                                                     : Recompute::none);
+  stack.recompute(recompute_of(options));
   return stack;
 }
 

@@ -140,9 +140,7 @@ Stack llama(const ModelOptions& options) {
   for (int i = 0; i < options.layers; ++i)
     stack.add(std::make_unique<LlamaBlock>(options, i, rotary));
   stack.add(std::make_unique<LlamaHead>(options));
-  stack.recompute(options.recompute == "full"        ? Recompute::full
-                  : options.recompute == "selective" ? Recompute::selective
-                                                     : Recompute::none);
+  stack.recompute(recompute_of(options));
   return stack;
 }
 
