@@ -27,10 +27,8 @@ constexpr std::uint64_t direct = 0, flooded = std::uint64_t{1} << 32,
 constexpr auto farewell_time = 500ms;
 constexpr auto goodbye_time = 200ms;  // for a goodbye that is under way
 constexpr std::size_t longest_reason = 2000;
-constexpr std::size_t most_queued = 1
-                                    << 20;  // bytes for one rank; it is stuck, and misses the rest
-
-bool is_power_of_2(int number) { return number > 0 && (number & (number - 1)) == 0; }
+// Bytes for one rank: where more wait, it is stuck and misses the rest.
+constexpr std::size_t most_queued = 1 << 20;
 
 }  // namespace
 
@@ -60,8 +58,9 @@ ControlNetwork::ControlNetwork(int rank, int world, int mesh, Health& health, Co
 }
 
 bool ControlNetwork::linked(int a, int b, int world, int mesh) {
-  const int distance = (b - a + world) % world;
-  return world <= mesh || is_power_of_2(distance) || is_power_of_2(world - distance);
+  const auto distance = unsigned(b - a + world) % unsigned(world);
+  return world <= mesh || std::has_single_bit(distance) ||
+         std::has_single_bit(unsigned(world) - distance);
 }
 
 void ControlNetwork::add(int rank, std::unique_ptr<Stream> stream) {

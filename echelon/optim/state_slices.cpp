@@ -28,10 +28,10 @@ const std::vector<StateSlice>& StateIndex::slices(const std::string& kind,
 at::Tensor StateIndex::whole(const std::string& kind, const Parameter& parameter) const {
   const at::NoGradGuard no_grad;
   const auto& own = slices(kind, parameter);
-  if (own.size() == 1 && own[0].numel == parameter.numel()) {
+  if (!update_.owners()) {  // one slice is all of it
     at::Tensor all;
-    own[0].access(/*changes=*/false, [&](const at::Tensor& values) { all = values; });
-    if (!update_.owners()) return all.view(parameter.shape);
+    own.at(0).access(/*changes=*/false, [&](const at::Tensor& values) { all = values; });
+    return all.view(parameter.shape);
   }
   // The slices of one rank follow each other: together they are one run.
   const MemoryScope scope(MemoryKind::workspace);
