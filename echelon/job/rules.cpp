@@ -1,5 +1,9 @@
 #include "echelon/job/rules.h"
 
+#include <fmt/format.h>
+
+#include "echelon/base/error.h"
+
 namespace echelon {
 namespace {
 

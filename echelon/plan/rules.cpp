@@ -1,9 +1,11 @@
 #include "echelon/plan/rules.h"
 
+#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 
+#include "echelon/base/error.h"
 #include "echelon/net/host.h"
 #include "echelon/optim/optimizer.h"
 #include "echelon/optim/slice_update.h"

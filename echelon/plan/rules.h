@@ -10,13 +10,10 @@
 // Rules about the machine, the data or the model are where those are known.
 #pragma once
 
-#include <fmt/format.h>
-
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "echelon/base/error.h"
 #include "echelon/base/options.h"
 #include "echelon/plan/options.h"
 
