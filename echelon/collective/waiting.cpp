@@ -74,11 +74,15 @@ void Waiting::compare() {
   }
 }
 
-// The ranks that this one waits for, each because of the next, as far as they have told.
+// The ranks that this one waits for, each because of the next, as far as they have told. One of
+// them may still be in an earlier call; what it said of that before this wait began is old.
 std::vector<int> Waiting::chain(int rank, const std::map<int, Health::Wait>& waits) const {
+  const auto counts = [&](const Health::Wait& wait) {
+    return wait.number == place_.wait.number ||
+           (wait.number < place_.wait.number && wait.word > words_at_start_);
+  };
   std::vector<int> named = {endpoint_.rank(), rank};
-  for (auto wait = waits.find(rank);
-       wait != waits.end() && wait->second.number == place_.wait.number;
+  for (auto wait = waits.find(rank); wait != waits.end() && counts(wait->second);
        wait = waits.find(wait->second.on)) {
     const int next = wait->second.on;
     if (std::find(named.begin(), named.end(), next) != named.end()) break;

@@ -54,9 +54,10 @@ void Health::failed(int rank, std::uint64_t group, std::uint64_t kind, const std
 void Health::waits(int rank, const Wait& wait) {
   {
     const std::lock_guard lock(mutex_);
-    waits_[{wait.group, rank}] = wait;
+    Wait& last = waits_[{wait.group, rank}] = wait;
+    last.word = words() + 1;
+    words_.store(last.word, std::memory_order_release);
   }
-  words_.fetch_add(1, std::memory_order_release);
 }
 
 std::map<int, Health::Wait> Health::waits_in(std::uint64_t group) const {

@@ -36,6 +36,7 @@ class Health {
   struct Wait {
     std::uint64_t group = 0, number = 0, call = 0, bytes = 0;
     int on = -1;
+    std::uint64_t word = 0;  // which of words() said so
   };
 
   // `names` say who a rank is: "rank 2 on node7 (pid 4711)". `blamed` is called with each rank that

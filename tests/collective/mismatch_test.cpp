@@ -305,6 +305,28 @@ TEST(Absence, OfARankIsATimeoutThatNamesIt) {
   }
 }
 
+// Down a tree of four, rank 2 passes on to rank 3 what rank 0 sends, so without it rank 1 is done
+// with the first call while rank 3 waits there; in the second rank 1 waits for rank 3.
+TEST(Absence, InAnEarlierCallIsTracedToItsRank) {
+  const Layout layout{.world = 4, .shared_memory = false, .comm = {.timeout = 5}};
+  Outcome seen;
+  run_outcomes(layout, [&](Group& group) {
+    float value = 1;
+    group.broadcast(DataType::f32, &value, 1, 0);  // connects them
+    if (group.rank() == 2) return std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+    const auto tree = [&](int root, int milliseconds) {
+      group.broadcast(DataType::f32, &value, 1, root,
+                      {.timeout = std::chrono::milliseconds(milliseconds)});
+    };
+    if (group.rank() == 3) return void(outcome([&] { tree(0, 2200); }));
+    tree(0, 2000);
+    if (group.rank() == 1) seen = outcome([&] { tree(3, 1500); });
+  });
+  EXPECT_EQ(seen, "Timeout") << seen;
+  EXPECT_TRUE(mentions(seen, "still waiting for rank 3 on")) << seen;
+  EXPECT_TRUE(mentions(seen, "which waits for rank 2 on")) << seen;
+}
+
 TEST(Absence, OfARankThatLeftIsPeerLost) {
   for (auto [text, layout] : layouts)
     for (const bool used : {false, true}) {  // whether connections were open
