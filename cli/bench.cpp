@@ -216,7 +216,7 @@ void add_bench(CLI::App& app, int& exit_code) {
     options.type = parse_data_type(arguments->type);
     options.sizes = parse_sizes(arguments->sizes);
     options.registered = arguments->buffers == "registered";
-    options.algorithm = parse_algorithm(arguments->algorithm);
+    options.algorithm = from_name<Algorithm>(arguments->algorithm);
     options.seconds = arguments->seconds;
     require_place_for(arguments->json, "--json");
     exit_code = run_as_ranks(arguments->world, arguments->set, [&](Group& group) {

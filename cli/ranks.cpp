@@ -34,10 +34,10 @@ int run_as_ranks(int world, const std::vector<std::string>& set,
                  const std::function<void(Group&)>& body) {
   RankOptions options;
   for (const auto& assignment : set) set_option(fields_of(options), assignment);
-  if (options.comm.backend != "native")
+  if (options.comm.backend != Backend::native)
     throw InvalidArgument(
         fmt::format("comm.backend={} is for training: this measures Echelon's own links (native)",
-                    options.comm.backend));
+                    name_of(options.comm.backend)));
   const JobEnvironment environment = read_environment();
   if (environment.world == 1 && world > 1)
     return launch({.program = own_command_line(),

@@ -73,7 +73,8 @@ JobRequest request_of(const Arguments& arguments) {
 void add_train(CLI::App& app, int& exit_code) {
   auto* command = app.add_subcommand("train", "Train a language model on text");
   auto arguments = std::make_shared<Arguments>();
-  command->add_option("config", arguments->config, "Options as a TOML file")->type_name("JOB.toml");
+  command->add_option("config,--config", arguments->config, "Options as a TOML file")
+      ->type_name("JOB.toml");
   command->add_option("--set", arguments->set, "Set one option; may be given several times")
       ->type_name("KEY=VALUE")
       ->allow_extra_args(false);
@@ -141,7 +142,8 @@ void add_train(CLI::App& app, int& exit_code) {
     require_address_space();
     if (environment.world == 1 && arguments->nproc > 1) {
       check_job(request, arguments->nproc);
-      if (request.options.train.device == "cpu") {  // a GPU is not to be touched before the fork
+      if (request.options.train.device ==
+          DeviceKind::cpu) {  // a GPU is not to be touched before the fork
         JobOptions options = request.options;
         if (request.resume.empty()) resolve_model(options.model, request.given);
         require_memory(options, arguments->nproc, arguments->nproc);
@@ -159,9 +161,9 @@ void add_train(CLI::App& app, int& exit_code) {
       throw InvalidArgument(environment.not_a_rank);
     keep_freed_memory();
     if (environment.world > 1 || request.options.parallel.exchange_alone ||
-        request.options.zero.offload != "none") {
+        request.options.zero.offload != Offload::none) {
       log::set_rank(environment.rank);
-      if (request.options.train.device == "cuda") use_own_gpu();
+      if (request.options.train.device == DeviceKind::cuda) use_own_gpu();
       request.ranks = Communicator::world(request.options.comm, request.options.net);
     }
     request.training_begins = end_in_order;

@@ -91,7 +91,7 @@ int work(const Arguments& arguments, const JobEnvironment& environment) {
   if (const char* hosts = std::getenv(hosts_variable); hosts && hosts == std::string("2"))
     net.host = environment.rank < environment.world / 2 ? "first host" : "second host";
   else
-    comm.algorithm = "shared";  // of one size or another, as the closed forms have it
+    comm.algorithm = Algorithm::shared;  // of one size or another, as the closed forms have it
   const auto ranks = Communicator::world(comm, net);
   const auto cells =
       verify_cells(ranks, {Endpoint::listening_address(environment, net), Token::find()},

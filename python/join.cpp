@@ -31,11 +31,11 @@ RankOptions read_options(std::chrono::milliseconds timeout) {
   std::istringstream assignments(variable("ECHELON_SET"));
   for (std::string one; assignments >> one;) set_option(fields, one);
   check_options(fields);
-  if (options.comm.backend != "native")
+  if (options.comm.backend != Backend::native)
     throw InvalidArgument(
         fmt::format("comm.backend={} is for programs of their own: torch.distributed has backends "
                     "of its own for it; here it is native",
-                    options.comm.backend));
+                    name_of(options.comm.backend)));
   return options;
 }
 

@@ -21,8 +21,8 @@ namespace echelon {
 
 namespace {
 
-using Given = std::variant<bool, std::int64_t, double, std::string,
-                           std::vector<std::string>>;  // as Fields::Value
+// As Fields::Value; of an enum, the name.
+using Given = std::variant<bool, std::int64_t, double, std::string, std::vector<std::string>>;
 
 struct Assignment {
   const Fields::Field* field;
@@ -78,6 +78,9 @@ std::string nearest_key(const Fields& fields, std::string_view key) {
     known.push_back(field.key);
     if (last_part(field.key) == last_part(key)) same_last.push_back(field.key);
   }
+  for (const auto& field : fields.all())
+    if (std::ranges::find(field.allowed.known_as, last_part(key)) != field.allowed.known_as.end())
+      return field.key;
   if (same_last.size() == 1) return same_last.front();
   const auto near = nearest(key, same_last);
   return near.empty() ? nearest(key, known) : near;
@@ -91,9 +94,9 @@ std::string nearest_key(const Fields& fields, std::string_view key) {
 // ---- values
 
 std::string_view type_name(const Fields::Value& value) {
-  constexpr std::string_view names[] = {"true or false", "an integer", "a number", "a string",
-                                        "a list of strings"};
-  return names[value.index()];
+  constexpr std::string_view texts[] = {"true or false", "an integer",        "a number",
+                                        "a string",      "a list of strings", "a string"};
+  return texts[value.index()];
 }
 
 [[noreturn]] void wrong_type(const Fields::Field& field, std::string_view given,
@@ -143,10 +146,14 @@ void check(const Assignment& assignment) {
 }
 
 void store(Assignment& assignment) {
+  if (const auto* option = std::get_if<EnumOption>(&assignment.field->value))
+    return option->set(option->value,
+                       position_of_name(std::get<std::string>(assignment.value), option->names));
   std::visit(
-      [&](auto* target) {
-        using Type = std::remove_pointer_t<decltype(target)>;
-        *target = std::move(std::get<Type>(assignment.value));
+      [&](const auto& target) {
+        using Target = std::remove_cvref_t<decltype(target)>;
+        if constexpr (std::is_pointer_v<Target>)
+          *target = std::move(std::get<std::remove_pointer_t<Target>>(assignment.value));
       },
       assignment.field->value);
 }
@@ -211,6 +218,9 @@ Given value_of(const Fields::Field& field, const toml::node& node, std::string_v
     std::optional<Given> operator()(std::vector<std::string>*) const {
       if (auto strings = strings_of(node)) return std::move(*strings);
       return std::nullopt;
+    }
+    std::optional<Given> operator()(const EnumOption&) const {
+      return (*this)(static_cast<std::string*>(nullptr));
     }
   };
   auto value = std::visit(Visitor{node}, field.value);
@@ -372,6 +382,7 @@ Given value_of(const Fields::Field& field, std::string_view text, std::string_vi
       if (auto strings = parse_strings(text)) return std::move(*strings);
       return std::nullopt;
     }
+    std::optional<Given> operator()(const EnumOption&) const { return parse_string(text); }
   };
   auto value = std::visit(Visitor{text}, field.value);
   if (!value) wrong_type(field, in_quotes(text), where);
@@ -415,13 +426,17 @@ std::vector<std::string> read_toml_file(const Fields& fields, const std::filesys
 }
 
 void check_options(const Fields& fields) {
-  for (const auto& field : fields.all()) {
-    std::visit(
-        [&](const auto* value) {
-          check(Assignment{&field, *value, "set in code"});
-        },
-        field.value);
-  }
+  const auto given = [](const auto& value) -> Given {
+    if constexpr (std::is_pointer_v<std::remove_cvref_t<decltype(value)>>) {
+      return *value;
+    } else {
+      const std::size_t position = value.get(value.value);
+      return position < value.names.size() ? std::string(value.names[position])
+                                           : fmt::format("value {}", position);
+    }
+  };
+  for (const auto& field : fields.all())
+    check(Assignment{&field, std::visit(given, field.value), "set in code"});
 }
 
 std::string set_option(const Fields& fields, std::string_view assignment) {

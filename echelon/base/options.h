@@ -1,12 +1,15 @@
 // Configuration from one definition. A struct with defaults lists its fields once:
 //
+//   enum class Optimizer { adamw, sgd };
+//   constexpr auto names_of(Optimizer) { return names("adamw", "sgd"); }
+//
 //   struct OptimOptions {
 //     double rate = 3e-4;
-//     std::string name = "adamw";
+//     Optimizer name = Optimizer::adamw;
 //
 //     void fields(Fields& f) {
-//       f.add("rate", rate, "peak learning rate", {.minimum = 0});
-//       f.add("name", name, "the optimiser", {.choices = {"adamw", "sgd"}});
+//       f.add("rate", rate, "peak learning rate", {.minimum = 0, .known_as = {"lr"}});
+//       f.add("name", name, "the optimiser");
 //     }
 //   };
 //   struct JobOptions {
@@ -28,6 +31,8 @@
 #include <variant>
 #include <vector>
 
+#include "echelon/base/named_enum.h"
+
 namespace echelon {
 
 // What a value may be, beside its type.
@@ -35,14 +40,26 @@ struct Allowed {
   double minimum = -std::numeric_limits<double>::infinity();  // numbers
   double maximum = std::numeric_limits<double>::infinity();   // numbers
   bool above_minimum = false;                                 // the minimum itself is not allowed
-  std::vector<std::string> choices = {};                      // strings; empty: any
-  std::string unit = {};                                      // shown in the documentation
+  // Strings: empty allows any. Enums: empty allows every value.
+  std::vector<std::string> choices = {};
+  std::string unit = {};  // shown in the documentation
+  // What the option is called elsewhere: "lr". These names are not accepted; the error for one of
+  // them names this option.
+  std::vector<std::string> known_as = {};
+};
+
+// An option whose type is a NamedEnum, by the positions of its values.
+struct EnumOption {
+  void* value;
+  std::size_t (*get)(const void* value);
+  void (*set)(void* value, std::size_t position);
+  std::span<const std::string_view> names;
 };
 
 class Fields {
  public:
-  using Value =
-      std::variant<bool*, std::int64_t*, double*, std::string*, std::vector<std::string>*>;
+  using Value = std::variant<bool*, std::int64_t*, double*, std::string*, std::vector<std::string>*,
+                             EnumOption>;
 
   struct Field {
     std::string key;  // "optim.rate"
@@ -56,6 +73,16 @@ class Fields {
   template <class T>
   void add(std::string_view key, T& value, std::string_view meaning, Allowed allowed = {}) {
     add(key, Value(&value), meaning, std::move(allowed));
+  }
+  template <NamedEnum Enum>
+  void add(std::string_view key, Enum& value, std::string_view meaning, Allowed allowed = {}) {
+    if (allowed.choices.empty())
+      allowed.choices.assign(all_names<Enum>.begin(), all_names<Enum>.end());
+    const auto get = [](const void* from) { return std::size_t(*static_cast<const Enum*>(from)); };
+    const auto set = [](void* to, std::size_t position) {
+      *static_cast<Enum*>(to) = Enum(position);
+    };
+    add(key, EnumOption{&value, get, set, all_names<Enum>}, meaning, std::move(allowed));
   }
 
   template <class Section>

@@ -25,6 +25,9 @@ std::string toml_value(const Fields::Value& value) {
       for (const auto& value : *values) items.push_back(toml_string(value));
       return fmt::format("[{}]", fmt::join(items, ", "));
     }
+    std::string operator()(const EnumOption& option) const {
+      return toml_string(option.names[option.get(option.value)]);
+    }
   };
   return std::visit(Visitor{}, value);
 }
@@ -34,7 +37,7 @@ std::string section_of(const std::string& key) {
   return dot == std::string::npos ? "" : key.substr(0, dot);
 }
 
-std::string name_of(const std::string& key) { return key.substr(key.rfind('.') + 1); }
+std::string last_part(const std::string& key) { return key.substr(key.rfind('.') + 1); }
 
 std::string allowed_text(const Allowed& allowed) {
   return allowed.choices.empty() ? bounds_text(allowed)
@@ -143,7 +146,7 @@ std::string to_toml(const Fields& fields, Comments comments) {
     for (const auto& field : fields.all()) {
       if (section_of(field.key) != section) continue;
       if (comments == Comments::yes) text += comment(field);
-      text += fmt::format("{} = {}\n", name_of(field.key), toml_value(field.value));
+      text += fmt::format("{} = {}\n", last_part(field.key), toml_value(field.value));
     }
   }
   return text;
@@ -151,6 +154,8 @@ std::string to_toml(const Fields& fields, Comments comments) {
 
 std::string text_of(const Fields::Field& field) {
   if (const auto* text = std::get_if<std::string*>(&field.value)) return **text;
+  if (const auto* option = std::get_if<EnumOption>(&field.value))
+    return std::string(option->names[option->get(option->value)]);
   return toml_value(field.value);
 }
 

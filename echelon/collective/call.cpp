@@ -15,18 +15,6 @@ namespace {
 constexpr std::array operations = {"all_reduce", "reduce_scatter", "all_gather", "broadcast",
                                    "reduce",     "gather",         "scatter",    "all_to_all",
                                    "barrier",    "send",           "receive"};
-constexpr std::array algorithms = {"auto",
-                                   "direct",
-                                   "ring",
-                                   "bidirectional_ring",
-                                   "recursive_doubling",
-                                   "rabenseifner",
-                                   "tree",
-                                   "scatter_all_gather",
-                                   "server",
-                                   "hierarchical",
-                                   "shared_direct",
-                                   "shared"};
 
 bool reduces(Operation operation) {
   return operation == Operation::all_reduce || operation == Operation::reduce_scatter ||
@@ -41,14 +29,6 @@ bool has_root(Operation operation) {
 }  // namespace
 
 const char* name(Operation operation) { return operations.at(std::size_t(operation)); }
-const char* name(Algorithm algorithm) { return algorithms.at(std::size_t(algorithm)); }
-
-Algorithm parse_algorithm(std::string_view text) {
-  for (std::size_t i = 0; i < algorithms.size(); ++i)
-    if (text == algorithms[i]) return Algorithm(i);
-  throw InvalidArgument(
-      fmt::format("there is no algorithm \"{}\"; there are {}", text, fmt::join(algorithms, ", ")));
-}
 
 std::uint64_t signature(const Call& call, Algorithm algorithm) {
   return std::uint64_t(call.operation) | std::uint64_t(algorithm) << 8 |
@@ -60,7 +40,7 @@ std::uint64_t signature(const Call& call, Algorithm algorithm) {
 std::string describe(std::uint64_t signature, std::size_t count) {
   const auto field = [&](int shift) { return std::size_t(signature >> shift & 0xff); };
   const std::size_t root = std::size_t(signature >> 32);
-  if (field(0) >= operations.size() || field(8) >= algorithms.size() ||
+  if (field(0) >= operations.size() || field(8) >= all_names<Algorithm>.size() ||
       field(16) > std::size_t(DataType::boolean) || field(24) > std::size_t(ReduceOp::product) + 1)
     return "something unknown";
   std::string text = operations[field(0)];
@@ -69,7 +49,7 @@ std::string describe(std::uint64_t signature, std::size_t count) {
   text += fmt::format(" of {} {}", count, name(DataType(field(16))));
   if (root) text += fmt::format(", root {}", root - 1);
   if (Algorithm(field(8)) != Algorithm::automatic)
-    text += fmt::format(", by {}", algorithms[field(8)]);
+    text += fmt::format(", by {}", name_of(Algorithm(field(8))));
   return text;
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "echelon/base/deadline.h"
+#include "echelon/collective/algorithm.h"
 #include "echelon/collective/type.h"
 #include "echelon/net/health.h"
 
@@ -28,23 +29,6 @@ enum class Operation : std::uint8_t {
   receive,
 };
 const char* name(Operation operation);
-
-enum class Algorithm : std::uint8_t {
-  automatic,  // the chooser's
-  direct,     // everyone to everyone
-  ring,
-  bidirectional_ring,  // half of the vector each way
-  recursive_doubling,
-  rabenseifner,  // recursive halving, then doubling
-  tree,
-  scatter_all_gather,  // broadcast in two parts
-  server,              // everyone sums and gives out its part: servers beside the workers
-  hierarchical,        // within hosts, across them, within them
-  shared_direct,       // one host, small: everyone reads everyone's whole vector
-  shared,              // one host: everyone sums its slice
-};
-const char* name(Algorithm algorithm);
-Algorithm parse_algorithm(std::string_view name);  // throws InvalidArgument
 
 // Which operation of which group something is part of; who is told when a wait in it lasts; and
 // what this rank called last, operation n at n mod the length, to compare with what others tell.

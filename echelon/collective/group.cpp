@@ -77,7 +77,7 @@ Group::Group(Private, std::shared_ptr<Endpoint> endpoint, CommOptions options,
       scope_(id),
       ledger_(std::move(ledger)),
       store_(std::move(store)),
-      forced_(parse_algorithm(options_.algorithm)) {
+      forced_(options_.algorithm) {
   std::map<std::string, std::vector<int>> hosts;
   std::vector<int> near_ranks;
   for (int i = 0; i < size(); ++i) {
@@ -105,7 +105,7 @@ Group::Group(Private, std::shared_ptr<Endpoint> endpoint, CommOptions options,
   set_plan(Plan::make({}, shape_));
 
   if (shared_) {  // whether all of us can read each other's memory: a min over the host
-    std::uint8_t can = options_.single_copy != "off" && shared_->probe_exposure(), all = 0;
+    std::uint8_t can = options_.single_copy != Switch::off && shared_->probe_exposure(), all = 0;
     Call call{.operation = Operation::all_reduce,
               .type = DataType::u8,
               .op = ReduceOp::min,
@@ -122,7 +122,7 @@ Group::Group(Private, std::shared_ptr<Endpoint> endpoint, CommOptions options,
       throw;
     }
     can_expose_ = all != 0;
-    set_single_copy(options_.single_copy == "on");
+    set_single_copy(options_.single_copy == Switch::on);
   }
   // Slice j of a hierarchical all-reduce belongs to the j-th rank of every host.
   slices_ = shape_.local;
@@ -157,9 +157,10 @@ void Group::measure_again() {
 // What decides on which path a call takes must be the same everywhere.
 void Group::require_same_options() {
   if (size() == 1) return;
-  std::string mine = fmt::format("comm.algorithm={} comm.wire={} comm.single_copy={} comm.plan {}",
-                                 options_.algorithm, options_.wire, options_.single_copy,
-                                 options_.plan.empty() ? "not set" : "set");
+  std::string mine =
+      fmt::format("comm.algorithm={} comm.wire={} comm.single_copy={} comm.plan {}",
+                  name_of(options_.algorithm), name_of(options_.wire),
+                  name_of(options_.single_copy), options_.plan.empty() ? "not set" : "set");
   constexpr std::size_t length = 160;
   mine.resize(length, '\0');
   std::string all(length * members_.size(), '\0');
@@ -207,7 +208,7 @@ void Group::set_plan(const Plan& plan) {
     limits.registered_from = crossings.registered;
     limits.staged_from = crossings.staged;
     shared_->set_limits(limits);
-    if (options_.single_copy == "auto") set_single_copy(plan.figures.single_copy);
+    if (options_.single_copy == Switch::automatic) set_single_copy(plan.figures.single_copy);
   }
   if (across_) across_->set_plan(plan);
 }
@@ -352,7 +353,7 @@ void Group::run_checked(const Call& call, Algorithm chosen, bool spin) {
   if (chosen == Algorithm::hierarchical) return run_hierarchical(call, spin);
   const auto sent = chosen == Algorithm::server && call.operation == Operation::all_reduce
                         ? run_as_servers(call, spin)
-                        : messenger_->run(call, chosen, number_, spin, options_.wire == "fp32");
+                        : messenger_->run(call, chosen, number_, spin, options_.wire == Wire::fp32);
   if (sent.shared || !sent.tcp)
     ledger_->add(call.operation, call.tag, chosen, LinkKind::shared, sent.shared);
   if (sent.tcp) ledger_->add(call.operation, call.tag, chosen, LinkKind::tcp, sent.tcp);
@@ -369,7 +370,7 @@ Messenger::Sent Group::run_as_servers(const Call& call, bool spin) {
   part.counts = counts;
   part.count = 0;
   part.out = call.out + bounds[std::size_t(index_)] * size_of(call.type);
-  const bool wide = options_.wire == "fp32";
+  const bool wide = options_.wire == Wire::fp32;
   const auto pushed = messenger_->run(part, Algorithm::direct, number_, spin, wide);
   part.operation = Operation::all_gather;
   part.in = part.out;
@@ -402,8 +403,8 @@ void Group::run_hierarchical(const Call& call, bool spin) {
     outside.count = counts[mine];
     ++across_->number_;
     const auto best = across_->algorithm(Operation::all_reduce, counts[mine] * element);
-    const auto sent =
-        across_->messenger_->run(outside, best, across_->number_, spin, options_.wire == "fp32");
+    const auto sent = across_->messenger_->run(outside, best, across_->number_, spin,
+                                               options_.wire == Wire::fp32);
     ledger_->add(call.operation, call.tag, Algorithm::hierarchical, LinkKind::tcp, sent.tcp, 0);
     if (call.op == ReduceOp::average) scale(call.type, slice, counts[mine], size());
   }

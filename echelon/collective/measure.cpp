@@ -93,7 +93,7 @@ LinkFigures measure_shared(Group& host, double gamma) {
 // to it. Reading in place must clearly win: it needs the kernel for every piece, which is cheap on
 // one machine and dear on another.
 bool measure_single_copy(Group& host) {
-  if (!host.can_single_copy() || host.options().algorithm != "auto") return false;
+  if (!host.can_single_copy() || host.options().algorithm != Algorithm::automatic) return false;
   std::vector<float> values(large / sizeof(float), 1.f);
   double best[2] = {1e9, 1e9};
   for (int round = 0; round < 12; ++round) {  // in turns
@@ -228,8 +228,8 @@ Measured measure_figures(Group& group, Measure when) {
   const auto before = group.ledger().entries();
   // What is forced says nothing about the links, and must not be kept for jobs that force nothing.
   // On one host measuring takes milliseconds, and depends on what else runs: it is done every time.
-  const bool usual = group.shape().hosts > 1 && group.options().algorithm == "auto" &&
-                     group.options().single_copy == "auto";
+  const bool usual = group.shape().hosts > 1 && group.options().algorithm == Algorithm::automatic &&
+                     group.options().single_copy == Switch::automatic;
   const LinkCache cache(usual ? describe_links(group) : "");
   std::array<double, 9> numbers = {};
   const auto share = [&] {
@@ -259,7 +259,8 @@ Measured measure_figures(Group& group, Measure when) {
     if (other < 0 && host != group.endpoint().peer_info(group.members()[0]).host) other = i;
   }
   const bool in_pair = other > 0 && (group.rank() == 0 || group.rank() == other);
-  if (group.rank() == 0 && usual && when == Measure::once && group.options().measure == "auto")
+  if (group.rank() == 0 && usual && when == Measure::once &&
+      group.options().measure == MeasureLinks::automatic)
     if (const auto kept = cache.read()) pack(*kept);
   share();
   if (numbers[7] != 0) {  // others wait in share() for what the two say

@@ -3,37 +3,44 @@
 #include <string>
 
 #include "echelon/base/options.h"
+#include "echelon/collective/algorithm.h"
 #include "echelon/net/options.h"
 
 namespace echelon {
 
+enum class Backend { native, mpi, nccl };
+constexpr auto names_of(Backend) { return names("native", "mpi", "nccl"); }
+
+enum class Wire { same, fp32 };
+constexpr auto names_of(Wire) { return names("same", "fp32"); }
+
+enum class MeasureLinks { automatic, always };
+constexpr auto names_of(MeasureLinks) { return names("auto", "always"); }
+
 struct CommOptions {
-  std::string backend = "native";
-  std::string algorithm = "auto";
-  std::string wire = "same";
+  Backend backend = Backend::native;
+  Algorithm algorithm = Algorithm::automatic;
+  Wire wire = Wire::same;
   double timeout = 300;
-  std::string single_copy = "auto";
-  std::string measure = "auto";
+  Switch single_copy = Switch::automatic;
+  MeasureLinks measure = MeasureLinks::automatic;
   std::string plan = "";
 
   void fields(Fields& f) {
-    f.add("backend", backend, "who moves the bytes", {.choices = {"native", "mpi", "nccl"}});
+    f.add("backend", backend, "who moves the bytes");
     f.add("algorithm", algorithm, "of every all_reduce; auto: the cheapest by what was measured",
           {.choices = {"auto", "direct", "ring", "bidirectional_ring", "recursive_doubling",
                        "rabenseifner", "server", "hierarchical", "shared_direct", "shared"}});
     f.add("wire", wire,
-          "type in which partial sums of fp16 and bf16 travel where an algorithm hands them on",
-          {.choices = {"same", "fp32"}});
+          "type in which partial sums of fp16 and bf16 travel where an algorithm hands them on");
     f.add("timeout", timeout, "how long an operation may take, from its call to its end",
           {.minimum = 0, .above_minimum = true, .unit = "s"});
     f.add(
         "single_copy", single_copy,
-        "read large private buffers of ranks on the same host in place; auto: where the system allows it and it was measured to be faster",
-        {.choices = {"auto", "on", "off"}});
+        "read large private buffers of ranks on the same host in place; auto: where the system allows it and it was measured to be faster");
     f.add(
         "measure", measure,
-        "alpha and beta of the links; auto: those of several hosts are reused for a day, where they were steady and machines, addresses and interfaces are the same; always: measured when the job starts",
-        {.choices = {"auto", "always"}});
+        "alpha and beta of the links; auto: those of several hosts are reused for a day, where they were steady and machines, addresses and interfaces are the same; always: measured when the job starts");
     f.add("plan", plan, "a plan.json whose figures and choices are taken instead of measuring");
   }
 };

@@ -73,7 +73,7 @@ Plan Plan::parse(const std::string& json, const std::string& file) {
         throw Corrupt(fmt::format("{}: the choices for {} do not go up in up_to_bytes", file,
                                   name(Operation(op))));
       try {
-        choices.back().algorithm = parse_algorithm(entry.at("algorithm").text());
+        choices.back().algorithm = from_name<Algorithm>(entry.at("algorithm").text());
       } catch (const InvalidArgument& error) {
         throw Corrupt(fmt::format("{}: {}", file, error.what()));
       }

@@ -14,9 +14,9 @@ namespace echelon {
 std::shared_ptr<Communicator> Communicator::world(const CommOptions& comm, const NetOptions& net) {
   check_section("comm", comm);
   check_section("net", net);
-  if (comm.backend == "mpi") return mpi_world(comm);
+  if (comm.backend == Backend::mpi) return mpi_world(comm);
   auto group = Group::world(Endpoint::join(read_environment(), net), comm);
-  if (comm.backend == "nccl") return nccl_world(native_communicator(std::move(group)), comm);
+  if (comm.backend == Backend::nccl) return nccl_world(native_communicator(std::move(group)), comm);
   return native_communicator(std::move(group));
 }
 

@@ -385,7 +385,7 @@ class MpiCommunicator final : public Communicator {
   DataType reduced(DataType type, ReduceOp op) const {
     check(type, op);
     const bool half = type == DataType::f16 || type == DataType::bf16;
-    return half && context_->options.wire == "fp32" ? DataType::f32 : type;
+    return half && context_->options.wire == Wire::fp32 ? DataType::f32 : type;
   }
 
   static at::ScalarType scalar(DataType type) {

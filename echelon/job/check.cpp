@@ -99,8 +99,8 @@ void check_layout(const JobOptions& options, const ModelOptions& model, const Me
                             .chunks = int(options.pipeline.chunks)};
   make_schedule(options.pipeline.schedule, shape);
   if (options.pipeline.stages.empty())
-    balance(std::vector<LayerCost>(std::size_t(stack.size())), "count", options.pipeline.schedule,
-            shape);
+    balance(std::vector<LayerCost>(std::size_t(stack.size())), BalanceBy::count,
+            options.pipeline.schedule, shape);
   else
     stages_of(options.pipeline.stages, stack.size(), shape);
 }
@@ -143,9 +143,9 @@ void check_state(const JobRequest& request) {
   std::vector<std::string> had, has, set;
   const auto compare = [&](const char* key, const auto& saved, const auto& wanted, bool fits) {
     if (fits) return;
-    had.push_back(fmt::format("{} = {}", key, saved));
-    has.push_back(fmt::format("{}", wanted));
-    set.push_back(fmt::format("{}={}", key, saved));
+    had.push_back(fmt::format("{} = {}", key, shown(saved)));
+    has.push_back(fmt::format("{}", shown(wanted)));
+    set.push_back(fmt::format("{}={}", key, shown(saved)));
   };
   if (!same_parameters(before.model, now.model))
     for (const auto& [key, saved, wanted] : differing_sizes(before.model, now.model))
@@ -173,7 +173,8 @@ void check_surroundings(const JobRequest& request) {
   if (!options.net.interface.empty()) interface_address(options.net.interface);
   // Several ranks have met by then, and read rank 0's plan for that.
   if (!options.comm.plan.empty() && !request.ranks) Plan::read(options.comm.plan);
-  if (options.zero.offload == "disk" && !std::filesystem::is_directory(options.zero.offload_path))
+  if (options.zero.offload == Offload::disk &&
+      !std::filesystem::is_directory(options.zero.offload_path))
     throw InvalidArgument(
         fmt::format("zero.offload_path: there is no folder {}; make it on a disk with room",
                     options.zero.offload_path));
@@ -211,7 +212,8 @@ void check_job(const JobRequest& request, int ranks) {
 }
 
 bool is_expendable(const JobOptions& options, int rank, int ranks) {
-  if (rank == 0 || options.server.count == 0 || options.server.mode == "sync") return false;
+  if (rank == 0 || options.server.count == 0 || options.server.mode == ServerMode::sync)
+    return false;
   const ServerRoles roles(options.server, ranks);
   return roles.works(rank) && roles.server_of(rank) < 0;
 }

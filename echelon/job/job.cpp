@@ -126,7 +126,9 @@ class Job {
   bool validates() const { return data_.validation && has_part_in_all(); }
   bool saves() const { return first() || trainer_->saves_together(); }
   // Workers of parameter servers that do not wait for each other may be gone at the end.
-  bool others_may_be_gone() const { return servers_ && request_.options.server.mode != "sync"; }
+  bool others_may_be_gone() const {
+    return servers_ && request_.options.server.mode != ServerMode::sync;
+  }
   const MemoryAccount& account() const { return memory_here_ ? *memory_here_ : trainer_->memory(); }
   // A file of the run; empty on ranks that write none.
   std::filesystem::path file(const char* name) const {

@@ -76,8 +76,9 @@ std::vector<std::string> pipeline_rows(const MeshLayout& layout) {
 
 std::string bubble_note(const PipelineOptions& options, const PipelineShape& shape,
                         const Timeline& predicted, const Timeline& measured) {
-  const char* const alike = options.schedule == "zero-bubble" ? "where all slots cost the same"
-                                                              : "where all stages cost the same";
+  const char* const alike = options.schedule == PipelineOrder::zero_bubble
+                                ? "where all slots cost the same"
+                                : "where all stages cost the same";
   return fmt::format(
       "idle (%) is the share of the step in which a rank computes nothing:\n"
       "  {}, {}\n"
@@ -99,7 +100,7 @@ std::vector<TimedSlot> slots_of(const Executor& executor, const MeshLayout& layo
   for (const auto& [action, begin, end] : executor.traced()) {
     auto kind = kind_of(action);
     if (!kind) continue;
-    if (options.schedule == "zero-bubble" && action.kind == Action::Kind::recompute)
+    if (options.schedule == PipelineOrder::zero_bubble && action.kind == Action::Kind::recompute)
       kind = Slot::Kind::input;
     const auto stage = std::find_if(
         layout.stages.begin(), layout.stages.end(),
@@ -155,12 +156,11 @@ std::string PipelineTrace::write(const std::filesystem::path& svg, int width) {
       simulate(schedule, layout_.pipeline, costs_of(measured, layout_.pipeline));
   const auto rows = pipeline_rows(layout_);
   const std::string note = bubble_note(options_, layout_.pipeline, predicted, measured);
-  write_file(
-      svg,
-      draw_svg(predicted, measured,
-               {.title = fmt::format("{}, {}", options_.schedule, to_string(layout_.mesh.shape)),
-                .rows = rows,
-                .note = note}));
+  write_file(svg, draw_svg(predicted, measured,
+                           {.title = fmt::format("{}, {}", name_of(options_.schedule),
+                                                 to_string(layout_.mesh.shape)),
+                            .rows = rows,
+                            .note = note}));
   const auto& shape = layout_.mesh.shape;
   const int pipelines = shape.data * shape.tensor;
   return fmt::format("the last step{}\npredicted from what its slots cost:\n{}as it ran:\n{}{}",

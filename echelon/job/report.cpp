@@ -75,7 +75,7 @@ ordered_json summary_of(const JobOptions& options, const JobOutcome& outcome,
     summary["skipped_steps"] = outcome.skipped;
     summary["loss_scale"] = outcome.loss_scale;
   }
-  if (options.train.device == "cuda") {
+  if (options.train.device == DeviceKind::cuda) {
     const auto memory = device_memory();
     summary["device_peak_mib"] = static_cast<double>(memory.peak_reserved) / mib;
     summary["device_peak_allocated_mib"] = static_cast<double>(memory.peak_allocated) / mib;
@@ -97,7 +97,8 @@ std::string plan_of(const JobOptions& options, const JobData& data, const Traine
                 {"data", layout.mesh.shape.data},
                 {"tensor", layout.mesh.shape.tensor}}},
               {"pipeline",
-               {{"schedule", layout.pipeline.ranks > 1 ? options.pipeline.schedule : "none"},
+               {{"schedule",
+                 layout.pipeline.ranks > 1 ? name_of(options.pipeline.schedule) : "none"},
                 {"chunks", layout.pipeline.chunks},
                 {"stages", stages_text(layout.stages)}}},
               {"schedule", options.server.count > 0 ? "parameter servers"
@@ -113,10 +114,11 @@ std::string plan_of(const JobOptions& options, const JobData& data, const Traine
               {"precision", precision_name(compute_type(options.train))},
               {"gradient_sums",
                sums_in_fp32(options.train) ? "fp32" : precision_name(compute_type(options.train))},
-              {"attention", attention_kernel(options.train.device == "cuda" ? at::kCUDA : at::kCPU,
-                                             compute_type(options.train),
-                                             options.model.width / options.model.heads)},
-              {"products", options.train.device == "cpu" ? product_library() : "cuBLAS"},
+              {"attention",
+               attention_kernel(options.train.device == DeviceKind::cuda ? at::kCUDA : at::kCPU,
+                                compute_type(options.train),
+                                options.model.width / options.model.heads)},
+              {"products", options.train.device == DeviceKind::cpu ? product_library() : "cuBLAS"},
               {"graph", trainer.uses_graph()}})
       .dump(2);
 }
@@ -133,7 +135,7 @@ std::string model_text(const JobOptions& options, std::int64_t parameters, int r
                      human_count(static_cast<double>(parameters)), family.describe(options.model),
                      precision_name(compute_type(options.train)),
                      ranks > 1 ? fmt::format("{} ranks, each on ", ranks) : "",
-                     options.train.device == "cuda"
+                     options.train.device == DeviceKind::cuda
                          ? std::string("a GPU")
                          : fmt::format("{} CPU thread{}", threads, threads == 1 ? "" : "s"));
 }
@@ -156,12 +158,13 @@ std::string layout_text(const JobOptions& options, const Trainer& trainer, const
   return text +
          report_line(
              "pipeline",
-             fmt::format("{}, {} micro-batch{}: a rank idles {} of a step by formula\n{}", schedule,
-                         shape.micro_batches, shape.micro_batches == 1 ? "" : "es",
-                         ideal_idle_text(schedule, shape), layout.description(options.pipeline)));
+             fmt::format("{}, {} micro-batch{}: a rank idles {} of a step by formula\n{}",
+                         name_of(schedule), shape.micro_batches,
+                         shape.micro_batches == 1 ? "" : "es", ideal_idle_text(schedule, shape),
+                         layout.description(options.pipeline)));
 }
 
-std::string one_micro_batch_warning(std::string_view schedule, const PipelineShape& shape,
+std::string one_micro_batch_warning(PipelineOrder schedule, const PipelineShape& shape,
                                     std::int64_t samples) {
   if (shape.ranks == 1 || shape.micro_batches > 1) return {};
   PipelineShape better = shape;
@@ -224,10 +227,11 @@ std::string memory_text(const MemoryForecast& forecast, int ranks,
 }
 
 std::string servers_text(const ServerOptions& servers, int workers) {
-  return fmt::format("servers     {} {} {} worker{}, {}{}\n", servers.count,
-                     servers.place == "separate" ? "apart from" : "among", workers,
-                     workers == 1 ? "" : "s", servers.mode,
-                     servers.mode == "bounded" ? fmt::format(" by {}", servers.staleness) : "");
+  return fmt::format(
+      "servers     {} {} {} worker{}, {}{}\n", servers.count,
+      servers.place == ServerPlace::separate ? "apart from" : "among", workers,
+      workers == 1 ? "" : "s", name_of(servers.mode),
+      servers.mode == ServerMode::bounded ? fmt::format(" by {}", servers.staleness) : "");
 }
 
 std::string synchronisation_text(const JobOutcome& outcome, const RunDirectory& run) {

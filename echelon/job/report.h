@@ -53,7 +53,7 @@ std::string model_text(const JobOptions& options, std::int64_t parameters, int r
 std::string layout_text(const JobOptions& options, const Trainer& trainer, const Stack& stack);
 // Of a pipeline that a batch goes through in one piece: what that costs, and what to set. `samples`
 // are those of a step that go through it. Empty where there are several micro-batches.
-std::string one_micro_batch_warning(std::string_view schedule, const PipelineShape& shape,
+std::string one_micro_batch_warning(PipelineOrder schedule, const PipelineShape& shape,
                                     std::int64_t samples);
 
 // What a rank took, in words that another can read.

@@ -82,7 +82,7 @@ void Reporter::show_beginning() const {
   say_line("run", run_.path().string());
   if (job_.servers) {
     print(servers_text(options.server, job_.servers->roles().workers()));
-    if (options.server.mode != "sync")
+    if (options.server.mode != ServerMode::sync)
       print(fmt::format(
           "join        {}\n",
           std::getenv("ECHELON_TOKEN_MADE")

@@ -10,7 +10,7 @@ namespace {
 using Request = const JobRequest&;
 constexpr auto cannot_run = Breach::cannot_run;
 
-bool cpu(Request r) { return r.options.train.device == "cpu"; }
+bool cpu(Request r) { return r.options.train.device == DeviceKind::cpu; }
 bool in_parts(Request r) {
   return r.options.parallel.pipeline > 1 || r.options.parallel.tensor > 1;
 }
@@ -60,7 +60,8 @@ std::vector<Rule<JobRequest>> all_rules() {
       {"adapting and one algorithm",
        cannot_run,
        [](Request r, int) {
-         return r.join.empty() && r.options.sync.adapt && r.options.comm.algorithm != "auto";
+         return r.join.empty() && r.options.sync.adapt &&
+                r.options.comm.algorithm != Algorithm::automatic;
        },
        "sync.adapt=true chooses among algorithms, and comm.algorithm names one: set "
        "sync.adapt=false or comm.algorithm=auto",
@@ -68,12 +69,12 @@ std::vector<Rule<JobRequest>> all_rules() {
       {"a graph over another backend",
        cannot_run,
        [](Request r, int ranks) {
-         return r.join.empty() && r.options.train.graph == "on" && !cpu(r) && ranks > 1 &&
-                r.options.parallel.pipeline == 1 && r.options.comm.backend != "nccl";
+         return r.join.empty() && r.options.train.graph == Switch::on && !cpu(r) && ranks > 1 &&
+                r.options.parallel.pipeline == 1 && r.options.comm.backend != Backend::nccl;
        },
        "{value}",
        {},
-       [](Request r, int) { return no_graph_over(r.options.comm.backend); }},
+       [](Request r, int) { return no_graph_over(name_of(r.options.comm.backend)); }},
   };
 }
 

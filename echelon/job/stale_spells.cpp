@@ -52,8 +52,8 @@ StaleSpells::StaleSpells(const JobOptions& options, Trainer& trainer, const Stac
   require_can_run(static_cast<const PlanOptions&>(options), ranks_ ? ranks_->size() : 1);
   if (ranks_->rank() != 0) say_ = [](const std::string&) {};
   options_.server.count = ranks_->size();
-  options_.server.place = "colocated";
-  options_.server.mode = "bounded";
+  options_.server.place = ServerPlace::colocated;
+  options_.server.mode = ServerMode::bounded;
   options_.server.staleness = options.sync.allow_staleness;
   options_.server.patience =
       options.comm.timeout;  // as long as ranks wait for each other otherwise

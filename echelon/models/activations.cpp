@@ -8,7 +8,7 @@ namespace echelon {
 LayerActivations loss_activations(const ModelOptions& options, const ActivationShape& shape) {
   const auto d = std::uint64_t(options.width), vocab = std::uint64_t(options.vocab);
   const std::uint64_t part = (vocab + shape.tensor - 1) / shape.tensor;
-  const std::uint64_t normed = options.recompute == "selective" ? 0 : d;
+  const std::uint64_t normed = options.recompute == Recompute::selective ? 0 : d;
   const std::uint64_t block = std::min<std::uint64_t>(shape.tokens * part * shape.element(),
                                                       shape.cuda ? 512 << 20 : 4 << 20);
   // fp16 has that block in fp32; of bf16 a CPU has an fp32 copy, and what it makes of it.

@@ -44,26 +44,17 @@ void check_others(const ModelOptions& options) {
     if (!other->fields || options.family == other->name) continue;
     OwnFields ours{*other, options}, usual{*other, {}};
     const Fields given = fields_in("model", ours), plain = fields_in("model", usual);
-    for (std::size_t i = 0; i < given.all().size(); ++i)
-      std::visit(
-          [&](const auto* mine) {
-            using Value = std::remove_const_t<std::remove_pointer_t<decltype(mine)>>;
-            const Value& unset = *std::get<Value*>(plain.all()[i].value);
-            if (*mine != unset)
-              throw InvalidArgument(
-                  fmt::format("{} = {} is an option of model.family={}: leave it out, or set that",
-                              given.all()[i].key, *mine, other->name));
-          },
-          given.all()[i].value);
+    for (std::size_t i = 0; i < given.all().size(); ++i) {
+      const std::string mine = text_of(given.all()[i]);
+      if (mine != text_of(plain.all()[i]))
+        throw InvalidArgument(
+            fmt::format("{} = {} is an option of model.family={}: leave it out, or set that",
+                        given.all()[i].key, mine, other->name));
+    }
   }
 }
 
 }  // namespace
-
-Recompute recompute_of(const ModelOptions& options) {
-  if (options.recompute == "full") return Recompute::full;
-  return options.recompute == "selective" ? Recompute::selective : Recompute::none;
-}
 
 void check(const ModelOptions& options) {
   check_section("model", options);

@@ -77,9 +77,6 @@ const Family& family_of(const ModelOptions& options);
 // By name; null: there is none.
 const Family* find_family(std::string_view name);
 
-// What model.recompute names.
-Recompute recompute_of(const ModelOptions& options);
-
 // Throws InvalidArgument where the options are no model, or have some that are another family's.
 void check(const ModelOptions& options);
 

@@ -70,18 +70,13 @@ void resolve_model(ModelOptions& model, const std::vector<std::string>& given) {
   if (family_of(found).any_context && was_given("model.context")) found.context = model.context;
   const Fields ours = fields_in("model", model), theirs = fields_in("model", found);
   for (std::size_t i = 0; i < ours.all().size(); ++i) {
-    const auto& [key, value, meaning, allowed] = ours.all()[i];
+    const std::string& key = ours.all()[i].key;
     if (key == "model.init" || !was_given(key)) continue;
-    std::visit(
-        [&](const auto* mine) {
-          using Value = std::remove_const_t<std::remove_pointer_t<decltype(mine)>>;
-          const Value& other = *std::get<Value*>(theirs.all()[i].value);
-          if (*mine != other)
-            throw InvalidArgument(
-                fmt::format("{} = {}, but the weights in {} are of a model with {}; leave it out",
-                            key, *mine, model.init, other));
-        },
-        value);
+    const std::string mine = text_of(ours.all()[i]), other = text_of(theirs.all()[i]);
+    if (mine != other)
+      throw InvalidArgument(
+          fmt::format("{} = {}, but the weights in {} are of a model with {}; leave it out", key,
+                      mine, model.init, other));
   }
   model = found;
 }

@@ -23,6 +23,7 @@
 
 #include "echelon/nn/flat_unit.h"
 #include "echelon/nn/layer.h"
+#include "echelon/nn/recompute.h"
 
 namespace echelon {
 
@@ -38,11 +39,6 @@ ValueSource random_values(std::uint64_t seed);
 
 // fp32_sums: of models in bf16 and fp16 each micro-batch's gradients are added to sums in fp32.
 enum class Gradients { no, yes, fp32_sums };
-
-// What backward computes again, so that less is kept from forward. selective: layers that can
-// (GPT's) keep what products gave and drop what is cheap; others keep all. full: layers keep their
-// input alone and run again before their backward.
-enum class Recompute { none, selective, full };
 
 class Stack : private Declaration {
  public:

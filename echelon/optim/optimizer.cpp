@@ -10,11 +10,10 @@
 namespace echelon {
 
 std::unique_ptr<Optimizer> make_optimizer(const OptimOptions& options) {
-  if (options.name == "adamw") return make_adamw(options);
-  if (options.name == "sgd") return make_sgd(options);
-  if (options.name == "lars") return make_lars(options);
-  if (options.name == "lamb") return make_lamb(options);
-  throw InvalidArgument("optim.name is \"" + options.name + "\"; allowed: adamw, sgd, lars, lamb");
+  constexpr std::array<std::unique_ptr<Optimizer> (*)(const OptimOptions&),
+                       all_names<OptimizerKind>.size()>
+      makers = {make_adamw, make_sgd, make_lars, make_lamb};
+  return makers.at(std::size_t(options.name))(options);
 }
 
 at::Tensor usable_gradient(const Slice& slice, const StepScalars& scalars) {

@@ -1,18 +1,26 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 
 #include "echelon/base/options.h"
 
 namespace echelon {
 
+enum class OptimizerKind { adamw, sgd, lars, lamb };
+constexpr auto names_of(OptimizerKind) { return names("adamw", "sgd", "lars", "lamb"); }
+
+enum class RateScale { none, linear, sqrt };
+constexpr auto names_of(RateScale) { return names("none", "linear", "sqrt"); }
+
+enum class RateSchedule { cosine, linear, constant };
+constexpr auto names_of(RateSchedule) { return names("cosine", "linear", "constant"); }
+
 struct OptimOptions {
-  std::string name = "adamw";
+  OptimizerKind name = OptimizerKind::adamw;
   double rate = 4e-3;
-  std::string scale = "none";
+  RateScale scale = RateScale::none;
   std::int64_t base_batch = 8;
-  std::string schedule = "linear";
+  RateSchedule schedule = RateSchedule::linear;
   std::int64_t warmup = 320;
   double final_rate = 0;
   double decay = 0.1;
@@ -25,28 +33,30 @@ struct OptimOptions {
   double trust = 1e-3;
 
   void fields(Fields& f) {
-    f.add("name", name, "the optimiser", {.choices = {"adamw", "sgd", "lars", "lamb"}});
-    f.add("rate", rate, "peak learning rate", {.minimum = 0, .maximum = 3e38});
+    f.add("name", name, "the optimiser");
+    f.add("rate", rate, "peak learning rate",
+          {.minimum = 0, .maximum = 3e38, .known_as = {"lr", "learning_rate", "max_lr"}});
     f.add(
         "scale", scale,
         "what the rate becomes with larger batches: linear: times train.batch / optim.base_batch; "
-        "sqrt: times the root of that",
-        {.choices = {"none", "linear", "sqrt"}});
+        "sqrt: times the root of that");
     f.add("base_batch", base_batch, "the batch that optim.rate is for",
           {.minimum = 1, .unit = "sequences"});
-    f.add("schedule", schedule, "how the rate goes on after the warm-up",
-          {.choices = {"cosine", "linear", "constant"}});
+    f.add("schedule", schedule, "how the rate goes on after the warm-up");
     f.add("warmup", warmup, "the rate rises linearly from zero over these first steps",
-          {.minimum = 0, .unit = "steps"});
+          {.minimum = 0, .unit = "steps", .known_as = {"warmup_steps", "num_warmup_steps"}});
     f.add("final_rate", final_rate, "where cosine and linear end, as a share of the peak",
           {.minimum = 0, .maximum = 1});
-    f.add("decay", decay, "weight decay of matrices; norms and biases have none", {.minimum = 0});
-    f.add("clip", clip, "largest norm of all gradients together; 0: no limit", {.minimum = 0});
+    f.add("decay", decay, "weight decay of matrices; norms and biases have none",
+          {.minimum = 0, .known_as = {"weight_decay"}});
+    f.add("clip", clip, "largest norm of all gradients together; 0: no limit",
+          {.minimum = 0, .known_as = {"max_grad_norm", "grad_clip", "clip_grad"}});
     f.add("beta1", beta1, "adamw, lamb: decay of the mean of gradients",
           {.minimum = 0, .maximum = 0.9999999});
     f.add("beta2", beta2, "adamw, lamb: decay of the mean of their squares",
           {.minimum = 0, .maximum = 0.9999999});
-    f.add("epsilon", epsilon, "adamw, lamb: added to the root of the mean square", {.minimum = 0});
+    f.add("epsilon", epsilon, "adamw, lamb: added to the root of the mean square",
+          {.minimum = 0, .known_as = {"eps"}});
     f.add("momentum", momentum, "sgd, lars: decay of the velocity; sgd: 0 for none",
           {.minimum = 0, .maximum = 1});
     f.add("nesterov", nesterov, "sgd: look ahead along the velocity");

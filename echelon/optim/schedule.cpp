@@ -8,8 +8,8 @@ namespace echelon {
 
 double peak_rate(const OptimOptions& options, std::int64_t batch) {
   const double times = static_cast<double>(batch) / static_cast<double>(options.base_batch);
-  if (options.scale == "linear") return options.rate * times;
-  if (options.scale == "sqrt") return options.rate * std::sqrt(times);
+  if (options.scale == RateScale::linear) return options.rate * times;
+  if (options.scale == RateScale::sqrt) return options.rate * std::sqrt(times);
   return options.rate;
 }
 
@@ -20,8 +20,9 @@ double rate_at(const OptimOptions& options, std::int64_t step, std::int64_t step
   const auto span = static_cast<double>(std::max<std::int64_t>(1, steps - options.warmup));
   const double done = std::min(1.0, static_cast<double>(step - options.warmup) / span);
   double share = 1;
-  if (options.schedule == "cosine") share = 0.5 * (1 + std::cos(std::numbers::pi * done));
-  if (options.schedule == "linear") share = 1 - done;
+  if (options.schedule == RateSchedule::cosine)
+    share = 0.5 * (1 + std::cos(std::numbers::pi * done));
+  if (options.schedule == RateSchedule::linear) share = 1 - done;
   return options.rate * (options.final_rate + (1 - options.final_rate) * share);
 }
 

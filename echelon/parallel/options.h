@@ -2,16 +2,18 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 
 #include "echelon/base/options.h"
 
 namespace echelon {
 
+enum class BatchSplit { even, speed };
+constexpr auto names_of(BatchSplit) { return names("even", "speed"); }
+
 struct ParallelOptions {
   double bucket_mib = 0;
   bool exchange_alone = false;
-  std::string shares = "even";
+  BatchSplit shares = BatchSplit::even;
   std::int64_t shares_every = 20;
   std::int64_t zero = 0;
   std::int64_t pipeline = 1;
@@ -26,14 +28,14 @@ struct ParallelOptions {
     f.add(
         "exchange_alone", exchange_alone,
         "one rank goes through the exchanges of several, as far as it has anything to exchange: what that costs can be measured");
-    f.add("shares", shares,
-          "of the global batch; even: the same for every rank; speed: as fast as each was measured",
-          {.choices = {"even", "speed"}});
+    f.add(
+        "shares", shares,
+        "of the global batch; even: the same for every rank; speed: as fast as each was measured");
     f.add(
         "zero", zero,
         "what the ranks share out in place of holding it all: 1 optimiser state, 2 gradients too, 3 "
         "parameters too",
-        {.minimum = 0, .maximum = 3});
+        {.minimum = 0, .maximum = 3, .known_as = {"stage", "zero_stage"}});
     f.add("pipeline", pipeline, "ranks that a model's layers are laid over, one after another",
           {.minimum = 1, .maximum = 1 << 20});
     f.add("data", data, "ranks that split the batch; 0: what pipeline and tensor leave",

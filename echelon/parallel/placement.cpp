@@ -11,8 +11,8 @@ Placement placement_of(std::int64_t stage, const ZeroOptions& zero, int owners, 
   placement.state.sliced = true;
   placement.gradients.sliced = stage >= 2;
   placement.values.sliced = stage >= 3;
-  if (zero.offload == "host") placement.state.store = Placement::Store::host;
-  if (zero.offload == "disk") placement.state.store = Placement::Store::disk;
+  if (zero.offload == Offload::host) placement.state.store = Placement::Store::host;
+  if (zero.offload == Offload::disk) placement.state.store = Placement::Store::disk;
   if (placement.values.sliced)
     placement.values.store = placement.gradients.store = placement.state.store;
   // A single owner's slice is the whole group: layers work in it unless it is kept elsewhere, or

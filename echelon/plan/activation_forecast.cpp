@@ -81,7 +81,7 @@ std::uint64_t activation_bytes(const PlanOptions& options, const StepOrder& step
       .type = compute_type(options.train),
       .tensor = std::uint64_t(options.parallel.tensor),
       .rows_are_split = options.parallel.tensor > 1 && splits_rows(options),
-      .cuda = options.train.device == "cuda",
+      .cuda = options.train.device == DeviceKind::cuda,
   };
   const std::uint64_t stream = stream_bytes(model, shape);
   // A gradient and its masked copy; on a GPU, masks are made of integers, 16 Mi at a time.

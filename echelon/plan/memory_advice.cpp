@@ -42,7 +42,7 @@ std::string lack(const MemoryForecast& needs, const PlanOptions& options, int lo
 std::string changed(const PlanOptions& from, const PlanOptions& to) {
   std::string text;
   const auto add = [&](const char* key, const auto& before, const auto& after) {
-    if (before != after) text += fmt::format("{}{}={}", text.empty() ? "" : " ", key, after);
+    if (before != after) text += fmt::format("{}{}={}", text.empty() ? "" : " ", key, shown(after));
   };
   add("parallel.zero", from.parallel.zero, to.parallel.zero);
   add("model.recompute", from.model.recompute, to.model.recompute);
@@ -53,7 +53,7 @@ std::string changed(const PlanOptions& from, const PlanOptions& to) {
   add("zero.offload", from.zero.offload, to.zero.offload);
   add("server.count", from.server.count, to.server.count);
   add("server.staleness", from.server.staleness, to.server.staleness);
-  if (to.zero.offload == "disk" && to.zero.offload_path.empty())
+  if (to.zero.offload == Offload::disk && to.zero.offload_path.empty())
     text += " zero.offload_path=FOLDER";
   return text;
 }
@@ -62,9 +62,9 @@ std::string changed(const PlanOptions& from, const PlanOptions& to) {
 std::vector<PlanOptions> more_servers(const std::vector<PlanOptions>& some, int ranks) {
   std::vector<PlanOptions> all;
   for (const auto& one : some) {
-    const auto most = one.server.place == "separate" ? ranks / 2 : ranks;
+    const auto most = one.server.place == ServerPlace::separate ? ranks / 2 : ranks;
     for (const bool young : {false, true}) {
-      if (young && (one.server.mode != "bounded" || one.server.staleness <= 1)) continue;
+      if (young && (one.server.mode != ServerMode::bounded || one.server.staleness <= 1)) continue;
       PlanOptions next = one;
       if (young) {
         next.server.staleness = 1;
@@ -87,7 +87,7 @@ std::vector<PlanOptions> changes(const PlanOptions& options, int ranks) {
   const auto most = options.train.batch / mesh_of(options.parallel, ranks).data;
   while (micro_batches.back() < most)
     micro_batches.push_back(std::min(most, micro_batches.back() * 2));
-  std::vector<std::string> recompute = {"none", "selective", "full"};
+  std::vector<Recompute> recompute = {Recompute::none, Recompute::selective, Recompute::full};
   recompute.erase(recompute.begin(),
                   std::find(recompute.begin(), recompute.end(), options.model.recompute));
   PlanOptions shared = options;
@@ -107,10 +107,11 @@ std::vector<PlanOptions> changes(const PlanOptions& options, int ranks) {
         next.parallel.zero = stage;
         next.zero.scatter = options.zero.scatter;
         all.push_back(next);
-        const bool once = options.zero.scatter == "step" ||
-                          (options.zero.scatter == "auto" && options.parallel.pipeline > 1);
+        const bool once =
+            options.zero.scatter == ScatterOption::step ||
+            (options.zero.scatter == ScatterOption::automatic && options.parallel.pipeline > 1);
         if (!once || stage < 2 || pieces == 1) continue;
-        next.zero.scatter = "micro_batch";
+        next.zero.scatter = ScatterOption::micro_batch;
         all.push_back(next);
       }
   if (options.server.count > 0) {
@@ -121,9 +122,9 @@ std::vector<PlanOptions> changes(const PlanOptions& options, int ranks) {
     next.zero.prefetch = next.zero.group = 0;
     all.push_back(next);
   }
-  if (options.zero.offload != "none" || unshared) return all;
-  for (const char* tier : {"host", "disk"}) {
-    if (std::string(tier) == "host" && options.train.device == "cpu") continue;
+  if (options.zero.offload != Offload::none || unshared) return all;
+  for (const Offload tier : {Offload::host, Offload::disk}) {
+    if (tier == Offload::host && options.train.device == DeviceKind::cpu) continue;
     next = options;
     next.zero.offload = tier;
     for (const auto pieces : {micro_batches.front(), micro_batches.back()})
@@ -212,7 +213,7 @@ ForecastReport report_forecast(const PlanOptions& options, int ranks, int local)
     }
   }
   if (budget == 0) {
-    const bool cuda = options.train.device == "cuda";
+    const bool cuda = options.train.device == DeviceKind::cuda;
     say(cuda ? "cannot run here: there is no GPU; where there is one, compare with what it has free"
              : "there is no way to tell here what is free, and whether it fits");
     return {text, !cuda};

@@ -50,7 +50,7 @@ std::vector<Part> parts_of(const PlanOptions& options, int layers, int ranks) {
                             .micro_batches = int(options.train.micro_batches),
                             .chunks = int(options.pipeline.chunks)};
   const auto stages = options.pipeline.stages.empty()
-                          ? balance(std::vector<LayerCost>(std::size_t(layers)), "count",
+                          ? balance(std::vector<LayerCost>(std::size_t(layers)), BalanceBy::count,
                                     options.pipeline.schedule, shape)
                           : stages_of(options.pipeline.stages, layers, shape);
   std::vector<Part> parts;
@@ -183,7 +183,7 @@ MemoryForecast forecast_state(const Stack& stack, const TrainOptions& train,
   kind(result.tensors, MemoryKind::optimizer) = (states + (wide != element ? 1 : 0)) * wide * part;
   const bool offloads = placement.offloads();
   // Gradients are widened a piece at a time, where the optimiser does not take them as they are.
-  const bool on_cpu = train.device == "cpu" || offloads;
+  const bool on_cpu = train.device == DeviceKind::cpu || offloads;
   const bool taken = make_optimizer(optim)->takes(type, on_cpu ? at::kCPU : at::kCUDA);
   if (wide != element && !sums && !taken) {
     std::int64_t longest = 0;
@@ -194,7 +194,8 @@ MemoryForecast forecast_state(const Stack& stack, const TrainOptions& train,
     kind(result.tensors, MemoryKind::workspace) = std::uint64_t(longest) * wide;
   }
   if (offloads) {
-    const auto device = train.device == "cpu" ? at::Device(at::kCPU) : at::Device(at::kCUDA);
+    const auto device =
+        train.device == DeviceKind::cpu ? at::Device(at::kCPU) : at::Device(at::kCUDA);
     std::uint64_t kept = 0;
     for (const auto& array :
          ZeroUpdate::arrays(optim, type, sums ? at::kFloat : type, placement, device))
@@ -245,8 +246,8 @@ namespace {
 Scatter scatter_of(const Stack& stack, const PlanOptions& options, const Part& part,
                    const Placement& placement, int local) {
   if (!placement.gradients.sliced || options.train.micro_batches == 1) return Scatter::micro_batch;
-  if (options.zero.scatter != "auto")
-    return options.zero.scatter == "step" ? Scatter::step : Scatter::micro_batch;
+  if (options.zero.scatter != ScatterOption::automatic)
+    return options.zero.scatter == ScatterOption::step ? Scatter::step : Scatter::micro_batch;
   if (part.own.empty() || sums_in_fp32(options.train)) return Scatter::micro_batch;
   return scatter_room(stack, options.train, options.optim, options.zero, placement, local)
                  .once_a_step()
@@ -264,7 +265,7 @@ MemoryForecast forecast_part(const PlanOptions& options, const Part& of, int ran
   const int workers = servers && ranks > 1 && role == Role::rank
                           ? ServerRoles(options.server, ranks).workers()
                           : ranks;
-  const int owners = options.zero.shard == "host" ? std::min(local, ranks) : ranks;
+  const int owners = options.zero.shard == ShardOver::host ? std::min(local, ranks) : ranks;
   const Placement placement = placement_of(options.parallel.zero, options.zero, owners,
                                            owners < ranks, sums_in_fp32(options.train));
   const Stack stack = laid_out(options, of, placement);
@@ -315,7 +316,7 @@ MemoryForecast forecast_memory(const PlanOptions& options, int ranks, int local,
 
 std::uint64_t memory_budget(const TrainOptions& train, int local) {
   if (train.memory_mib > 0) return std::uint64_t(train.memory_mib * mib);
-  if (train.device == "cpu") return available_bytes() / std::uint64_t(std::max(1, local));
+  if (train.device == DeviceKind::cpu) return available_bytes() / std::uint64_t(std::max(1, local));
   return cuda_devices() > 0 ? device_bytes() : 0;
 }
 

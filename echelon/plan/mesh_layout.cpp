@@ -79,7 +79,7 @@ MeshLayout lay_over(Stack& stack, std::shared_ptr<Communicator> ranks,
     layout.stages = stages_of(pipeline.stages, stack.size(), layout.pipeline);
   } else {
     std::vector<LayerCost> costs(std::size_t(stack.size()));
-    if (pipeline.balance != "count")
+    if (pipeline.balance != BalanceBy::count)
       costs = layout.costs = of_first(measure, stack.size(), shape.data, *layout.mesh.all);
     layout.stages = balance(costs, pipeline.balance, pipeline.schedule, layout.pipeline);
   }
@@ -121,7 +121,7 @@ PartSums MeshLayout::part_sums(const Stack& stack) const {
 std::string MeshLayout::description(const PipelineOptions& options) const {
   if (mesh.shape.pipeline == 1) return {};
   std::string text;
-  const std::string by = costs.empty() ? "count" : options.balance;
+  const BalanceBy by = costs.empty() ? BalanceBy::count : options.balance;
   const auto each = stage_costs(
       stages, costs.empty() ? std::vector<LayerCost>(std::size_t(stages.back().end)) : costs, by,
       options.schedule, pipeline);
@@ -130,11 +130,12 @@ std::string MeshLayout::description(const PipelineOptions& options) const {
     text += fmt::format("{}stage {} has {}", s > 0 ? "; " : "", s,
                         end - begin == 1 ? fmt::format("layer {}", begin)
                                          : fmt::format("layers {} to {}", begin, end - 1));
-    if (by == "time") text += fmt::format(" ({:.1f} ms)", each[s] * 1e3);
-    if (by == "memory") text += fmt::format(" ({})", human_bytes(std::uint64_t(each[s])));
+    if (by == BalanceBy::time) text += fmt::format(" ({:.1f} ms)", each[s] * 1e3);
+    if (by == BalanceBy::memory) text += fmt::format(" ({})", human_bytes(std::uint64_t(each[s])));
   }
   return fmt::format("{}; the dearest rank has {:.0f} % more {} than the mean", text,
-                     imbalance(each, pipeline) * 100, by == "count" ? "layers" : by);
+                     imbalance(each, pipeline) * 100,
+                     by == BalanceBy::count ? "layers" : name_of(by));
 }
 
 }  // namespace echelon

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 
 #include "echelon/base/options.h"
 #include "echelon/models/options.h"
@@ -17,18 +16,27 @@
 
 namespace echelon {
 
+enum class DeviceKind { cpu, cuda };
+constexpr auto names_of(DeviceKind) { return names("cpu", "cuda"); }
+
+enum class Precision { automatic, fp64, fp32, bf16, fp16 };
+constexpr auto names_of(Precision) { return names("auto", "fp64", "fp32", "bf16", "fp16"); }
+
+enum class ReduceType { automatic, fp32 };
+constexpr auto names_of(ReduceType) { return names("auto", "fp32"); }
+
 struct TrainOptions {
   std::int64_t steps = 3200;
   std::int64_t batch = 8;
   std::int64_t micro_batches = 1;
   std::int64_t seed = 1;
-  std::string device = "cpu";
-  std::string precision = "auto";
-  std::string reduce = "auto";
+  DeviceKind device = DeviceKind::cpu;
+  Precision precision = Precision::automatic;
+  ReduceType reduce = ReduceType::automatic;
   double loss_scale = 65536;
   std::int64_t scale_growth = 2000;
   std::int64_t threads = 0;
-  std::string graph = "auto";
+  Switch graph = Switch::automatic;
   std::int64_t validate_every = 400;
   std::int64_t validate_samples = 512;
   std::int64_t save_every = 0;
@@ -41,25 +49,28 @@ struct TrainOptions {
   bool allow_other_data = false;
 
   void fields(Fields& f) {
-    f.add("steps", steps, "optimiser steps", {.minimum = 1});
+    f.add("steps", steps, "optimiser steps",
+          {.minimum = 1, .known_as = {"max_steps", "max_iters"}});
     f.add("batch", batch, "the global batch of a step",
-          {.minimum = 1, .maximum = 1e9, .unit = "sequences"});
+          {.minimum = 1,
+           .maximum = 1e9,
+           .unit = "sequences",
+           .known_as = {"batch_size", "global_batch_size"}});
     f.add(
         "micro_batches", micro_batches,
         "pieces that a rank's part of a batch is cut into, as even as can be, one in memory at a time",
-        {.minimum = 1});
+        {.minimum = 1, .known_as = {"gradient_accumulation_steps", "grad_accum"}});
     f.add("seed", seed, "first weights, the order of samples and dropout are functions of it",
           {.minimum = 0});
-    f.add("device", device, "where tensors live", {.choices = {"cpu", "cuda"}});
+    f.add("device", device, "where tensors live");
     f.add(
         "precision", precision,
         "type of parameters, activations and gradients; bf16 and fp16 keep fp32 masters; auto: fp32 on a CPU, bf16 on a GPU",
-        {.choices = {"auto", "fp64", "fp32", "bf16", "fp16"}});
+        {.known_as = {"dtype"}});
     f.add(
         "reduce", reduce,
         "type in which gradients of bf16 and fp16 models are summed over micro-batches and ranks, "
-        "and reach the update; auto: their own",
-        {.choices = {"auto", "fp32"}});
+        "and reach the update; auto: their own");
     f.add("loss_scale", loss_scale,
           "fp16: what the gradient of the loss is multiplied by, at first; halved where gradients "
           "are not finite",
@@ -68,8 +79,7 @@ struct TrainOptions {
           "fp16: good steps in a row after which the loss scale doubles",
           {.minimum = 1, .unit = "steps"});
     f.add("threads", threads, "CPU threads; 0: one for each core", {.minimum = 0, .maximum = 4096});
-    f.add("graph", graph, "a GPU's step as one recorded graph; auto: where every layer allows it",
-          {.choices = {"auto", "on", "off"}});
+    f.add("graph", graph, "a GPU's step as one recorded graph; auto: where every layer allows it");
     f.add("validate_every", validate_every,
           "steps between validations; 0: never, not even at the end", {.minimum = 0});
     f.add("validate_samples", validate_samples,

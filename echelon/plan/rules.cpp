@@ -26,10 +26,10 @@ constexpr auto does_nothing = Breach::does_nothing;
 bool servers(Options o) { return o.server.count > 0; }
 bool stale(Options o) { return o.sync.allow_staleness > 0; }
 bool zero(Options o) { return o.parallel.zero > 0; }
-bool offloads(Options o) { return o.zero.offload != "none"; }
+bool offloads(Options o) { return o.zero.offload != Offload::none; }
 bool in_parts(Options o) { return o.parallel.pipeline > 1 || o.parallel.tensor > 1; }
-bool cpu(Options o) { return o.train.device == "cpu"; }
-bool graph(Options o) { return o.train.graph == "on"; }
+bool cpu(Options o) { return o.train.device == DeviceKind::cpu; }
+bool graph(Options o) { return o.train.graph == Switch::on; }
 
 // What a component below says of the options; empty: nothing.
 template <class Ask>
@@ -89,7 +89,8 @@ std::vector<Rule<PlanOptions>> all_rules() {
       {"server options without servers",
        does_nothing,
        [](Options o, int) {
-         return !servers(o) && (o.server.mode != "sync" || o.server.place != "colocated");
+         return !servers(o) &&
+                (o.server.mode != ServerMode::sync || o.server.place != ServerPlace::colocated);
        },
        "server.mode and server.place are for jobs with parameter servers: set server.count too, or "
        "{fix}",
@@ -109,14 +110,17 @@ std::vector<Rule<PlanOptions>> all_rules() {
        {}},
       {"servers and fp16",
        cannot_run,
-       [](Options o, int) { return (servers(o) || stale(o)) && o.train.precision == "fp16"; },
+       [](Options o, int) {
+         return (servers(o) || stale(o)) && o.train.precision == Precision::fp16;
+       },
        "train.precision=fp16 needs a loss scale that all ranks agree on, and parameter servers have "
        "none; use bf16 with server.count and sync.allow_staleness",
        {}},
       {"servers and fp32 sums",
        cannot_run,
        [](Options o, int) {
-         return (servers(o) || stale(o)) && o.train.precision != "fp16" && sums_in_fp32(o.train);
+         return (servers(o) || stale(o)) && o.train.precision != Precision::fp16 &&
+                sums_in_fp32(o.train);
        },
        "train.reduce=fp32 is for ranks that reduce among themselves; parameter servers widen "
        "gradients themselves: {fix} with server.count and sync.allow_staleness",
@@ -128,7 +132,7 @@ std::vector<Rule<PlanOptions>> all_rules() {
        {}},
       {"fp32 sums of wide gradients",
        does_nothing,
-       [](Options o, int) { return o.train.reduce == "fp32" && !sums_in_fp32(o.train); },
+       [](Options o, int) { return o.train.reduce == ReduceType::fp32 && !sums_in_fp32(o.train); },
        "train.reduce=fp32 is for gradients that are narrower: set train.precision=bf16 or fp16, or "
        "{fix}",
        {"train.reduce"}},
@@ -145,17 +149,21 @@ std::vector<Rule<PlanOptions>> all_rules() {
        shards},
       {"offload to no folder",
        cannot_run,
-       [](Options o, int) { return o.zero.offload == "disk" && o.zero.offload_path.empty(); },
+       [](Options o, int) {
+         return o.zero.offload == Offload::disk && o.zero.offload_path.empty();
+       },
        "zero.offload=disk needs a folder on a disk with room: set zero.offload_path",
        {}},
       {"a folder for no offload",
        does_nothing,
-       [](Options o, int) { return o.zero.offload != "disk" && !o.zero.offload_path.empty(); },
+       [](Options o, int) {
+         return o.zero.offload != Offload::disk && !o.zero.offload_path.empty();
+       },
        "zero.offload_path is for zero.offload=disk: set that too, or {fix}",
        {"zero.offload_path"}},
       {"shards of hosts without ZeRO",
        cannot_run,
-       [](Options o, int) { return o.zero.shard == "host" && !zero(o); },
+       [](Options o, int) { return o.zero.shard == ShardOver::host && !zero(o); },
        "zero.shard is for parallel.zero: set that too, or {fix}",
        {"zero.shard"}},
       {"ZeRO of one rank", does_nothing,
@@ -185,7 +193,7 @@ std::vector<Rule<PlanOptions>> all_rules() {
       {"interleaved with one chunk",
        does_nothing,
        [](Options o, int) {
-         return o.parallel.pipeline > 1 && o.pipeline.schedule == "interleaved" &&
+         return o.parallel.pipeline > 1 && o.pipeline.schedule == PipelineOrder::interleaved &&
                 o.pipeline.chunks == 1;
        },
        "pipeline.schedule=interleaved gives a rank several chunks of layers: set pipeline.chunks to "
@@ -193,7 +201,9 @@ std::vector<Rule<PlanOptions>> all_rules() {
        {}},
       {"scatter of whole gradients",
        does_nothing,
-       [](Options o, int) { return o.zero.scatter != "auto" && o.parallel.zero < 2; },
+       [](Options o, int) {
+         return o.zero.scatter != ScatterOption::automatic && o.parallel.zero < 2;
+       },
        "zero.scatter is for parallel.zero=2 and 3: set that too, or {fix}",
        {"zero.scatter"}},
       {"ZeRO and servers",
@@ -210,7 +220,7 @@ std::vector<Rule<PlanOptions>> all_rules() {
       {"shares by speed alone",
        does_nothing,
        [](Options o, int ranks) {
-         return o.parallel.shares == "speed" && (servers(o) || ranks == 1);
+         return o.parallel.shares == BatchSplit::speed && (servers(o) || ranks == 1);
        },
        "parallel.shares=speed is for several ranks that reduce among themselves; workers of "
        "parameter servers take shares as they come: {fix}",
@@ -218,7 +228,7 @@ std::vector<Rule<PlanOptions>> all_rules() {
       {"shares by speed in parts",
        cannot_run,
        [](Options o, int ranks) {
-         return o.parallel.shares == "speed" && !servers(o) && ranks > 1 &&
+         return o.parallel.shares == BatchSplit::speed && !servers(o) && ranks > 1 &&
                 (!cpu(o) || in_parts(o));
        },
        "parallel.shares=speed measures ranks on CPUs that each have the whole model: with "

@@ -34,7 +34,7 @@ MemoryUse without(MemoryUse use, std::initializer_list<MemoryKind> kinds) {
 // That workers may have in hand: none is older than the bound.
 std::int64_t versions(const ServerOptions& options, int workers) {
   const std::int64_t w = workers;
-  return options.mode == "async" ? w : std::min(w, options.staleness + 1);
+  return options.mode == ServerMode::async ? w : std::min(w, options.staleness + 1);
 }
 
 // A server's part, in bytes.
@@ -69,7 +69,7 @@ struct Served {
     return use;
   }
   MemoryUse step(const ServerOptions& options, int workers) const {
-    const bool sync = options.mode == "sync";
+    const bool sync = options.mode == ServerMode::sync;
     MemoryUse use = between_steps();
     // Each worker may be reading another version, while the next one is written.
     if (!sync)
@@ -101,7 +101,7 @@ MemoryUse forecast_spells(const PlanOptions& options, int ranks, const MemoryUse
                           std::int64_t numel) {
   PlanOptions spell = options;
   spell.server.count = ranks;
-  spell.server.mode = "bounded";
+  spell.server.mode = ServerMode::bounded;
   spell.server.staleness = options.sync.allow_staleness;
   return computing + Served(spell, numel).step(spell.server, ranks);
 }

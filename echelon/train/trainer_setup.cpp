@@ -34,7 +34,7 @@ namespace {
 constexpr double mebibyte = 1024 * 1024;
 
 at::Device device_of(const TrainOptions& options) {
-  if (options.device != "cuda") return at::kCPU;
+  if (options.device != DeviceKind::cuda) return at::kCPU;
   if (!cuda_built()) {
     throw InvalidArgument(
         "train.device=cuda, but this build has no CUDA: build against a CUDA build of torch, or use cpu");
@@ -53,7 +53,7 @@ Trainer::Trainer(Stack& stack, const Dataset& data, const TrainerOptions& option
       train_(options.train),
       optim_(options.optim),
       all_(ranks && (ranks->size() > 1 || options.parallel.exchange_alone ||
-                     options.zero.offload != "none")
+                     options.zero.offload != Offload::none)
                ? std::move(ranks)
                : nullptr),
       device_(device_of(options.train)),
@@ -86,21 +86,23 @@ Trainer::Trainer(Stack& stack, const Dataset& data, const TrainerOptions& option
                      [this](int data_ranks) { return costs_of_layers(data_ranks); });
   ranks_ = layout_.mesh.data;
   // Owners of a state that is kept elsewhere are ranks, if only one.
-  if (all_ && !ranks_ && zero.offload != "none") ranks_ = all_->split(all_->rank(), 0);
+  if (all_ && !ranks_ && zero.offload != Offload::none) ranks_ = all_->split(all_->rank(), 0);
   const int parts = layout_.mesh.shape.data;
   shares_ = even_shares(train.batch, parts);
   batch_parts_ = parts;
-  by_speed_ = ranks_ && parallel.shares == "speed";
+  by_speed_ = ranks_ && parallel.shares == BatchSplit::speed;
   shares_every_ = parallel.shares_every;
-  if (train.graph == "on" && !stack.capturable()) {
+  if (train.graph == Switch::on && !stack.capturable()) {
     throw InvalidArgument(
         "train.graph=on, but a layer of the model runs through autograd, which is not recorded; use auto or off");
   }
   const bool recordable = !all_ || (all_->recordable() && layout_.pipeline.ranks == 1);
-  if (train.graph == "on" && !recordable) throw InvalidArgument(no_graph_over(all_->backend()));
-  graph_wanted_ = device_.is_cuda() && train.graph != "off" && stack.capturable() && recordable;
+  if (train.graph == Switch::on && !recordable)
+    throw InvalidArgument(no_graph_over(all_->backend()));
+  graph_wanted_ =
+      device_.is_cuda() && train.graph != Switch::off && stack.capturable() && recordable;
   if (device_.is_cuda()) in_flight_->stream.emplace();
-  if (!ranks_ && (zero.offload != "none" || zero.shard != "all"))
+  if (!ranks_ && (zero.offload != Offload::none || zero.shard != ShardOver::all))
     throw InvalidArgument(
         "zero.offload and zero.shard are for a state that ranks share out: give the trainer a "
         "communicator");
@@ -133,8 +135,9 @@ StepShape Trainer::step_shape() const {
 Scatter Trainer::when_to_scatter(const ZeroOptions& zero) {
   const bool adds_up = placement_.gradients.sliced && train_.micro_batches > 1;
   if (!adds_up) return Scatter::micro_batch;
-  if (zero.scatter == "step") return Scatter::step;
-  if (zero.scatter == "micro_batch" || layout_.pipeline.ranks == 1) return Scatter::micro_batch;
+  if (zero.scatter == ScatterOption::step) return Scatter::step;
+  if (zero.scatter == ScatterOption::micro_batch || layout_.pipeline.ranks == 1)
+    return Scatter::micro_batch;
   if (sums_in_fp32(train_)) {
     scatter_choice_ =
         "as soon as no micro-batch is half-way, since train.reduce=fp32 keeps 4 more bytes a "
@@ -164,7 +167,7 @@ void Trainer::give_memory(const ParallelOptions& parallel, const ZeroOptions& ze
   Stack::Allocation allocation;
   Owners owners;
   if (ranks_ && parallel.zero > 0) {
-    owners = owners_of(ranks_, zero.shard == "host");
+    owners = owners_of(ranks_, zero.shard == ShardOver::host);
     placement_ = placement_of(parallel.zero, zero, owners.shards->size(),
                               owners.replicas != nullptr, fp32_sums);
     allocation = ZeroShards::allocation(placement_, owners.shards, device_,

@@ -111,7 +111,9 @@ bool split_rows(Options o, Shape mesh) {
 }
 // For certain: the gradients of the tiny models have norms of 0.4 to 1 in its first steps.
 bool clipped(Options o) { return o.optim.clip > 0 && o.optim.clip <= 0.1; }
-bool by_whole_parameters(Options o) { return o.optim.name == "lars" || o.optim.name == "lamb"; }
+bool by_whole_parameters(Options o) {
+  return o.optim.name == OptimizerKind::lars || o.optim.name == OptimizerKind::lamb;
+}
 
 std::vector<Fault> make_faults() {
   return {
@@ -165,7 +167,7 @@ std::vector<Fault> make_faults() {
        .what = "a gather brings the parameters from before the update",
        .caught_by = Check::parameters,
        .where = [](Options o,
-                   Shape mesh) { return shared_out(o, mesh) && o.zero.offload == "none"; },
+                   Shape mesh) { return shared_out(o, mesh) && o.zero.offload == Offload::none; },
        .alteration = [] { return what_was_gathered_before(); }},
       {.name = "kept-copy",
        .what = "parameters that were gathered for a layer are kept after its use",
@@ -177,15 +179,16 @@ std::vector<Fault> make_faults() {
        .caught_by = Check::memory,
        .where =
            [](Options o, Shape mesh) {
-             return shared_out(o, mesh) && o.zero.offload == "none" && o.zero.shard == "all";
+             return shared_out(o, mesh) && o.zero.offload == Offload::none &&
+                    o.zero.shard == ShardOver::all;
            },
        .change = [](JobOptions& o) { --o.parallel.zero; }},
       {.name = "kept-in-memory",
        .what = "state that belongs on disk stays in memory",
        .caught_by = Check::memory,
        .where = [](Options o,
-                   Shape mesh) { return shared_out(o, mesh) && o.zero.offload == "disk"; },
-       .change = [](JobOptions& o) { o.zero.offload = "none"; }},
+                   Shape mesh) { return shared_out(o, mesh) && o.zero.offload == Offload::disk; },
+       .change = [](JobOptions& o) { o.zero.offload = Offload::none; }},
 
       // Norms, to which every rank has its part.
       {.name = "missing-norm-sum",
@@ -251,12 +254,12 @@ std::vector<Fault> make_faults() {
        .where =
            [](Options o, Shape mesh) {
              return mesh.pipeline > 1 &&
-                    (o.pipeline.schedule == "zero-bubble" ||
-                     (o.pipeline.schedule == "interleaved" && o.pipeline.chunks > 1));
+                    (o.pipeline.schedule == PipelineOrder::zero_bubble ||
+                     (o.pipeline.schedule == PipelineOrder::interleaved && o.pipeline.chunks > 1));
            },
        .change =
            [](JobOptions& o) {
-             o.pipeline.schedule = "1f1b";
+             o.pipeline.schedule = PipelineOrder::one_f_one_b;
              if (std::exchange(o.pipeline.chunks, 1) > 1) o.pipeline.stages.clear();
            }},
       {.name = "fewer-micro-batches",
@@ -271,7 +274,7 @@ std::vector<Fault> make_faults() {
        .what = "ranks compute in fp32 where fp64 was asked for",
        .caught_by = Check::parameters,
        .where = [](Options, Shape mesh) { return mesh.ranks() > 1; },
-       .change = [](JobOptions& o) { o.train.precision = "fp32"; }},
+       .change = [](JobOptions& o) { o.train.precision = Precision::fp32; }},
   };
 }
 
@@ -294,7 +297,7 @@ const char* name(Check check) {
 // Parameter servers have connections of their own. Narrow types are compared by their losses, in a
 // band that a fault may stay within.
 bool Fault::concerns(const JobOptions& options, int world) const {
-  if (options.server.count > 0 || options.train.precision != "fp64") return false;
+  if (options.server.count > 0 || options.train.precision != Precision::fp64) return false;
   const auto& parallel = options.parallel;
   const auto ranks = parallel.pipeline * parallel.tensor * std::max<std::int64_t>(1, parallel.data);
   if (parallel.data > 0 ? world != ranks : world % ranks != 0) return false;

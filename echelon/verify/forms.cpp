@@ -60,7 +60,8 @@ std::uint64_t zero_bytes(const Strategy& strategy, const std::vector<std::uint64
   const auto stage = options.parallel.zero;
   const auto steps = std::uint64_t(options.train.steps),
              micro_batches = std::uint64_t(options.train.micro_batches);
-  const std::uint64_t hosts = options.zero.shard == "host" ? all_hosts : 1, p = world / hosts;
+  const std::uint64_t hosts = options.zero.shard == ShardOver::host ? all_hosts : 1,
+                      p = world / hosts;
   std::uint64_t n = 0, gathered = 0;
   for (const auto bytes : groups) n += bytes;
   const std::uint64_t m = n / strategy.element() * strategy.sum_element();  // of gradients
@@ -108,14 +109,16 @@ std::string memory_fault(const Strategy& strategy, const Run& run, std::uint64_t
                        4 * run.server_part);
   if (!run.works) return {};
   const auto zero = strategy.options.parallel.zero;
-  const bool disk = strategy.options.zero.offload == "disk";
+  const bool disk = strategy.options.zero.offload == Offload::disk;
   const std::uint64_t elements = n / strategy.element(), wide = strategy.narrow() ? 4 : 8;
   const std::uint64_t sums = elements * strategy.sum_element();
   const auto held = [&](std::uint64_t bytes, int from) {  // with all, or shared out from a stage on
     return zero < from ? bytes : disk && zero >= 3 ? 0 : bytes / std::uint64_t(owners);
   };
-  const std::uint64_t moments =
-      strategy.options.optim.name == "adamw" || strategy.options.optim.name == "lamb" ? 2 : 1;
+  const std::uint64_t moments = strategy.options.optim.name == OptimizerKind::adamw ||
+                                        strategy.options.optim.name == OptimizerKind::lamb
+                                    ? 2
+                                    : 1;
   const std::uint64_t state = strategy.options.server.count > 0 || disk
                                   ? 0
                                   : (moments + (strategy.narrow() ? 1 : 0)) * wide * elements;

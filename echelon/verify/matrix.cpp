@@ -136,30 +136,30 @@ JobOptions job_of(const MatrixChoice& choice, const std::string& folder) {
                .context = even,
                .tied = value(choice, tied) == "true",
                .dropout = std::stod(value(choice, dropout)),
-               .recompute = value(choice, recompute)};
+               .recompute = from_name<Recompute>(value(choice, recompute))};
   form_of(job.model).shrink(job.model, t);
   job.train.steps = 4;
   job.train.batch = 24;
   job.train.micro_batches = pieces_of(choice);
-  job.train.precision = value(choice, precision);
-  job.train.reduce = value(choice, sums);
-  job.optim.name = value(choice, optimizer);
+  job.train.precision = from_name<Precision>(value(choice, precision));
+  job.train.reduce = from_name<ReduceType>(value(choice, sums));
+  job.optim.name = from_name<OptimizerKind>(value(choice, optimizer));
   job.optim.clip = std::stod(value(choice, clip));
   job.optim.warmup = 2;
-  if (job.optim.name == "lars") job.optim.rate = 5;  // times optim.trust
+  if (job.optim.name == OptimizerKind::lars) job.optim.rate = 5;  // times optim.trust
   job.parallel.pipeline = p;
   job.parallel.data = d;
   job.parallel.tensor = t;
   job.parallel.zero = choice[zero];
   job.parallel.sequence = value(choice, sequence) == "true";
-  if (p > 1) job.pipeline.schedule = value(choice, schedule);
+  if (p > 1) job.pipeline.schedule = from_name<PipelineOrder>(value(choice, schedule));
   job.pipeline.chunks = chunks_of(choice);
-  job.pipeline.balance = "count";  // the same stages every time
-  job.zero.group = 0;              // a group a layer
-  job.zero.scatter = value(choice, scatter);
-  job.zero.offload = value(choice, offload);
-  if (job.zero.offload == "disk") job.zero.offload_path = folder;
-  if (job.zero.offload != "none") job.zero.piece = 0.02;
+  job.pipeline.balance = BalanceBy::count;  // the same stages every time
+  job.zero.group = 0;                       // a group a layer
+  job.zero.scatter = from_name<ScatterOption>(value(choice, scatter));
+  job.zero.offload = from_name<Offload>(value(choice, offload));
+  if (job.zero.offload == Offload::disk) job.zero.offload_path = folder;
+  if (job.zero.offload != Offload::none) job.zero.piece = 0.02;
   job.comm.timeout = 60;
   return job;
 }

@@ -41,8 +41,8 @@ class Form {
       return;
     }
     const PipelineShape shape = pipeline_of(job_);
-    stages_ = balance(std::vector<LayerCost>(std::size_t(layers)), "count", job_.pipeline.schedule,
-                      shape);
+    stages_ = balance(std::vector<LayerCost>(std::size_t(layers)), BalanceBy::count,
+                      job_.pipeline.schedule, shape);
     owner_ = layer_owners(stages_, shape);
   }
 
@@ -120,7 +120,7 @@ class Form {
   }
 
   Bytes tensor() const {
-    const bool again = job_.model.recompute == "full";
+    const bool again = job_.model.recompute == Recompute::full;
     const Bytes halves = rows_are_split_ ? (10 + (again ? 3 : 0)) * blocks_ + 2 + 3
                                          : 2 * ((4 + (again ? 1 : 0)) * blocks_ + 1 + 1);
     return halves * (t_ - 1) * rows_ * h_ * element_;
@@ -133,7 +133,7 @@ class Form {
   }
 
   Bytes norms_of_parameters() const {
-    if (job_.optim.name != "lars" && job_.optim.name != "lamb") return 0;
+    if (job_.optim.name != OptimizerKind::lars && job_.optim.name != OptimizerKind::lamb) return 0;
     Bytes count = 0;
     for (int l = 0; l < layers(); ++l) count += parameters(l).size();
     return count * 2 * 8 * (d_ * sum(t_) + (zero_ > 0 ? t_ * sum(d_) : 0));
@@ -150,8 +150,8 @@ class Form {
   // Under zero-bubble one always is until the last, but on the first rank, whose weight parts
   // follow at once. A copied table waits for the other stage.
   Bytes scatters(int layer) const {
-    if (zero_ == 1 || job_.zero.scatter == "step") return 1;
-    return job_.pipeline.schedule == "zero-bubble" && owner(layer) > 0 ? 1 : m_;
+    if (zero_ == 1 || job_.zero.scatter == ScatterOption::step) return 1;
+    return job_.pipeline.schedule == PipelineOrder::zero_bubble && owner(layer) > 0 ? 1 : m_;
   }
 
   Bytes parameters_sent(Bytes steps) const {
@@ -233,9 +233,9 @@ PipelineShape pipeline_of(const JobOptions& job) {
           .chunks = int(job.pipeline.chunks)};
 }
 
-Ratio bubble_form(const std::string& schedule, const PipelineShape& shape) {
+Ratio bubble_form(PipelineOrder schedule, const PipelineShape& shape) {
   const std::int64_t p = shape.ranks, m = shape.micro_batches, v = shape.chunks;
-  if (schedule == "zero-bubble") return {std::max(p - 1, 2 * p - 1 - m), 3 * m};
+  if (schedule == PipelineOrder::zero_bubble) return {std::max(p - 1, 2 * p - 1 - m), 3 * m};
   return {p - 1, v * m};
 }
 

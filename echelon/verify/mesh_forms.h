@@ -45,7 +45,7 @@ PipelineShape pipeline_of(const JobOptions& job);
 
 // Idle over ideal time where a forward, an input part and a weight part cost the same and messages
 // nothing: (p-1)/m, (p-1)/(v m), and (p-1)/(3m) of zero-bubble, or (2p-1-m)/(3m) where m < p.
-Ratio bubble_form(const std::string& schedule, const PipelineShape& shape);
+Ratio bubble_form(PipelineOrder schedule, const PipelineShape& shape);
 // Of ranks that ran so. Throws InvalidArgument where they cannot have.
 Ratio bubble_of(const PipelineSchedule& ran, const PipelineShape& shape);
 

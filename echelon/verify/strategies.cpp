@@ -23,7 +23,7 @@ JobOptions tiny_job() {
   options.model = {.layers = 2, .width = 16, .heads = 2, .vocab = 32, .context = 8};
   options.train.steps = 5;
   options.train.batch = 24;
-  options.train.precision = "fp64";
+  options.train.precision = Precision::fp64;
   options.optim.warmup = 2;
   options.comm.timeout = 60;
   return options;
@@ -49,9 +49,9 @@ JobOptions alone(const Strategy& strategy) {
   options.pipeline = {};
   options.zero = {};
   options.server = {};
-  options.model.recompute = "none";
+  options.model.recompute = Recompute::none;
   const bool exact = compute_type(options.train) == at::kDouble;
-  if (exact) options.train.reduce = "auto";
+  if (exact) options.train.reduce = ReduceType::automatic;
   if (exact || options.model.dropout > 0) options.train.micro_batches = 1;
   return options;
 }
@@ -66,10 +66,10 @@ namespace {
 Strategy tiny(std::string name) { return {.name = std::move(name), .options = tiny_job()}; }
 
 void add_narrow(std::vector<Strategy>& all, bool two_hosts) {
-  for (const char* type : {"bf16", "fp16"})
+  for (const auto type : {Precision::bf16, Precision::fp16})
     for (int stage = 0; stage <= 3; ++stage) {
       const auto name = stage == 0 ? std::string("data parallel") : fmt::format("ZeRO {}", stage);
-      Strategy one = tiny(fmt::format("{}, {}", name, type));
+      Strategy one = tiny(fmt::format("{}, {}", name, name_of(type)));
       one.algorithm = two_hosts ? Algorithm::ring : Algorithm::shared;
       one.options.train.precision = type;
       one.options.parallel.zero = stage;
@@ -77,12 +77,12 @@ void add_narrow(std::vector<Strategy>& all, bool two_hosts) {
       all.push_back(one);
       Strategy wide = one;
       wide.name += ", fp32 sums, 3 micro-batches";
-      wide.options.train.reduce = "fp32";
+      wide.options.train.reduce = ReduceType::fp32;
       wide.options.train.micro_batches = 3;
       all.push_back(wide);
       if (stage == 0) continue;
       wide.name += ", offload host";
-      wide.options.zero.offload = "host";
+      wide.options.zero.offload = Offload::host;
       wide.options.zero.piece = 0.02;
       all.push_back(wide);
       one.name += ", masters given the same gradients";
@@ -101,12 +101,12 @@ const std::vector<std::pair<const char*, void (*)(JobOptions&, const std::string
         {", untied", [](JobOptions& o, const std::string&) { o.model.tied = false; }},
         {", offload host",
          [](JobOptions& o, const std::string&) {
-           o.zero.offload = "host";
+           o.zero.offload = Offload::host;
            o.zero.piece = 0.02;
          }},
         {", offload disk, accumulation, clipping",
          [](JobOptions& o, const std::string& folder) {
-           o.zero.offload = "disk";
+           o.zero.offload = Offload::disk;
            o.zero.offload_path = folder;
            o.zero.piece = 0.02;
            o.train.micro_batches = 3;
@@ -116,15 +116,17 @@ const std::vector<std::pair<const char*, void (*)(JobOptions&, const std::string
 
 void add_zero(std::vector<Strategy>& all, const std::string& folder, bool per_host) {
   for (int stage = 1; stage <= 3; ++stage)
-    for (const char* optimizer : {"sgd", "adamw", "lars", "lamb"})
+    for (const auto optimizer :
+         {OptimizerKind::sgd, OptimizerKind::adamw, OptimizerKind::lars, OptimizerKind::lamb})
       for (const auto& [name, vary] : variations) {
         Strategy one = tiny(fmt::format("ZeRO {}{}, {}{}", stage, per_host ? " within hosts" : "",
-                                        optimizer, name));
+                                        name_of(optimizer), name));
         one.options.parallel.zero = stage;
         one.options.zero.group = 0;
-        one.options.zero.shard = per_host ? "host" : "all";
+        one.options.zero.shard = per_host ? ShardOver::host : ShardOver::all;
         one.options.optim.name = optimizer;
-        if (one.options.optim.name == "lars") one.options.optim.rate = 5;  // times optim.trust
+        if (one.options.optim.name == OptimizerKind::lars)
+          one.options.optim.rate = 5;  // times optim.trust
         vary(one.options, folder);
         all.push_back(one);
       }
@@ -133,7 +135,7 @@ void add_zero(std::vector<Strategy>& all, const std::string& folder, bool per_ho
 // Recompute and dropout, where nothing is shared out (stage 0) and in every stage.
 void add_recompute(std::vector<Strategy>& all, Algorithm usual) {
   for (int stage = 0; stage <= 3; ++stage) {
-    const auto cell = [&](const char* name, const char* recompute, double dropout,
+    const auto cell = [&](const char* name, Recompute recompute, double dropout,
                           std::int64_t micro_batches) {
       Strategy one = tiny(fmt::format(
           "{}, {}", stage == 0 ? "data parallel" : fmt::format("ZeRO {}", stage), name));
@@ -145,14 +147,14 @@ void add_recompute(std::vector<Strategy>& all, Algorithm usual) {
       one.options.train.micro_batches = micro_batches;
       all.push_back(one);
     };
-    cell("recompute full", "full", 0, 1);
-    cell("recompute selective", "selective", 0, 1);
-    cell("dropout", "none", 0.1, 1);
-    cell("recompute full, dropout, accumulation", "full", 0.1, 3);
-    cell("recompute selective, dropout, accumulation", "selective", 0.1, 3);
+    cell("recompute full", Recompute::full, 0, 1);
+    cell("recompute selective", Recompute::selective, 0, 1);
+    cell("dropout", Recompute::none, 0.1, 1);
+    cell("recompute full, dropout, accumulation", Recompute::full, 0.1, 3);
+    cell("recompute selective, dropout, accumulation", Recompute::selective, 0.1, 3);
     if (stage == 0) continue;
-    cell("recompute full, dropout, offload host", "full", 0.1, 1);
-    all.back().options.zero.offload = "host";
+    cell("recompute full, dropout, offload host", Recompute::full, 0.1, 1);
+    all.back().options.zero.offload = Offload::host;
     all.back().options.zero.piece = 0.02;
   }
 }
@@ -199,22 +201,24 @@ void add_servers(std::vector<Strategy>& all, int world) {
       if (separate ? servers >= world : servers > world) continue;
       Strategy one =
           tiny(fmt::format("server sync, {} {}", servers, separate ? "separate" : "colocated"));
-      one.options.server = {.count = servers, .place = separate ? "separate" : "colocated"};
+      one.options.server = {.count = servers,
+                            .place = separate ? ServerPlace::separate : ServerPlace::colocated};
       all.push_back(one);
     }
   }
   Strategy bounded = tiny("server bounded with staleness 0, 1 separate");
-  bounded.options.server = {.count = 1, .place = "separate", .mode = "bounded", .staleness = 0};
+  bounded.options.server = {
+      .count = 1, .place = ServerPlace::separate, .mode = ServerMode::bounded, .staleness = 0};
   all.push_back(bounded);
   Strategy again = tiny("server sync, 1 colocated, recompute full, dropout");
-  again.options.server = {.count = 1, .place = "colocated"};
-  again.options.model.recompute = "full";
+  again.options.server = {.count = 1, .place = ServerPlace::colocated};
+  again.options.model.recompute = Recompute::full;
   again.options.model.dropout = 0.1;
   all.push_back(again);
   for (const auto& form : model_forms()) {
     if (form.family == tiny_job().model.family) continue;
     Strategy other = tiny(fmt::format("server sync, 1 colocated, {}", form.family));
-    other.options.server = {.count = 1, .place = "colocated"};
+    other.options.server = {.count = 1, .place = ServerPlace::colocated};
     other.options.model.family = form.family;
     form.shrink(other.options.model, 1);
     all.push_back(other);

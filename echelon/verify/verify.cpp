@@ -104,7 +104,7 @@ std::string memory_fault(const Strategy& strategy, const Run& run, int rank, int
   if (strategy.mesh)
     return memory_fault(strategy, run, part_bytes(strategy, place_at(shape, rank).pipeline),
                         shape.data);
-  const bool per_host = strategy.options.zero.shard == "host";
+  const bool per_host = strategy.options.zero.shard == ShardOver::host;
   return memory_fault(strategy, run, run.model_bytes, per_host ? world / hosts : world);
 }
 
@@ -133,9 +133,9 @@ void check_bytes(const Strategy& strategy, const std::map<std::string, std::uint
 // the formula, and keep as many micro-batches of activations as that says.
 void check_pipelines(const Strategy& strategy, const std::vector<Order>& orders, VerifyCell& cell) {
   const PipelineShape shape = pipeline_of(strategy.options);
-  const std::string& name = strategy.options.pipeline.schedule;
+  const PipelineOrder order = strategy.options.pipeline.schedule;
   const MeshShape mesh = shape_of(strategy, cell.world);
-  const Ratio expected = bubble_form(name, shape);
+  const Ratio expected = bubble_form(order, shape);
   for (int column = 0; column < mesh.data * mesh.tensor; ++column) {
     PipelineSchedule ran;
     for (int rank = 0; rank < mesh.pipeline; ++rank)
@@ -155,7 +155,7 @@ void check_pipelines(const Strategy& strategy, const std::vector<Order>& orders,
     }
     for (int rank = 0; rank < mesh.pipeline; ++rank) {
       const int kept = peak_activations(ran, rank),
-                allowed = closed_form_activations(name, shape, rank);
+                allowed = closed_form_activations(order, shape, rank);
       if (kept == allowed) continue;
       cell.memory_ok = false;
       cell.notes.push_back(fmt::format(

@@ -21,10 +21,10 @@ int main() {
   model.add(echelon::module_layer("net", net))
       .add(echelon::loss_layer(
           [](const auto& output, const auto& target) { return torch::mse_loss(output, target); }));
-  echelon::Trainer trainer(
-      model, few,
-      {.train = {.steps = 5000, .batch = 32}, .optim = {.rate = 0.02, .schedule = "constant"}},
-      ranks);
+  echelon::Trainer trainer(model, few,
+                           {.train = {.steps = 5000, .batch = 32},
+                            .optim = {.rate = 0.02, .schedule = RateSchedule::constant}},
+                           ranks);
 
   double best = std::numeric_limits<double>::infinity();
   int since_best = 0;

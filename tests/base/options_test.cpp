@@ -27,15 +27,19 @@ struct ScheduleOptions {
   }
 };
 
+enum class Optimizer { adamw, sgd };
+constexpr auto names_of(Optimizer) { return names("adamw", "sgd"); }
+
 struct OptimOptions {
   double rate = 3e-4;
-  std::string name = "adamw";
+  Optimizer name = Optimizer::adamw;
   ScheduleOptions schedule;
 
   void fields(Fields& f) {
-    f.add("rate", rate, "peak learning rate", {.minimum = 0, .above_minimum = true});
+    f.add("rate", rate, "peak learning rate",
+          {.minimum = 0, .above_minimum = true, .known_as = {"lr"}});
     f.section("schedule", schedule);
-    f.add("name", name, "the optimiser", {.choices = {"adamw", "sgd"}});
+    f.add("name", name, "the optimiser");
   }
 };
 
@@ -105,7 +109,7 @@ schedule.warmup = 10
   EXPECT_EQ(job.model.layers, 12);
   EXPECT_FALSE(job.model.bias);
   EXPECT_EQ(job.optim.rate, 1e-3);
-  EXPECT_EQ(job.optim.name, "sgd");
+  EXPECT_EQ(job.optim.name, Optimizer::sgd);
   EXPECT_EQ(job.optim.schedule.warmup, 10);
   EXPECT_EQ(job.optim.schedule.floor, 0.1);
 }
@@ -282,7 +286,7 @@ TEST(SetOption, SetsEveryKindOfValueAndReturnsTheKey) {
   EXPECT_FALSE(job.model.bias);
   EXPECT_EQ(job.optim.rate, 1e-3);
   EXPECT_EQ(job.optim.schedule.floor, 1);
-  EXPECT_EQ(job.optim.name, "sgd");
+  EXPECT_EQ(job.optim.name, Optimizer::sgd);
   EXPECT_EQ(job.parts, (Keys{"c", "a"}));
 }
 
@@ -554,6 +558,50 @@ TEST(Fields, RefuseANameTwiceOrOneThatTomlWouldQuote) {
             "the option \"a b\" needs a name of letters, digits, _ and -");
   EXPECT_EQ(thrown<InvalidArgument>([&] { fields.add("", value, ""); }),
             "the option \"\" needs a name of letters, digits, _ and -");
+}
+
+TEST(Fields, OfAnEnumAreReadAndPrintedByName) {
+  Job job;
+  EXPECT_EQ(set_option(fields_of(job), "optim.name=sgd"), "optim.name");
+  EXPECT_EQ(job.optim.name, Optimizer::sgd);
+  const auto fields = fields_of(job);
+  const auto name = std::ranges::find(fields.all(), std::string("optim.name"), &Fields::Field::key);
+  EXPECT_EQ(text_of(*name), "sgd");
+  EXPECT_NE(to_toml(fields, Comments::no).find("name = \"sgd\""), std::string::npos);
+  EXPECT_EQ(
+      thrown<InvalidArgument>([&] { set_option(fields, "optim.name=sdg"); }),
+      "optim.name is \"sdg\" (--set optim.name=sdg); allowed: adamw, sgd (did you mean sgd?)");
+  EXPECT_EQ(thrown<InvalidArgument>([&] { read_toml(fields, "optim.name = 1", "job.toml"); }),
+            "optim.name must be a string, but 1 was given (job.toml, line 1)");
+  EXPECT_EQ(job.optim.name, Optimizer::sgd) << "a refused value changes nothing";
+}
+
+TEST(Fields, OfAnEnumMayAllowSomeOfItsValues) {
+  Optimizer only = Optimizer::adamw;
+  Fields fields;
+  fields.add("only", only, "", {.choices = {"adamw"}});
+  EXPECT_EQ(thrown<InvalidArgument>([&] { set_option(fields, "only=sgd"); }),
+            "only is \"sgd\" (--set only=sgd); allowed: adamw");
+}
+
+TEST(Fields, RefuseAValueThatAnEnumDoesNotHave) {
+  Job job;
+  job.optim.name = Optimizer(2);
+  EXPECT_EQ(thrown<InvalidArgument>([&] { check_options(fields_of(job)); }),
+            "optim.name is \"value 2\" (set in code); allowed: adamw, sgd");
+}
+
+TEST(Fields, SuggestWhatAnotherProgramsNameMeans) {
+  Job job;
+  EXPECT_EQ(thrown<InvalidArgument>([&] { set_option(fields_of(job), "optim.lr=1"); }),
+            "optim.lr is not a known key (--set optim.lr=1); did you mean optim.rate?");
+}
+
+TEST(NamedEnum, IsFoundByItsName) {
+  EXPECT_EQ(name_of(Optimizer::sgd), "sgd");
+  EXPECT_EQ(from_name<Optimizer>("adamw"), Optimizer::adamw);
+  EXPECT_EQ(thrown<InvalidArgument>([] { from_name<Optimizer>("adam"); }),
+            "\"adam\" is not one of adamw, sgd; did you mean adamw?");
 }
 
 // ---- nearest

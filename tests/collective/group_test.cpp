@@ -52,7 +52,7 @@ TEST(Group, SumsOnOneHostOnEveryWorldSize) {
       }
     });
     Layout staged{.world = world};
-    staged.comm.single_copy = "off";
+    staged.comm.single_copy = Switch::off;
     run_ranks_well(staged, [](Group& group) { expect_sums(group, Algorithm::shared, false); });
   }
 }

@@ -343,7 +343,7 @@ TEST(Ledger, CountsWhatLeavesAHost) {
 }
 
 TEST(Ledger, DoublesTheBytesOfHalvesThatTravelAsFp32) {
-  for (const std::string wire : {"same", "fp32"}) {
+  for (const Wire wire : {Wire::same, Wire::fp32}) {
     Layout layout{.world = 4, .shared_memory = false};
     layout.comm.wire = wire;
     Ledgers ledgers(4);
@@ -353,7 +353,7 @@ TEST(Ledger, DoublesTheBytesOfHalvesThatTravelAsFp32) {
                        {.algorithm = Algorithm::ring});
       ledgers.take(group);
     });
-    EXPECT_EQ(ledgers.all, Counts(4, wire == "same" ? 1200 : 2400)) << wire;
+    EXPECT_EQ(ledgers.all, Counts(4, wire == Wire::same ? 1200 : 2400)) << wire;
   }
 }
 

@@ -248,7 +248,7 @@ TEST(Operations, GiveTheExactResultOnOneHost) {
 TEST(Operations, GiveTheExactResultWhereNeighboursCannotBeRead) {
   for (const int world : {2, 3, 7}) {
     Layout layout{.world = world};
-    layout.comm.single_copy = "off";
+    layout.comm.single_copy = Switch::off;
     run_ranks_well(layout, [&](Group& group) { check_everything(group, 37 * world, 70001); });
   }
 }
@@ -269,7 +269,7 @@ TEST(Operations, GiveTheExactResultOnSeveralHosts) {
 
 TEST(Operations, GiveTheExactResultOnMegabytesInEveryKindOfMemory) {
   // Beyond the sizes at which private buffers are read in place and staging takes several pieces.
-  for (const char* single_copy : {"on", "off"}) {
+  for (const Switch single_copy : {Switch::on, Switch::off}) {
     Layout layout{.world = 3};
     layout.comm.single_copy = single_copy;
     run_ranks_well(layout, [&](Group& group) {
@@ -430,7 +430,7 @@ TEST(Operations, SumHalfPrecisionInFp32WithOneRounding) {
     run(tcp, Algorithm::direct, expected, true);
     run(tcp, Algorithm::ring, expected, false);  // one rounding a step
     // As fp32 on the way: the ring's own order of ranks, and one rounding at the end.
-    tcp.comm.wire = "fp32";
+    tcp.comm.wire = Wire::fp32;
     run_ranks_well(tcp, [&](Group& group) {
       const Storage data(group, random_vector(type, group.rank(), count, 9), Where::own);
       group.all_reduce(type, ReduceOp::sum, data.data(), data.data(), count,

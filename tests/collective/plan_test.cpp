@@ -102,7 +102,7 @@ TEST(Options, ThatDifferBetweenRanksAreRefusedOnEveryRank) {
   for (const bool shared : {true, false}) {
     Layout layout{.world = 3, .shared_memory = shared};
     layout.differ = [](int rank, NetOptions&, CommOptions& comm) {
-      if (rank == 1) comm.wire = "fp32";
+      if (rank == 1) comm.wire = Wire::fp32;
     };
     for (const auto& error : run_ranks(layout, [](Group&) {}))
       EXPECT_NE(error.find("ranks have different options"), std::string::npos) << error;

@@ -30,7 +30,7 @@ int run(const std::string& backend) {
   if (const char* const rank = std::getenv("RANK"); nccl && rank)
     setenv("NCCL_HOSTID", (std::string("suite-") + rank).c_str(), 0);
   CommOptions options;
-  options.backend = backend;
+  options.backend = from_name<Backend>(backend);
   options.timeout = 60;
   const auto world = Communicator::world(options);
   if (world->backend() != backend)

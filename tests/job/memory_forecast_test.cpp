@@ -21,7 +21,7 @@
 namespace echelon {
 namespace {
 
-JobOptions job(int stage = 0, const std::string& precision = "fp32") {
+JobOptions job(int stage = 0, Precision precision = Precision::fp32) {
   JobOptions options;
   options.model = {.layers = 4, .width = 96, .heads = 4, .vocab = 300, .context = 64};
   options.train.batch = 24;
@@ -75,20 +75,20 @@ MemoryUse most_measured(const JobOptions& options, int world) {
       ->peak;
 }
 
-JobOptions pipeline_job(const std::string& schedule, const std::string& stages) {
+JobOptions pipeline_job(PipelineOrder schedule, const std::string& stages) {
   JobOptions options = job();
   options.parallel.pipeline = 2;
   options.pipeline.schedule = schedule;
   options.pipeline.stages = stages;
-  options.pipeline.chunks = schedule == "interleaved" ? 2 : 1;
+  options.pipeline.chunks = schedule == PipelineOrder::interleaved ? 2 : 1;
   options.train.batch = 32;
   options.train.micro_batches = 8;
   return options;
 }
 
 TEST(MemoryForecast, IsExactForWhatAModelKeeps) {
-  for (const char* precision : {"fp32", "bf16", "fp16", "fp64"})
-    for (const char* optimizer : {"adamw", "sgd"})
+  for (const auto precision : {Precision::fp32, Precision::bf16, Precision::fp16, Precision::fp64})
+    for (const auto optimizer : {OptimizerKind::adamw, OptimizerKind::sgd})
       for (int stage = 0; stage <= 3; ++stage)
         for (const int world : {2, 3}) {
           JobOptions options = job(stage, precision);
@@ -123,14 +123,16 @@ TEST(MemoryForecast, BoundsWhatIsLentToGroups) {
 TEST(MemoryForecast, BoundsTheSumsInFp32ThatGroupsKeep) {
   for (int stage = 2; stage <= 3; ++stage)
     for (const auto& [schedule, scatter] :
-         {std::pair{"zero-bubble", "micro_batch"}, {"1f1b", "micro_batch"}, {"1f1b", "step"}}) {
+         {std::pair{PipelineOrder::zero_bubble, ScatterOption::micro_batch},
+          {PipelineOrder::one_f_one_b, ScatterOption::micro_batch},
+          {PipelineOrder::one_f_one_b, ScatterOption::step}}) {
       JobOptions options = pipeline_job(schedule, "");
-      options.pipeline.balance = "count";
+      options.pipeline.balance = BalanceBy::count;
       options.parallel.zero = stage;
       options.parallel.data = 2;
       options.zero.scatter = scatter;
-      options.train.precision = "bf16";
-      options.train.reduce = "fp32";
+      options.train.precision = Precision::bf16;
+      options.train.reduce = ReduceType::fp32;
       const auto predicted = forecast_memory(options, 4, 4).tensors[MemoryKind::communication];
       std::uint64_t seen = 0;
       for (const Seen& rank : measured_ranks(options, 4))
@@ -142,10 +144,12 @@ TEST(MemoryForecast, BoundsTheSumsInFp32ThatGroupsKeep) {
 }
 
 TEST(MemoryForecast, IsWithinATenthForActivations) {
-  for (const char* recompute : {"none", "selective", "full"})
+  for (const auto recompute : {Recompute::none, Recompute::selective, Recompute::full})
     for (const int micro_batches : {1, 3})
       for (const auto& [vocab, precision] :
-           {std::pair<std::int64_t, const char*>{300, "fp32"}, {5000, "fp32"}, {5000, "bf16"}}) {
+           {std::pair<std::int64_t, Precision>{300, Precision::fp32},
+            {5000, Precision::fp32},
+            {5000, Precision::bf16}}) {
         JobOptions options = job(0, precision);
         options.model.recompute = recompute;
         options.model.vocab = vocab;
@@ -162,9 +166,9 @@ TEST(MemoryForecast, IsWithinATenthForActivations) {
 
 TEST(MemoryForecast, HoldsForEveryFamily) {
   for (const Family* family : families())
-    for (const char* recompute : {"none", "selective", "full"})
+    for (const auto recompute : {Recompute::none, Recompute::selective, Recompute::full})
       for (const int tensor : {1, 2})
-        for (const char* precision : {"fp32", "bf16"}) {
+        for (const auto precision : {Precision::fp32, Precision::bf16}) {
           JobOptions options = job(0, precision);
           options.model.family = family->name;
           options.model.recompute = recompute;
@@ -173,7 +177,7 @@ TEST(MemoryForecast, HoldsForEveryFamily) {
           const MemoryUse predicted = forecast_memory(options, tensor, tensor).tensors;
           const Seen seen = measured(options, tensor);
           const std::string where = fmt::format("{}, recompute {}, {} ranks, {}", family->name,
-                                                recompute, tensor, precision);
+                                                name_of(recompute), tensor, name_of(precision));
           for (const auto kind :
                {MemoryKind::parameters, MemoryKind::gradients, MemoryKind::optimizer})
             EXPECT_EQ(predicted[kind], seen.now[kind])
@@ -221,14 +225,14 @@ std::uint64_t most_of(const std::vector<MemoryUse>& all) {
 }
 
 TEST(MemoryForecast, IsWithinATenthForSynchronousServers) {
-  for (const char* place : {"colocated", "separate"})
+  for (const auto place : {ServerPlace::colocated, ServerPlace::separate})
     for (const int servers : {1, 2})
-      for (const char* precision : {"fp32", "bf16"}) {
+      for (const auto precision : {Precision::fp32, Precision::bf16}) {
         JobOptions options = job(0, precision);
         options.model.context = 16;  // so that parameters are what counts
         options.model.width = 192;
         options.server = {.count = servers, .place = place};
-        const int world = 3 + (place == std::string("separate") ? servers : 0);
+        const int world = 3 + (place == ServerPlace::separate ? servers : 0);
         const double predicted = double(forecast_memory(options, world, world).tensors.total()),
                      seen = double(most_of(measured_with_servers(options, world, -1)));
         EXPECT_LE(seen, 1.02 * predicted) << place << ", " << servers << ", " << precision;
@@ -239,10 +243,10 @@ TEST(MemoryForecast, IsWithinATenthForSynchronousServers) {
 // However slow a worker is, and however many gradients wait for it.
 TEST(MemoryForecast, BoundsServersWithOldGradients) {
   for (const auto& [mode, precision, compensate] :
-       {std::tuple<const char*, const char*, double>{"bounded", "fp32", 0},
-        {"bounded", "bf16", 0},
-        {"async", "fp32", 0},
-        {"bounded", "fp32", 0.1}})
+       {std::tuple<ServerMode, Precision, double>{ServerMode::bounded, Precision::fp32, 0},
+        {ServerMode::bounded, Precision::bf16, 0},
+        {ServerMode::async, Precision::fp32, 0},
+        {ServerMode::bounded, Precision::fp32, 0.1}})
     for (const int servers : {1, 2}) {
       JobOptions options = job(0, precision);
       options.model.context = 16;
@@ -258,25 +262,26 @@ TEST(MemoryForecast, BoundsServersWithOldGradients) {
 }
 
 TEST(MemoryForecast, CountsVersionsThatAreReadAndGradientsThatCanWait) {
-  const auto served = [](const char* mode, std::int64_t staleness, int workers, MemoryKind kind) {
+  const auto served = [](ServerMode mode, std::int64_t staleness, int workers, MemoryKind kind) {
     JobOptions options = job();
     options.model.context = 2;
     options.train.batch = 2 * workers;
-    options.server = {.count = 1, .place = "separate", .mode = mode, .staleness = staleness};
+    options.server = {
+        .count = 1, .place = ServerPlace::separate, .mode = mode, .staleness = staleness};
     const int ranks = workers + 1;
     const auto forecast = [&] { return forecast_memory(options, ranks, ranks).tensors; };
     const auto seen = forecast();
-    options.server.mode = "sync";
+    options.server.mode = ServerMode::sync;
     // One version, of fp32 values as long as a state: of AdamW's two, and the masters.
     const double one = double(forecast()[MemoryKind::optimizer]) / 3;
     return double(seen[kind]) / one;
   };
-  EXPECT_DOUBLE_EQ(served("bounded", 3, 8, MemoryKind::parameters), 5);
-  EXPECT_DOUBLE_EQ(served("bounded", 30, 8, MemoryKind::parameters), 9);
-  EXPECT_DOUBLE_EQ(served("async", 3, 8, MemoryKind::parameters), 9);
-  EXPECT_DOUBLE_EQ(served("bounded", 3, 8, MemoryKind::gradients), 32);
-  EXPECT_DOUBLE_EQ(served("async", 3, 4, MemoryKind::gradients), 16);
-  EXPECT_DOUBLE_EQ(served("async", 3, 32, MemoryKind::gradients), 8 * 32);
+  EXPECT_DOUBLE_EQ(served(ServerMode::bounded, 3, 8, MemoryKind::parameters), 5);
+  EXPECT_DOUBLE_EQ(served(ServerMode::bounded, 30, 8, MemoryKind::parameters), 9);
+  EXPECT_DOUBLE_EQ(served(ServerMode::async, 3, 8, MemoryKind::parameters), 9);
+  EXPECT_DOUBLE_EQ(served(ServerMode::bounded, 3, 8, MemoryKind::gradients), 32);
+  EXPECT_DOUBLE_EQ(served(ServerMode::async, 3, 4, MemoryKind::gradients), 16);
+  EXPECT_DOUBLE_EQ(served(ServerMode::async, 3, 32, MemoryKind::gradients), 8 * 32);
 }
 
 TEST(MemoryForecast, RefusesServersThatDoNotFit) {
@@ -325,14 +330,15 @@ TEST(MemoryForecast, HoldsForValidation) {
 
 // The last rank has nearly all layers and the head, of every micro-batch that it holds.
 TEST(MemoryForecast, IsWithinATenthForTheLastRankOfAPipeline) {
-  for (const auto& [schedule, recompute] : {std::pair<const char*, const char*>{"gpipe", "none"},
-                                            {"gpipe", "selective"},
-                                            {"gpipe", "full"},
-                                            {"1f1b", "none"},
-                                            {"1f1b", "selective"},
-                                            {"zero-bubble", "none"},
-                                            {"zero-bubble", "selective"},
-                                            {"zero-bubble", "full"}})
+  for (const auto& [schedule, recompute] :
+       {std::pair<PipelineOrder, Recompute>{PipelineOrder::gpipe, Recompute::none},
+        {PipelineOrder::gpipe, Recompute::selective},
+        {PipelineOrder::gpipe, Recompute::full},
+        {PipelineOrder::one_f_one_b, Recompute::none},
+        {PipelineOrder::one_f_one_b, Recompute::selective},
+        {PipelineOrder::zero_bubble, Recompute::none},
+        {PipelineOrder::zero_bubble, Recompute::selective},
+        {PipelineOrder::zero_bubble, Recompute::full}})
     for (const std::int64_t vocab : {300, 5000}) {
       JobOptions options = pipeline_job(schedule, "1,5");
       options.model.recompute = recompute;
@@ -348,12 +354,13 @@ TEST(MemoryForecast, IsWithinATenthForTheLastRankOfAPipeline) {
 
 // How many messages are on their way at once depends on who is slow: no more than are predicted.
 TEST(MemoryForecast, BoundsWhatARankOfAPipelineSends) {
-  for (const auto& [schedule, stages] : {std::pair<const char*, const char*>{"gpipe", "5,1"},
-                                         {"1f1b", "1,5"},
-                                         {"1f1b", "5,1"},
-                                         {"interleaved", "1,2,1,2"},
-                                         {"interleaved", "2,1,2,1"}})
-    for (const char* recompute : {"none", "full"}) {
+  for (const auto& [schedule, stages] :
+       {std::pair<PipelineOrder, const char*>{PipelineOrder::gpipe, "5,1"},
+        {PipelineOrder::one_f_one_b, "1,5"},
+        {PipelineOrder::one_f_one_b, "5,1"},
+        {PipelineOrder::interleaved, "1,2,1,2"},
+        {PipelineOrder::interleaved, "2,1,2,1"}})
+    for (const auto recompute : {Recompute::none, Recompute::full}) {
       JobOptions options = pipeline_job(schedule, stages);
       options.model.recompute = recompute;
       const double predicted =
@@ -366,8 +373,8 @@ TEST(MemoryForecast, BoundsWhatARankOfAPipelineSends) {
     }
 }
 
-JobOptions scattering_job(const std::string& scatter) {
-  JobOptions options = pipeline_job("1f1b", "9,9");
+JobOptions scattering_job(ScatterOption scatter) {
+  JobOptions options = pipeline_job(PipelineOrder::one_f_one_b, "9,9");
   options.model.layers = 16;
   options.model.width = 128;
   options.parallel.zero = 2;
@@ -380,10 +387,11 @@ double needed_mib(const JobOptions& options, int ranks) {
 }
 
 TEST(MemoryForecast, ScattersWithAutoAsTheTrainerDoes) {
-  JobOptions options = scattering_job("auto"), often = scattering_job("micro_batch"),
-             once = scattering_job("step");
+  JobOptions options = scattering_job(ScatterOption::automatic),
+             often = scattering_job(ScatterOption::micro_batch),
+             once = scattering_job(ScatterOption::step);
   for (JobOptions* one : {&options, &often, &once}) {
-    one->model.recompute = "full";
+    one->model.recompute = Recompute::full;
     one->train.micro_batches = 16;
   }
   ASSERT_GT(needed_mib(once, 4), 1.1 * needed_mib(often, 4));
@@ -399,9 +407,9 @@ TEST(MemoryForecast, ScattersWithAutoAsTheTrainerDoes) {
 }
 
 TEST(MemoryForecast, SaysWhereScatteringMoreOftenWouldFit) {
-  for (const char* scatter : {"auto", "step"}) {
+  for (const auto scatter : {ScatterOption::automatic, ScatterOption::step}) {
     JobOptions options = scattering_job(scatter);
-    options.train.memory_mib = 1.02 * needed_mib(scattering_job("micro_batch"), 4);
+    options.train.memory_mib = 1.02 * needed_mib(scattering_job(ScatterOption::micro_batch), 4);
     const std::string refusal = thrown<InvalidArgument>([&] { require_memory(options, 4, 4); });
     EXPECT_NE(refusal.find("It would fit with zero.scatter=micro_batch"), std::string::npos)
         << scatter << ": " << refusal;

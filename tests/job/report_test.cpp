@@ -74,15 +74,20 @@ TEST(Report, CutsLongLinesOfASampleAtEightyColumns) {
 }
 
 TEST(Report, WarnsOfAPipelineInWhichNothingOverlaps) {
-  EXPECT_EQ(one_micro_batch_warning("1f1b", {.ranks = 4, .micro_batches = 1}, 32),
-            "train.micro_batches = 1: ranks of a pipeline work one at a time, and each idles "
-            "(p-1)/(m+p-1) = 3/4 = 75.0 % of a step; with train.micro_batches=16 it would be "
-            "(p-1)/(m+p-1) = 3/19 = 15.8 %");
-  EXPECT_NE(one_micro_batch_warning("gpipe", {.ranks = 2, .micro_batches = 1}, 1)
+  EXPECT_EQ(
+      one_micro_batch_warning(PipelineOrder::one_f_one_b, {.ranks = 4, .micro_batches = 1}, 32),
+      "train.micro_batches = 1: ranks of a pipeline work one at a time, and each idles "
+      "(p-1)/(m+p-1) = 3/4 = 75.0 % of a step; with train.micro_batches=16 it would be "
+      "(p-1)/(m+p-1) = 3/19 = 15.8 %");
+  EXPECT_NE(one_micro_batch_warning(PipelineOrder::gpipe, {.ranks = 2, .micro_batches = 1}, 1)
                 .find("set a larger train.batch"),
             std::string::npos);
-  EXPECT_EQ(one_micro_batch_warning("1f1b", {.ranks = 4, .micro_batches = 2}, 32), "");
-  EXPECT_EQ(one_micro_batch_warning("1f1b", {.ranks = 1, .micro_batches = 1}, 32), "");
+  EXPECT_EQ(
+      one_micro_batch_warning(PipelineOrder::one_f_one_b, {.ranks = 4, .micro_batches = 2}, 32),
+      "");
+  EXPECT_EQ(
+      one_micro_batch_warning(PipelineOrder::one_f_one_b, {.ranks = 1, .micro_batches = 1}, 32),
+      "");
 }
 
 MeshLayout layout_of(const MeshShape& shape, int chunks) {

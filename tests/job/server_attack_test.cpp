@@ -28,7 +28,7 @@ struct Attacked {
 
   explicit Attacked(int ranks_here = 2) {
     ParameterServer::Setup setup;
-    setup.server.mode = "async";
+    setup.server.mode = ServerMode::async;
     setup.shares = 2;
     setup.steps = 1000;
     setup.timeout = 60;
@@ -262,7 +262,7 @@ TEST(ServerAttack, TakesNoGradientForAnothersShare) {
 TEST(ServerAttack, KeepsNoMoreForGuestsThanAJobCanHaveWaiting) {
   const Token token = Token::random();
   ParameterServer::Setup setup;
-  setup.server.mode = "bounded";
+  setup.server.mode = ServerMode::bounded;
   setup.server.staleness = 1;
   setup.shares = 2;
   setup.steps = 1000;

@@ -16,12 +16,12 @@ namespace {
 
 constexpr double bound = 1e-12;
 
-JobOptions job_of(int servers, const std::string& mode, std::int64_t staleness) {
+JobOptions job_of(int servers, ServerMode mode, std::int64_t staleness) {
   JobOptions options;
   options.model = {.layers = 2, .width = 16, .heads = 2, .vocab = 32, .context = 8};
   options.train.steps = 40;
   options.train.batch = 12;
-  options.train.precision = "fp64";
+  options.train.precision = Precision::fp64;
   options.optim.warmup = 2;
   options.optim.rate = 0.01;  // so that versions differ by far more than rounding
   options.comm.timeout = 60;
@@ -91,7 +91,7 @@ TEST(ServerReplay, KeepsTheBoundWhenAWorkerIsSlow) {
   for (const int servers : {1, 2, 3})
     for (const std::int64_t staleness : {1, 3}) {
       SCOPED_TRACE(fmt::format("{} servers, staleness {}", servers, staleness));
-      const JobOptions options = job_of(servers, "bounded", staleness);
+      const JobOptions options = job_of(servers, ServerMode::bounded, staleness);
       const Seen seen = run(options, servers + 1);
       expect_the_log_to_be_true(options, servers + 1, seen);
       EXPECT_LE(seen.oldest, staleness);
@@ -101,7 +101,7 @@ TEST(ServerReplay, KeepsTheBoundWhenAWorkerIsSlow) {
 TEST(ServerReplay, OfAnAsynchronousRunGivesTheSameParameters) {
   for (const int servers : {1, 2, 3}) {
     SCOPED_TRACE(fmt::format("{} servers", servers));
-    const JobOptions options = job_of(servers, "async", 0);
+    const JobOptions options = job_of(servers, ServerMode::async, 0);
     expect_the_log_to_be_true(options, servers + 1, run(options, servers + 1));
   }
 }

@@ -28,7 +28,7 @@ JobOptions tiny(bool tied = true) {
   options.model = {.layers = 2, .width = 16, .heads = 2, .vocab = 32, .context = 8, .tied = tied};
   options.train.steps = 5;
   options.train.batch = 24;
-  options.train.precision = "fp64";
+  options.train.precision = Precision::fp64;
   options.optim.warmup = 2;
   options.comm.timeout = 20;
   return options;
@@ -81,13 +81,14 @@ Result first_of(const JobOptions& options, int world) {
 
 TEST(ParameterServer, EqualsOneProcess) {
   at::set_num_threads(1);
-  for (const char* place : {"colocated", "separate"})
+  for (const auto place : {ServerPlace::colocated, ServerPlace::separate})
     for (int servers = 1; servers <= 3; ++servers)
-      for (const char* mode : {"sync", "bounded"}) {
+      for (const auto mode : {ServerMode::sync, ServerMode::bounded}) {
         JobOptions options = tiny();
         options.server = {.count = servers, .place = place, .mode = mode, .staleness = 0};
-        const int world = place == std::string("separate") ? 2 + servers : std::max(2, servers);
-        SCOPED_TRACE(fmt::format("{} {} {}, world {}", mode, place, servers, world));
+        const int world = place == ServerPlace::separate ? 2 + servers : std::max(2, servers);
+        SCOPED_TRACE(
+            fmt::format("{} {} {}, world {}", name_of(mode), name_of(place), servers, world));
         const Result expected = alone(options), seen = first_of(options, world);
         ASSERT_TRUE(seen.parameters.defined());
         EXPECT_LT((seen.parameters - expected.parameters).abs().max().item<double>(), bound);
@@ -103,7 +104,7 @@ TEST(ParameterServer, EqualsOneProcess) {
 // Later a job may do without a worker; but it does not begin without.
 TEST(ParameterServer, DoesNotBeginWithoutARankThatDied) {
   JobOptions options = tiny();
-  options.server = {.count = 1, .mode = "async"};
+  options.server = {.count = 1, .mode = ServerMode::async};
   const Token token = Token::random();
   const auto outcomes = run_outcomes({.world = 3}, [&](Group& group) {
     const auto ranks = native_communicator(group.shared_from_this());
@@ -124,7 +125,7 @@ TEST(ParameterServer, DoesNotBeginWithoutARankThatDied) {
 // Those that wait for it are told why it did not come.
 TEST(ParameterServer, DoesNotBeginWithoutARankThatCannotReachTheServers) {
   JobOptions options = tiny();
-  options.server = {.count = 1, .mode = "async"};
+  options.server = {.count = 1, .mode = ServerMode::async};
   const Token token = Token::random(), other = Token::random();
   const auto outcomes = run_outcomes({.world = 3}, [&](Group& group) {
     const auto ranks = native_communicator(group.shared_from_this());
@@ -183,7 +184,7 @@ TEST(ParameterServer, SendsOnlyTheRowsThatWereTouched) {
   at::set_num_threads(1);
   JobOptions options = tiny(false);
   options.model.vocab = 4096;
-  options.server = {.count = 1, .place = "separate"};
+  options.server = {.count = 1, .place = ServerPlace::separate};
   const Token token = Token::random();
   std::uint64_t pushed = 0;
   std::uint64_t whole = 0;
@@ -228,7 +229,7 @@ struct OneServer {
 };
 
 TEST(ParameterServer, RefusesAGradientBeyondTheBound) {
-  OneServer one({.mode = "bounded", .staleness = 2});
+  OneServer one({.mode = ServerMode::bounded, .staleness = 2});
   const int a = one.server.join("rank 0"), b = one.server.join("rank 1");
   for (int step = 0; step < 4; ++step) {
     for (const int worker : {a, b}) {
@@ -255,7 +256,7 @@ TEST(ParameterServer, RefusesAGradientBeyondTheBound) {
 }
 
 TEST(ParameterServer, RefusesAGradientThatIsNotFinite) {
-  OneServer one({.mode = "async"});
+  OneServer one({.mode = ServerMode::async});
   const int worker = one.server.join("rank 0");
   const auto next = one.server.next(worker, 0);
   at::Tensor bad = one.gradient();
@@ -270,7 +271,7 @@ TEST(ParameterServer, RefusesAGradientThatIsNotFinite) {
 }
 
 TEST(ParameterServer, DropsAWorkerThatIsSilentAndTellsItWhenItComesBack) {
-  OneServer one({.mode = "bounded", .staleness = 0, .patience = 0.3});
+  OneServer one({.mode = ServerMode::bounded, .staleness = 0, .patience = 0.3});
   const int silent = one.server.join("rank 1 (pid 7)"), other = one.server.join("rank 2");
   const auto given = one.server.next(silent, 0);
   ASSERT_TRUE(given.task);
@@ -301,7 +302,7 @@ TEST(ParameterServer, DropsAWorkerThatIsSilentAndTellsItWhenItComesBack) {
 
 // Over a connection: it must not be closed before the worker has heard why.
 TEST(ParameterServer, AnswersADroppedWorkerOverItsConnection) {
-  OneServer one({.mode = "async", .patience = 0.3});
+  OneServer one({.mode = ServerMode::async, .patience = 0.3});
   const at::Tensor values = one.gradient(0), grads = one.gradient(1);
   Ledger ledger;
   const auto connect = [&](const std::string& name) {
@@ -330,7 +331,7 @@ TEST(ParameterServer, AnswersADroppedWorkerOverItsConnection) {
 
 // One that an exception ends says goodbye too, but did not leave as it should.
 TEST(ParameterServer, CountsAWorkerThatFailedAsLost) {
-  OneServer one({.mode = "async"}, 4);
+  OneServer one({.mode = ServerMode::async}, 4);
   const at::Tensor values = one.gradient(0), grads = one.gradient(1);
   Ledger ledger;
   const auto come = [&](const std::string& name, ParameterServer* local) {
@@ -360,7 +361,7 @@ TEST(ParameterServer, CountsAWorkerThatFailedAsLost) {
 }
 
 TEST(ParameterServer, TellsAWorkerThatItMayNotJoinASynchronousJob) {
-  OneServer one({.mode = "sync"});
+  OneServer one({.mode = ServerMode::sync});
   one.server.join("rank 0");
   one.server.join("rank 1");
   const at::Tensor flat = one.gradient();
@@ -376,7 +377,7 @@ TEST(ParameterServer, TellsAWorkerThatItMayNotJoinASynchronousJob) {
 }
 
 TEST(ParameterServer, EndsASynchronousJobWhenAWorkerLeaves) {
-  OneServer one({.mode = "sync"});
+  OneServer one({.mode = ServerMode::sync});
   const int gone = one.server.join_here("rank 1 (pid 5)"), other = one.server.join("rank 2");
   ASSERT_TRUE(one.server.next(gone, 0).task);
   one.server.leave(gone);
@@ -387,13 +388,13 @@ TEST(ParameterServer, EndsASynchronousJobWhenAWorkerLeaves) {
 
 OptimOptions plain_sgd() {
   OptimOptions sgd;
-  sgd.name = "sgd";
+  sgd.name = OptimizerKind::sgd;
   sgd.rate = 1;
   sgd.warmup = 0;
   sgd.momentum = 0;
   sgd.decay = 0;
   sgd.clip = 0;
-  sgd.schedule = "constant";
+  sgd.schedule = RateSchedule::constant;
   return sgd;
 }
 
@@ -455,14 +456,15 @@ TEST(ParameterServer, CompensatesForTheDriftOfTheParameters) {
     job.finish(job.a(), late);
     return job.value(2);
   };
-  EXPECT_DOUBLE_EQ(after_two({.mode = "bounded", .staleness = 1}), -2);
+  EXPECT_DOUBLE_EQ(after_two({.mode = ServerMode::bounded, .staleness = 1}), -2);
   // The late half of the gradient, 1, gets 0.1 (1)^2 (-1 - 0) more.
-  EXPECT_DOUBLE_EQ(after_two({.mode = "bounded", .staleness = 1, .compensate = 0.1}), -2 + 0.05);
+  EXPECT_DOUBLE_EQ(after_two({.mode = ServerMode::bounded, .staleness = 1, .compensate = 0.1}),
+                   -2 + 0.05);
 }
 
 TEST(ParameterServer, CountsOldGradientsLess) {
   const auto after_three = [](bool aware) {
-    Shown job({.mode = "async", .aware_rate = aware});
+    Shown job({.mode = ServerMode::async, .aware_rate = aware});
     const Task late = job.take(job.a());
     for (int i = 0; i < 5; ++i) {  // the other half of step 1, then steps 2 and 3
       job.finish(job.b(), job.take(job.b()));
@@ -483,7 +485,7 @@ struct TwoServers {
   int slow = -1, quick = -1;
 
   static ParameterServer::Setup setup(int index) {
-    return {.server = {.count = 2, .mode = "async"},
+    return {.server = {.count = 2, .mode = ServerMode::async},
             .optim = plain_sgd(),
             .index = index,
             .shares = 1,
@@ -574,7 +576,7 @@ TEST(ParameterServer, KeepsNothingForAWorkerThatIsGone) {
 // Of a state that is asked for while updates go on: either it is exactly that, or it is said to be
 // gone.
 TEST(ParameterServer, GivesAStateOfOneVersion) {
-  Shown job({.mode = "async"});
+  Shown job({.mode = ServerMode::async});
   std::thread updates([&] {
     for (int i = 0; i < 100; ++i) {
       job.finish(job.a(), job.take(job.a()));

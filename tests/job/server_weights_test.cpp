@@ -22,7 +22,7 @@
 namespace echelon {
 namespace {
 
-JobOptions job_of(const ServerOptions& servers, const std::string& precision = "fp64") {
+JobOptions job_of(const ServerOptions& servers, Precision precision = Precision::fp64) {
   JobOptions options;
   options.model = {.layers = 2, .width = 16, .heads = 2, .vocab = 32, .context = 8};
   options.train.steps = 6;
@@ -43,12 +43,12 @@ struct TwoParts {
 
   static ParameterServer::Setup setup(int index) {
     OptimOptions sgd;
-    sgd.name = "sgd";
+    sgd.name = OptimizerKind::sgd;
     sgd.rate = 1;
     sgd.warmup = 0;
     sgd.momentum = sgd.decay = sgd.clip = 0;
-    sgd.schedule = "constant";
-    return {.server = {.count = 2, .mode = "async"},
+    sgd.schedule = RateSchedule::constant;
+    return {.server = {.count = 2, .mode = ServerMode::async},
             .optim = sgd,
             .index = index,
             .shares = 1,
@@ -138,9 +138,9 @@ TEST(ServerWeights, AreThoseOfTheLastStepWhateverWasReadBefore) {
   at::set_num_threads(1);
   const ScratchFolder folder;
   const Token token = Token::random();
-  for (const char* place : {"colocated", "separate"}) {
+  for (const auto place : {ServerPlace::colocated, ServerPlace::separate}) {
     const JobOptions options = job_of({.count = 2, .place = place});
-    const int world = place == std::string("separate") ? 4 : 2;
+    const int world = place == ServerPlace::separate ? 4 : 2;
     run_ranks_well({.world = world}, [&](Group& group) {
       const auto ranks = native_communicator(group.shared_from_this());
       ServerJob job(options, *ranks, "127.0.0.1", token);
@@ -178,8 +178,8 @@ TEST(ServerWeights, TakeAParameterOfMemoryWhileOthersGoOn) {
   at::set_num_threads(1);
   const ScratchFolder folder;
   const Token token = Token::random();
-  for (const char* precision : {"fp32", "bf16"})
-    for (const char* mode : {"bounded", "async"}) {
+  for (const auto precision : {Precision::fp32, Precision::bf16})
+    for (const auto mode : {ServerMode::bounded, ServerMode::async}) {
       JobOptions options = job_of({.count = 2, .mode = mode}, precision);
       options.train.steps = 200;
       options.server.fresh_wait = 0;

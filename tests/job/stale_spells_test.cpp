@@ -61,7 +61,7 @@ JobOptions slowly_learning() {
   JobOptions options;
   options.train.steps = 120;
   options.train.batch = 12;
-  options.train.precision = "fp64";
+  options.train.precision = Precision::fp64;
   options.train.check_every = 5;
   options.optim = {.rate = 1e-4, .warmup = 4};
   options.sync = {.every = 2, .allow_staleness = 2};
@@ -168,7 +168,7 @@ TEST(StaleSpells, ComputeTheSameWhereNothingGetsOld) {
   }
   EXPECT_GE(in_spells, 40u);
   options.sync.allow_staleness = 1;
-  options.optim.schedule = "linear";
+  options.optim.schedule = RateSchedule::linear;
   auto never = options;
   never.sync.every = 1000;  // longer than the job: nothing is ever decided
   const Seen strict = run(never, data);

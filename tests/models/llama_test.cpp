@@ -101,7 +101,7 @@ std::map<std::string, at::Tensor> gradients(const ModelOptions& options, bool we
   std::vector<at::Tensor> inputs = {drawn.narrow(1, 0, 8).contiguous()};
   for (int l = 0; l < stack.size(); ++l) {
     Pass& pass = passes[std::size_t(l)];
-    pass.selective = options.recompute == "selective";
+    pass.selective = options.recompute == Recompute::selective;
     pass.draw.step = at::zeros({}, at::kLong);
     pass.weights_later = weights_later;
     if (l + 1 == stack.size()) pass.target = drawn.narrow(1, 1, 8).contiguous();
@@ -110,7 +110,7 @@ std::map<std::string, at::Tensor> gradients(const ModelOptions& options, bool we
   at::Tensor grad;
   for (int l = stack.size() - 1; l >= 0; --l) {
     Pass& pass = passes[std::size_t(l)];
-    if (options.recompute == "full" && l > 0 && l + 1 < stack.size()) {
+    if (options.recompute == Recompute::full && l > 0 && l + 1 < stack.size()) {
       pass.saved.clear();
       pass.run = Pass::Run::again;
       stack.layer(l).forward(inputs[std::size_t(l)], pass);
@@ -130,15 +130,15 @@ TEST(Llama, HasTheSameGradientsWhateverIsComputedAgainOrLater) {
   options.dropout = 0.2;
   options.tied = false;  // of a tied table two gradients are added, in another order
   const auto plain = gradients(options, false);
-  const auto expect_same = [&](const auto& other, const char* how) {
+  const auto expect_same = [&](const auto& other, std::string_view how) {
     for (const auto& [name, tensor] : plain) {
       EXPECT_TRUE(at::equal(other.at(name), tensor)) << name << ", " << how;
     }
   };
   expect_same(gradients(options, true), "weights later");
-  for (const char* recompute : {"selective", "full"}) {
+  for (const auto recompute : {Recompute::selective, Recompute::full}) {
     options.recompute = recompute;
-    expect_same(gradients(options, false), recompute);
+    expect_same(gradients(options, false), name_of(recompute));
   }
 }
 

@@ -7,7 +7,7 @@ namespace echelon {
 
 inline OptimOptions plain_sgd() {
   OptimOptions options;
-  options.name = "sgd";
+  options.name = OptimizerKind::sgd;
   options.momentum = 0;
   options.decay = 0;
   options.clip = 0;

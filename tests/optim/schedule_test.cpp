@@ -7,7 +7,7 @@
 namespace echelon {
 namespace {
 
-OptimOptions options(const char* schedule, std::int64_t warmup) {
+OptimOptions options(RateSchedule schedule, std::int64_t warmup) {
   OptimOptions o;
   o.rate = 0.5;
   o.schedule = schedule;
@@ -17,7 +17,7 @@ OptimOptions options(const char* schedule, std::int64_t warmup) {
 }
 
 TEST(RateAt, RisesLinearlyOverTheWarmUp) {
-  for (const auto* schedule : {"cosine", "linear", "constant"}) {
+  for (const auto schedule : all_values<RateSchedule>) {
     const auto o = options(schedule, 10);
     EXPECT_DOUBLE_EQ(rate_at(o, 0, 100), 0.05) << schedule << ": the first step moves";
     EXPECT_DOUBLE_EQ(rate_at(o, 4, 100), 0.25) << schedule;
@@ -27,13 +27,13 @@ TEST(RateAt, RisesLinearlyOverTheWarmUp) {
 }
 
 TEST(RateAt, NeedsNoWarmUp) {
-  for (const auto* schedule : {"cosine", "linear", "constant"}) {
+  for (const auto schedule : all_values<RateSchedule>) {
     EXPECT_DOUBLE_EQ(rate_at(options(schedule, 0), 0, 100), 0.5) << schedule;
   }
 }
 
 TEST(RateAt, FallsAlongACosineToItsShareOfThePeak) {
-  const auto o = options("cosine", 20);
+  const auto o = options(RateSchedule::cosine, 20);
   EXPECT_DOUBLE_EQ(rate_at(o, 60, 100), 0.5 * (0.1 + 0.9 / 2)) << "half way";
   EXPECT_DOUBLE_EQ(rate_at(o, 40, 100), 0.5 * (0.1 + 0.9 * (1 + std::sqrt(0.5)) / 2))
       << "a quarter";
@@ -42,7 +42,7 @@ TEST(RateAt, FallsAlongACosineToItsShareOfThePeak) {
 }
 
 TEST(RateAt, FallsAlongALineToItsShareOfThePeak) {
-  const auto o = options("linear", 20);
+  const auto o = options(RateSchedule::linear, 20);
   EXPECT_DOUBLE_EQ(rate_at(o, 40, 100), 0.5 * (0.1 + 0.9 * 0.75));
   EXPECT_DOUBLE_EQ(rate_at(o, 60, 100), 0.5 * (0.1 + 0.9 * 0.5));
   EXPECT_DOUBLE_EQ(rate_at(o, 100, 100), 0.05);
@@ -50,11 +50,11 @@ TEST(RateAt, FallsAlongALineToItsShareOfThePeak) {
 
 TEST(RateAt, StaysWhereItIsConstant) {
   for (const std::int64_t step : {10, 50, 99, 1000})
-    EXPECT_DOUBLE_EQ(rate_at(options("constant", 10), step, 100), 0.5);
+    EXPECT_DOUBLE_EQ(rate_at(options(RateSchedule::constant, 10), step, 100), 0.5);
 }
 
 TEST(RateAt, NeverRisesAfterTheWarmUpNorLeavesItsBounds) {
-  for (const auto* schedule : {"cosine", "linear", "constant"}) {
+  for (const auto schedule : all_values<RateSchedule>) {
     for (const std::int64_t warmup : {0, 1, 7, 30, 50}) {  // also longer than the run
       const auto o = options(schedule, warmup);
       for (std::int64_t step = 0; step < 40; ++step) {
@@ -71,7 +71,7 @@ TEST(RateAt, NeverRisesAfterTheWarmUpNorLeavesItsBounds) {
 }
 
 TEST(RateAt, EndsAtZeroWhereAskedTo) {
-  auto o = options("linear", 0);
+  auto o = options(RateSchedule::linear, 0);
   o.final_rate = 0;
   EXPECT_DOUBLE_EQ(rate_at(o, 100, 100), 0);
 }
@@ -81,10 +81,10 @@ TEST(PeakRate, FollowsTheBatchByTheChosenRule) {
   o.rate = 0.25;
   o.base_batch = 8;
   EXPECT_DOUBLE_EQ(peak_rate(o, 128), 0.25);
-  o.scale = "linear";
+  o.scale = RateScale::linear;
   EXPECT_DOUBLE_EQ(peak_rate(o, 128), 4);
   EXPECT_DOUBLE_EQ(peak_rate(o, 8), 0.25);
-  o.scale = "sqrt";
+  o.scale = RateScale::sqrt;
   EXPECT_DOUBLE_EQ(peak_rate(o, 128), 1);
   EXPECT_DOUBLE_EQ(peak_rate(o, 2), 0.125);
 }

@@ -98,7 +98,7 @@ void run(const std::vector<std::string>& arguments) {
   const safetensors::Reader reader(arguments[1]);
   const Batch batch{tensor_of(reader, *reader.find("input_ids")),
                     tensor_of(reader, *reader.find("labels"))};
-  const at::ScalarType type = compute_type({.precision = arguments[2]});
+  const at::ScalarType type = compute_type({.precision = from_name<Precision>(arguments[2])});
   const std::int64_t steps = std::stoll(arguments[3]);
   OracleOptions options;
   const Fields fields = fields_of(options);

@@ -22,13 +22,14 @@ TEST(Balance, CutsAlikeLayersEquallyWhateverWasMeasured) {
   auto layers = costs({0.1, 1.0, 4.2, 1.1, 1.0, 1.2, 1.0, 9.0, 2.5, 0.1});
   const PipelineShape shape{.ranks = 2, .micro_batches = 4};
   const std::vector<StageLayers> equal = {{0, 5}, {5, 10}};
-  EXPECT_NE(balance(layers, "time", "1f1b", shape), equal) << "the noise of this test is too small";
+  EXPECT_NE(balance(layers, BalanceBy::time, PipelineOrder::one_f_one_b, shape), equal)
+      << "the noise of this test is too small";
   std::vector<std::string> kinds(10, "block");
   kinds.front() = "embedding";
   kinds.back() = "head";
   share_times(layers, kinds);
   EXPECT_EQ(seconds(layers), (std::vector<double>{0.1, 1, 1, 1, 1, 1, 1, 1, 1, 0.1}));
-  EXPECT_EQ(balance(layers, "time", "1f1b", shape), equal);
+  EXPECT_EQ(balance(layers, BalanceBy::time, PipelineOrder::one_f_one_b, shape), equal);
 }
 
 TEST(Balance, GivesEachKindItsOwnTimeAndLeavesLayersThatAreLikeNoOther) {

@@ -13,7 +13,7 @@
 namespace echelon {
 namespace {
 
-Timeline simulated(const std::string& name, const PipelineShape& shape, double forward = 1e-3) {
+Timeline simulated(PipelineOrder name, const PipelineShape& shape, double forward = 1e-3) {
   const std::vector<StageCosts> costs(std::size_t(shape.stages()), {forward, 1e-3, 1e-3});
   return simulate(make_schedule(name, shape), shape, costs);
 }
@@ -51,12 +51,12 @@ std::string unbalanced(const std::string& xml) {
 }
 
 TEST(PipelineText, DrawsALineForEachRankToScale) {
-  EXPECT_EQ(draw_text(simulated("zero-bubble", {2, 3, 1}), 45),
+  EXPECT_EQ(draw_text(simulated(PipelineOrder::zero_bubble, {2, 3, 1}), 45),
             "rank 0 |F0-F1-   I0=W0~F2-I1=W1~I2=W2~| 10%\n"
             "rank 1 |   F0-I0=F1-I1=W0~F2-I2=W1~W2~| 10%\n"
             "       |<--- 10 ms, bubble 11.1% ---->|\n"
             "       F0 forward, I0 input, W0 weight of micro-batch 0; %: idle\n");
-  EXPECT_EQ(draw_text(simulated("1f1b", {4, 8, 1}), 80),
+  EXPECT_EQ(draw_text(simulated(PipelineOrder::one_f_one_b, {4, 8, 1}), 80),
             "rank 0 |F0F1F2F3            B0==F4B1==F5B2==F6B3==F7B4==  B5==  B6==  B7==| 27%\n"
             "rank 1 |  F0F1F2        B0==F3B1==F4B2==F5B3==F6B4==F7B5==  B6==  B7==    | 27%\n"
             "rank 2 |    F0F1    B0==F2B1==F3B2==F4B3==F5B4==F6B5==F7B6==  B7==        | 27%\n"
@@ -66,7 +66,7 @@ TEST(PipelineText, DrawsALineForEachRankToScale) {
 }
 
 TEST(PipelineText, ShowsChunksByTheirLetters) {
-  EXPECT_EQ(draw_text(simulated("interleaved", {2, 2, 2}), 50),
+  EXPECT_EQ(draw_text(simulated(PipelineOrder::interleaved, {2, 2, 2}), 50),
             "rank 0 |A0A1B0B1    b0==  b1==a0==a1==| 20%\n"
             "rank 1 |  A0A1B0b0==B1b1==a0==a1==    | 20%\n"
             "       |<--- 15 ms, bubble 25.0% ---->|\n"
@@ -74,12 +74,12 @@ TEST(PipelineText, ShowsChunksByTheirLetters) {
 }
 
 TEST(PipelineText, KeepsTheLastDigitsOfANumberThatDoesNotFit) {
-  EXPECT_EQ(lines(draw_text(simulated("gpipe", {1, 12, 1}), 86))[0],
+  EXPECT_EQ(lines(draw_text(simulated(PipelineOrder::gpipe, {1, 12, 1}), 86))[0],
             "rank 0 |F0F1F2F3F4F5F6F7F8F9F0F1B0==B1==B2==B3==B4==B5==B6==B7==B8==B9==B10=B11=| 0%");
 }
 
 TEST(PipelineText, LeavesTheMiddleOutWhereSlotsWouldBeTooNarrow) {
-  const auto drawn = lines(draw_text(simulated("zero-bubble", {8, 32, 1}), 80));
+  const auto drawn = lines(draw_text(simulated(PipelineOrder::zero_bubble, {8, 32, 1}), 80));
   EXPECT_EQ(drawn[0],
             "rank 0 |FFFFFFFF       IWFIWFIWFIWFIWFI .. IWFIWFIWFIWFIWFIWIWIWIWIWIWIWIW| 7%");
   EXPECT_EQ(drawn[7],
@@ -90,7 +90,8 @@ TEST(PipelineText, FitsItsWidthWhateverTheTimes) {
   for (const int width : {40, 80, 120, 200})
     for (const double forward : {0.0, 1e-12, 0.37e-3, 1e-3, 5.0})
       for (const PipelineShape shape : {PipelineShape{1, 1, 1}, {3, 6, 2}, {16, 64, 1}}) {
-        const auto* const name = shape.chunks > 1 ? "interleaved" : "zero-bubble";
+        const auto name =
+            shape.chunks > 1 ? PipelineOrder::interleaved : PipelineOrder::zero_bubble;
         const auto drawn = lines(draw_text(simulated(name, shape, forward), width));
         ASSERT_EQ(std::ssize(drawn), shape.ranks + 2);
         for (int rank = 0; rank < shape.ranks; ++rank) {
@@ -105,13 +106,13 @@ TEST(PipelineText, FitsItsWidthWhateverTheTimes) {
 
 TEST(PipelineText, CallsItsRowsAsItIsTold) {
   const std::vector<std::string> rows = {"stage 0 (rank 0)", "stage 1 (rank 12)"};
-  EXPECT_EQ(draw_text(simulated("gpipe", {2, 1, 1}), 60, rows),
+  EXPECT_EQ(draw_text(simulated(PipelineOrder::gpipe, {2, 1, 1}), 60, rows),
             "stage 0 (rank 0)  |F0---               B0========| 50%\n"
             "stage 1 (rank 12) |     F0---B0========          | 50%\n"
             "                  |<--- 6 ms, bubble 100.0% ---->|\n"
             "                  F0 forward, B0 backward of micro-batch 0; %: idle\n");
   EXPECT_EQ(thrown<InvalidArgument>([&] {
-              draw_text(simulated("gpipe", {2, 1, 1}), 46, rows);
+              draw_text(simulated(PipelineOrder::gpipe, {2, 1, 1}), 46, rows);
             }),
             "a drawing of a pipeline needs 47 or more columns: 46 are too few");
 }
@@ -124,7 +125,8 @@ TEST(PipelineText, TakesTimesAsClocksGiveThem) {
 }
 
 TEST(PipelineSvg, HasABoxForEachSlotAndSaysWhatItIs) {
-  const std::string svg = draw_svg(simulated("zero-bubble", {3, 5, 1}), {.title = "zero-bubble"});
+  const std::string svg =
+      draw_svg(simulated(PipelineOrder::zero_bubble, {3, 5, 1}), {.title = "zero-bubble"});
   EXPECT_EQ(unbalanced(svg), "");
   EXPECT_EQ(count(svg, "<title>forward(chunk 0, micro-batch "), 15);
   EXPECT_EQ(count(svg, "<title>input(chunk 0, micro-batch "), 15);
@@ -137,7 +139,8 @@ TEST(PipelineSvg, HasABoxForEachSlotAndSaysWhatItIs) {
 }
 
 TEST(PipelineSvg, ShowsChunksByTheirShades) {
-  const std::string svg = draw_svg(simulated("interleaved", {2, 4, 3}), {.title = "interleaved"});
+  const std::string svg =
+      draw_svg(simulated(PipelineOrder::interleaved, {2, 4, 3}), {.title = "interleaved"});
   EXPECT_EQ(unbalanced(svg), "");
   for (const std::string shade : {"1.00", "0.70", "0.40"})
     EXPECT_EQ(count(svg, "fill-opacity=\"" + shade + "\""), 2 * 2 * 4 + 2) << shade;
@@ -146,7 +149,8 @@ TEST(PipelineSvg, ShowsChunksByTheirShades) {
 
 TEST(PipelineSvg, DrawsPredictedAndMeasuredOnOneScale) {
   const PipelineShape shape{2, 1, 1};
-  const Timeline predicted = simulated("gpipe", shape), measured = simulated("gpipe", shape, 2e-3);
+  const Timeline predicted = simulated(PipelineOrder::gpipe, shape),
+                 measured = simulated(PipelineOrder::gpipe, shape, 2e-3);
   const std::string svg = draw_svg(predicted, measured, {.title = "both"});
   EXPECT_EQ(unbalanced(svg), "");
   EXPECT_LT(svg.find(">predicted: 6.00 ms, bubble 100.0%<"),
@@ -156,7 +160,7 @@ TEST(PipelineSvg, DrawsPredictedAndMeasuredOnOneScale) {
 }
 
 TEST(PipelineSvg, CallsItsRowsAsItIsToldAndHasRoomForANote) {
-  const Timeline timeline = simulated("gpipe", {2, 1, 1});
+  const Timeline timeline = simulated(PipelineOrder::gpipe, {2, 1, 1});
   const std::string svg = draw_svg(timeline, timeline,
                                    {.title = "two",
                                     .rows = {"stage 0 (rank 0)", "stage 1 (rank 2)"},
@@ -173,7 +177,7 @@ TEST(PipelineSvg, CallsItsRowsAsItIsToldAndHasRoomForANote) {
 
 TEST(PipelineSvg, EscapesItsTitle) {
   const std::string svg =
-      draw_svg(simulated("gpipe", {1, 1, 1}), {.title = "a < b & \"c\" > d\x01"});
+      draw_svg(simulated(PipelineOrder::gpipe, {1, 1, 1}), {.title = "a < b & \"c\" > d\x01"});
   EXPECT_EQ(unbalanced(svg), "");
   EXPECT_EQ(count(svg, ">a &lt; b &amp; &quot;c&quot; &gt; d <"), 2);
   EXPECT_EQ(unbalanced(draw_svg(Timeline{}, {.title = "nothing ran"})), "");

@@ -69,22 +69,23 @@ TEST(PipelineProperty, RandomShapesRunWithoutDeadlock) {
   std::mt19937 random(7);
   const auto up_to = [&](int most) { return std::uniform_int_distribution<>(1, most)(random); };
   for (int i = 0; i < 10000; ++i) {
-    const auto& names = pipeline_schedule_names();
-    const std::string name = names[std::size_t(up_to(int(names.size())) - 1)];
+    const auto& names = all_values<PipelineOrder>;
+    const PipelineOrder name = names[std::size_t(up_to(int(names.size())) - 1)];
     PipelineShape shape{.ranks = up_to(4), .micro_batches = up_to(8)};
-    if (name == "interleaved") {
+    if (name == PipelineOrder::interleaved) {
       shape.micro_batches = shape.ranks * up_to(2);
       shape.chunks = up_to(3);
     }
-    SCOPED_TRACE(fmt::format("{} of {} ranks, {} micro-batches, {} chunks", name, shape.ranks,
-                             shape.micro_batches, shape.chunks));
+    SCOPED_TRACE(fmt::format("{} of {} ranks, {} micro-batches, {} chunks", name_of(name),
+                             shape.ranks, shape.micro_batches, shape.chunks));
     const auto schedule = make_schedule(name, shape);
     validate(schedule, shape);
     const auto timeline = simulate(
         schedule, shape, std::vector<StageCosts>(std::size_t(shape.stages()), {1, 1, 1}), 0.1);
     ASSERT_GE(timeline.end(), 3.0 * shape.micro_batches * shape.chunks);
     const int layers = shape.stages() + up_to(3);
-    const auto stages = balance(std::vector<LayerCost>(std::size_t(layers)), "count", name, shape);
+    const auto stages =
+        balance(std::vector<LayerCost>(std::size_t(layers)), BalanceBy::count, name, shape);
     const auto owners = layer_owners(stages, shape);
     // Of sizes that differ by one, and with values that grow: a message of another micro-batch has
     // other numbers.

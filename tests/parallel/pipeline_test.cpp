@@ -70,9 +70,9 @@ std::vector<StageLayers> even_stages(int stages) {
   return all;
 }
 
-void expect_one_process(const std::string& name, const PipelineShape& shape, bool recompute = false,
+void expect_one_process(PipelineOrder name, const PipelineShape& shape, bool recompute = false,
                         int extra_samples = 0) {
-  SCOPED_TRACE(fmt::format("{}, {} ranks, {} micro-batches, {} chunks", name, shape.ranks,
+  SCOPED_TRACE(fmt::format("{}, {} ranks, {} micro-batches, {} chunks", name_of(name), shape.ranks,
                            shape.micro_batches, shape.chunks));
   at::set_num_threads(1);
   const auto batches = batches_of(2 * shape.micro_batches + extra_samples);
@@ -104,7 +104,8 @@ void expect_one_process(const std::string& name, const PipelineShape& shape, boo
 }
 
 TEST(Pipeline, EqualsOneProcessUnderEverySchedule) {
-  for (const std::string name : {"gpipe", "1f1b", "zero-bubble"})
+  for (const auto name :
+       {PipelineOrder::gpipe, PipelineOrder::one_f_one_b, PipelineOrder::zero_bubble})
     for (int ranks = 2; ranks <= 4; ++ranks)
       for (const int micro_batches : {1, 2, 3, 5})
         expect_one_process(name, {.ranks = ranks, .micro_batches = micro_batches});
@@ -113,27 +114,27 @@ TEST(Pipeline, EqualsOneProcessUnderEverySchedule) {
 TEST(Pipeline, EqualsOneProcessWithSeveralChunksARank) {
   for (const int chunks : {2, 4})
     for (const int micro_batches : {2, 4, 6})
-      expect_one_process("interleaved",
+      expect_one_process(PipelineOrder::interleaved,
                          {.ranks = 2, .micro_batches = micro_batches, .chunks = chunks});
-  expect_one_process("interleaved", {.ranks = 4, .micro_batches = 8, .chunks = 2});
+  expect_one_process(PipelineOrder::interleaved, {.ranks = 4, .micro_batches = 8, .chunks = 2});
 }
 
 TEST(Pipeline, EqualsOneProcessWithRecompute) {
-  expect_one_process("1f1b", {.ranks = 2, .micro_batches = 4}, true);
-  expect_one_process("zero-bubble", {.ranks = 3, .micro_batches = 4}, true);
+  expect_one_process(PipelineOrder::one_f_one_b, {.ranks = 2, .micro_batches = 4}, true);
+  expect_one_process(PipelineOrder::zero_bubble, {.ranks = 3, .micro_batches = 4}, true);
 }
 
 // Micro-batches of unequal sizes: 2 m + 1 samples.
 TEST(Pipeline, EqualsOneProcessWithUnevenMicroBatches) {
-  expect_one_process("1f1b", {.ranks = 2, .micro_batches = 3}, false, 1);
-  expect_one_process("zero-bubble", {.ranks = 2, .micro_batches = 4}, false, 3);
+  expect_one_process(PipelineOrder::one_f_one_b, {.ranks = 2, .micro_batches = 3}, false, 1);
+  expect_one_process(PipelineOrder::zero_bubble, {.ranks = 2, .micro_batches = 4}, false, 3);
 }
 
 // A forward sends one tensor of b s h over each boundary and micro-batch, a backward as much.
 TEST(Pipeline, SendsAnActivationAndItsGradientOverEachBoundary) {
   at::set_num_threads(1);
   const PipelineShape shape{.ranks = 3, .micro_batches = 4};
-  const auto schedule = make_schedule("1f1b", shape);
+  const auto schedule = make_schedule(PipelineOrder::one_f_one_b, shape);
   const auto stages = even_stages(3);
   const auto owners = layer_owners(stages, shape);
   const auto batches = batches_of(8);

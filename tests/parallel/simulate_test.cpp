@@ -19,13 +19,13 @@ std::vector<StageCosts> equal_costs(const PipelineShape& shape, StageCosts each 
   return std::vector<StageCosts>(std::size_t(shape.stages()), each);
 }
 
-Timeline simulated(const std::string& name, const PipelineShape& shape, StageCosts each = {1, 1, 1},
+Timeline simulated(PipelineOrder name, const PipelineShape& shape, StageCosts each = {1, 1, 1},
                    double transfer = 0) {
   return simulate(make_schedule(name, shape), shape, equal_costs(shape, each), transfer);
 }
 
-std::string words(const std::string& name, const PipelineShape& shape) {
-  return name + " of " + std::to_string(shape.ranks) + " ranks, " +
+std::string words(PipelineOrder name, const PipelineShape& shape) {
+  return std::string(name_of(name)) + " of " + std::to_string(shape.ranks) + " ranks, " +
          std::to_string(shape.micro_batches) + " micro-batches, " + std::to_string(shape.chunks) +
          " chunks";
 }
@@ -43,44 +43,50 @@ std::vector<double> times(const Timeline& timeline, std::size_t rank) {
 TEST(PipelineSimulation, HasTheBubbleOfTheFormulas) {
   for (int p = 1; p <= 8; ++p)
     for (int m = 1; m <= 4 * p; ++m) {
-      for (const std::string name : {"gpipe", "1f1b", "zero-bubble"}) {
+      for (const auto name :
+           {PipelineOrder::gpipe, PipelineOrder::one_f_one_b, PipelineOrder::zero_bubble}) {
         const PipelineShape shape{p, m, 1};
         EXPECT_NEAR(simulated(name, shape).bubble(), ideal_bubble(name, shape), 1e-9)
             << words(name, shape);
       }
       for (int v = 1; v <= 4 && m % p == 0; ++v) {
         const PipelineShape shape{p, m, v};
-        EXPECT_NEAR(simulated("interleaved", shape).bubble(), ideal_bubble("interleaved", shape),
-                    1e-9)
-            << words("interleaved", shape);
+        EXPECT_NEAR(simulated(PipelineOrder::interleaved, shape).bubble(),
+                    ideal_bubble(PipelineOrder::interleaved, shape), 1e-9)
+            << words(PipelineOrder::interleaved, shape);
       }
     }
 }
 
 TEST(PipelineSimulation, SaysTheBubbleAndTheIdleShareByFormula) {
-  EXPECT_EQ(ideal_bubble_text("1f1b", {4, 8, 1}), "(p-1)/m = 3/8 = 37.5 %");
-  EXPECT_EQ(ideal_idle_text("1f1b", {4, 8, 1}), "(p-1)/(m+p-1) = 3/11 = 27.3 %");
-  EXPECT_EQ(ideal_bubble_text("interleaved", {4, 8, 2}), "(p-1)/(v m) = 3/16 = 18.8 %");
-  EXPECT_EQ(ideal_idle_text("interleaved", {4, 8, 2}), "(p-1)/(v m+p-1) = 3/19 = 15.8 %");
-  EXPECT_EQ(ideal_bubble_text("zero-bubble", {4, 8, 1}), "(p-1)/(3m) = 3/24 = 12.5 %");
-  EXPECT_EQ(ideal_idle_text("zero-bubble", {4, 2, 1}), "(2p-1-m)/(3m+2p-1-m) = 5/11 = 45.5 %");
-  EXPECT_NEAR(simulated("zero-bubble", {4, 2, 1}).idle(0), 5 / 11.0, 1e-9);
+  EXPECT_EQ(ideal_bubble_text(PipelineOrder::one_f_one_b, {4, 8, 1}), "(p-1)/m = 3/8 = 37.5 %");
+  EXPECT_EQ(ideal_idle_text(PipelineOrder::one_f_one_b, {4, 8, 1}),
+            "(p-1)/(m+p-1) = 3/11 = 27.3 %");
+  EXPECT_EQ(ideal_bubble_text(PipelineOrder::interleaved, {4, 8, 2}),
+            "(p-1)/(v m) = 3/16 = 18.8 %");
+  EXPECT_EQ(ideal_idle_text(PipelineOrder::interleaved, {4, 8, 2}),
+            "(p-1)/(v m+p-1) = 3/19 = 15.8 %");
+  EXPECT_EQ(ideal_bubble_text(PipelineOrder::zero_bubble, {4, 8, 1}), "(p-1)/(3m) = 3/24 = 12.5 %");
+  EXPECT_EQ(ideal_idle_text(PipelineOrder::zero_bubble, {4, 2, 1}),
+            "(2p-1-m)/(3m+2p-1-m) = 5/11 = 45.5 %");
+  EXPECT_NEAR(simulated(PipelineOrder::zero_bubble, {4, 2, 1}).idle(0), 5 / 11.0, 1e-9);
 }
 
 TEST(PipelineSimulation, HasTheBubbleThatThePapersGive) {
   for (int p = 2; p <= 8; ++p)
     for (int m = p; m <= 4 * p; ++m) {
       const double plain = (p - 1.0) / m;
-      EXPECT_NEAR(ideal_bubble("gpipe", {p, m, 1}), plain, 1e-9);
-      EXPECT_NEAR(ideal_bubble("1f1b", {p, m, 1}), plain, 1e-9);
-      EXPECT_NEAR(ideal_bubble("zero-bubble", {p, m, 1}), plain / 3, 1e-9);
+      EXPECT_NEAR(ideal_bubble(PipelineOrder::gpipe, {p, m, 1}), plain, 1e-9);
+      EXPECT_NEAR(ideal_bubble(PipelineOrder::one_f_one_b, {p, m, 1}), plain, 1e-9);
+      EXPECT_NEAR(ideal_bubble(PipelineOrder::zero_bubble, {p, m, 1}), plain / 3, 1e-9);
       for (int v = 1; v <= 4 && m % p == 0; ++v)
-        EXPECT_NEAR(ideal_bubble("interleaved", {p, m, v}), plain / v, 1e-9);
+        EXPECT_NEAR(ideal_bubble(PipelineOrder::interleaved, {p, m, v}), plain / v, 1e-9);
     }
-  EXPECT_NEAR(simulated("1f1b", {4, 8, 1}).end(), 33, 1e-9);
-  EXPECT_NEAR(simulated("zero-bubble", {4, 8, 1}).end(), 27, 1e-9);
-  EXPECT_NEAR(simulated("zero-bubble", {4, 2, 1}).end(), 11, 1e-9) << "fewer than ranks";
-  EXPECT_NEAR(simulated("interleaved", {4, 8, 2}).end(), 57, 1e-9);
+  EXPECT_NEAR(simulated(PipelineOrder::one_f_one_b, {4, 8, 1}).end(), 33, 1e-9);
+  EXPECT_NEAR(simulated(PipelineOrder::zero_bubble, {4, 8, 1}).end(), 27, 1e-9);
+  EXPECT_NEAR(simulated(PipelineOrder::zero_bubble, {4, 2, 1}).end(), 11, 1e-9)
+      << "fewer than ranks";
+  EXPECT_NEAR(simulated(PipelineOrder::interleaved, {4, 8, 2}).end(), 57, 1e-9);
 }
 
 TEST(PipelineSimulation, HasTheSameBubbleWhateverABackwardCosts) {
@@ -88,13 +94,13 @@ TEST(PipelineSimulation, HasTheSameBubbleWhateverABackwardCosts) {
     for (int p = 2; p <= 8; ++p)
       for (int m = p; m <= 4 * p; m += p) {
         const StageCosts costs{forward, 0.9, 1.3};
-        for (const std::string name : {"gpipe", "1f1b"})
+        for (const auto name : {PipelineOrder::gpipe, PipelineOrder::one_f_one_b})
           EXPECT_NEAR(simulated(name, {p, m, 1}, costs).bubble(), ideal_bubble(name, {p, m, 1}),
                       1e-9)
               << forward << ", " << words(name, {p, m, 1});
-        EXPECT_NEAR(simulated("interleaved", {p, m, 3}, costs).bubble(),
-                    ideal_bubble("interleaved", {p, m, 3}), 1e-9)
-            << forward << ", " << words("interleaved", {p, m, 3});
+        EXPECT_NEAR(simulated(PipelineOrder::interleaved, {p, m, 3}, costs).bubble(),
+                    ideal_bubble(PipelineOrder::interleaved, {p, m, 3}), 1e-9)
+            << forward << ", " << words(PipelineOrder::interleaved, {p, m, 3});
       }
 }
 
@@ -105,12 +111,13 @@ TEST(PipelineSimulation, HasTheBubbleOfQiForPartsOfUnequalCostUpToALongWeightPar
   for (int p = 2; p <= 8; ++p)
     for (int m = p; m <= 4 * p; ++m) {
       for (const StageCosts costs : {StageCosts{1, 1.2, 0.7}, StageCosts{1.3, 1, 1}})
-        EXPECT_NEAR(simulated("zero-bubble", {p, m, 1}, costs).bubble(), formula(p, m, costs), 1e-9)
-            << words("zero-bubble", {p, m, 1});
+        EXPECT_NEAR(simulated(PipelineOrder::zero_bubble, {p, m, 1}, costs).bubble(),
+                    formula(p, m, costs), 1e-9)
+            << words(PipelineOrder::zero_bubble, {p, m, 1});
       const StageCosts long_weight{1, 1, 1.2};
-      EXPECT_GT(simulated("zero-bubble", {p, m, 1}, long_weight).bubble(),
+      EXPECT_GT(simulated(PipelineOrder::zero_bubble, {p, m, 1}, long_weight).bubble(),
                 formula(p, m, long_weight) + 1e-3)
-          << words("zero-bubble", {p, m, 1});
+          << words(PipelineOrder::zero_bubble, {p, m, 1});
     }
 }
 
@@ -162,13 +169,13 @@ TEST(PipelineSimulation, TakesTransfersByBoundaryBothWays) {
 
 TEST(PipelineSimulation, SendsOneAfterTheOtherOverALink) {
   const PipelineShape shape{2, 3, 1};
-  const Timeline timeline = simulated("gpipe", shape, {1, 1, 1}, 3);
+  const Timeline timeline = simulated(PipelineOrder::gpipe, shape, {1, 1, 1}, 3);
   EXPECT_EQ(times(timeline, 0), (std::vector<double>{0, 1, 1, 2, 2, 3, 16, 18, 19, 21, 22, 24}));
   EXPECT_EQ(times(timeline, 1), (std::vector<double>{4, 5, 7, 8, 10, 11, 11, 13, 13, 15, 15, 17}));
 }
 
 TEST(PipelineSimulation, SendsNothingWithinARank) {
-  const Timeline timeline = simulated("interleaved", {1, 5, 3}, {1, 1, 1}, 100);
+  const Timeline timeline = simulated(PipelineOrder::interleaved, {1, 5, 3}, {1, 1, 1}, 100);
   EXPECT_EQ(timeline.end(), 45);
   EXPECT_EQ(timeline.bubble(), 0);
 }
@@ -176,8 +183,8 @@ TEST(PipelineSimulation, SendsNothingWithinARank) {
 TEST(PipelineSimulation, HidesLongerTransfersWhereRanksBeginWithMoreForwards) {
   const PipelineShape shape{4, 16, 1};
   for (const double transfer : {0.1, 0.5, 1.0})
-    EXPECT_LT(simulated("interleaved", shape, {1, 1, 1}, transfer).end(),
-              simulated("1f1b", shape, {1, 1, 1}, transfer).end());
+    EXPECT_LT(simulated(PipelineOrder::interleaved, shape, {1, 1, 1}, transfer).end(),
+              simulated(PipelineOrder::one_f_one_b, shape, {1, 1, 1}, transfer).end());
 }
 
 TEST(PipelineSimulation, RefusesNumbersThatAreMissingOrNone) {
@@ -252,9 +259,9 @@ TEST(PipelineSimulation, KeepsEveryDependencyOfTenThousandRandomPipelines) {
   std::uint64_t counter = 0;
   const auto below = [&](int n) { return int(uniform_at(key, counter++) * n); };
   for (int round = 0; round < 10'000; ++round) {
-    const auto& name = pipeline_schedule_names()[std::size_t(below(4))];
+    const PipelineOrder name = all_values<PipelineOrder>[std::size_t(below(4))];
     PipelineShape shape{1 + below(8), 1 + below(32), 1};
-    if (name == "interleaved") {
+    if (name == PipelineOrder::interleaved) {
       shape.micro_batches = shape.ranks * (1 + below(4));
       shape.chunks = 1 + below(4);
     }

@@ -40,7 +40,7 @@ struct Case {
 inline std::string text(const Case& c, int ranks) {
   return fmt::format("{} ranks{}{}, {}, dropout {}, recompute {}, vocabulary {}, {} samples", ranks,
                      c.sequence ? ", sequence" : "", c.weights_later ? ", weights later" : "",
-                     c.model.tied ? "tied" : "untied", c.model.dropout, c.model.recompute,
+                     c.model.tied ? "tied" : "untied", c.model.dropout, name_of(c.model.recompute),
                      c.model.vocab, c.samples);
 }
 
@@ -81,7 +81,7 @@ struct Trained {
 // Two stages of two layers each, and the ranks of other stages with the same parts.
 struct Stages {
   std::shared_ptr<Communicator> ranks;
-  std::string schedule;
+  PipelineOrder schedule;
 };
 
 // A few steps of one process, or of a rank that has parts, of all layers or those of its stage.

@@ -71,7 +71,7 @@ TEST(StateSlices, OfAllOwnersTileEveryParameterAndComeBack) {
         run_ranks_well({.world = world}, [&](Group& group) {
           const auto ranks = native_communicator(group.shared_from_this());
           ZeroOptions zero;
-          if (offload) zero.offload = "host";
+          if (offload) zero.offload = Offload::host;
           const Placement placement = placement_of(stage, zero, world, false, false);
           Stack stack = odd_stack();
           stack.allocate(at::kCPU, at::kBFloat16, Gradients::yes,

@@ -56,7 +56,7 @@ TEST(TensorParallel, EqualsOneProcessWithDropout) {
 }
 
 TEST(TensorParallel, EqualsOneProcessWithRecompute) {
-  for (const char* recompute : {"selective", "full"})
+  for (const auto recompute : {Recompute::selective, Recompute::full})
     for (const bool sequence : {false, true})
       for (const int ranks : {2, 3}) {
         Case c{.sequence = sequence};
@@ -69,7 +69,7 @@ TEST(TensorParallel, EqualsOneProcessWithRecompute) {
 TEST(TensorParallel, EqualsOneProcessWithWeightsLater) {
   for (const bool sequence : {false, true})
     for (const int ranks : {2, 4})
-      for (const char* recompute : {"none", "selective"}) {
+      for (const auto recompute : {Recompute::none, Recompute::selective}) {
         Case c{.sequence = sequence, .weights_later = true};
         c.model.recompute = recompute;
         expect_one_process(c, ranks);
@@ -101,13 +101,13 @@ TEST(TensorParallel, EqualsOneProcessWithUnevenMicroBatches) {
 // Four ranks: two stages of two that split products. A tied table is cut in two and on both stages.
 TEST(TensorParallel, EqualsOneProcessInAPipeline) {
   at::set_num_threads(1);
-  for (const char* schedule : {"1f1b", "zero-bubble"})
+  for (const auto schedule : {PipelineOrder::one_f_one_b, PipelineOrder::zero_bubble})
     for (const bool sequence : {false, true})
       for (const bool tied : {true, false}) {
         Case c{.sequence = sequence};
         c.model.tied = tied;
         c.model.dropout = 0.1;
-        SCOPED_TRACE(fmt::format("{}, {}", schedule, text(c, 2)));
+        SCOPED_TRACE(fmt::format("{}, {}", name_of(schedule), text(c, 2)));
         const auto batches = batches_of(c.samples, c.model.vocab);
         const Trained expected = trained(c, batches);
         std::vector<std::vector<Trained>> seen(2, std::vector<Trained>(2));  // by stage and part
@@ -143,7 +143,7 @@ Sent sent(const Case& c, int ranks) {
   const auto batches = batches_of(c.samples, c.model.vocab);
   Sent all;
   std::mutex mutex;
-  run_ranks_well({.world = ranks, .comm = {.algorithm = "shared"}}, [&](Group& group) {
+  run_ranks_well({.world = ranks, .comm = {.algorithm = Algorithm::shared}}, [&](Group& group) {
     trained(c, batches, native_communicator(group.shared_from_this()));
     const std::lock_guard lock(mutex);
     for (const auto& entry : group.ledger().entries()) all.bytes[entry.tag] += entry.bytes;
@@ -189,10 +189,10 @@ TEST(TensorParallel, SendsLittleMoreToComputeABlockAgain) {
   for (const bool sequence : {false, true}) {
     Case c{.sequence = sequence};
     const Sent before = sent(c, 2);
-    c.model.recompute = "full";
+    c.model.recompute = Recompute::full;
     EXPECT_EQ(sent(c, 2).bytes.at("tensor") - before.bytes.at("tensor"),
               half * blocks * (sequence ? 3 : 2));
-    c.model.recompute = "selective";
+    c.model.recompute = Recompute::selective;
     EXPECT_EQ(sent(c, 2).bytes.at("tensor"), before.bytes.at("tensor"));
   }
 }

@@ -55,7 +55,7 @@ TEST(Recompute, GivesTheSameBitsAsKeepingEverything) {
   for (const auto type : {at::kFloat, at::kDouble, at::kBFloat16})
     for (const double dropout : {0.0, 0.1})
       for (const int micro_batches : {1, 4}) {
-        const auto seen = [&](const char* recompute) {
+        const auto seen = [&](Recompute recompute) {
           Stack stack = gpt({.layers = 3,
                              .width = 32,
                              .heads = 2,
@@ -65,12 +65,13 @@ TEST(Recompute, GivesTheSameBitsAsKeepingEverything) {
                              .recompute = recompute});
           return step_of(stack, micro_batches, input, target, type);
         };
-        const Seen none = seen("none");
+        const Seen none = seen(Recompute::none);
         EXPECT_GT(none.grads.abs().max().item<double>(), 1e-4);
-        for (const char* recompute : {"selective", "full"}) {
+        for (const auto recompute : {Recompute::selective, Recompute::full}) {
           const Seen other = seen(recompute);
-          const std::string when = fmt::format("{} in {}, dropout {}, {} micro-batches", recompute,
-                                               at::toString(type), dropout, micro_batches);
+          const std::string when =
+              fmt::format("{} in {}, dropout {}, {} micro-batches", name_of(recompute),
+                          at::toString(type), dropout, micro_batches);
           EXPECT_TRUE(at::equal(other.loss, none.loss)) << when;
           EXPECT_TRUE(at::equal(other.grads, none.grads)) << when;
         }
@@ -78,12 +79,12 @@ TEST(Recompute, GivesTheSameBitsAsKeepingEverything) {
 }
 
 TEST(Recompute, IsOfEveryLayerThatKeepsMoreThanItsInputButTheLoss) {
-  const auto runs_again = [](const char* recompute) {
+  const auto runs_again = [](Recompute recompute) {
     return gpt({.layers = 2, .recompute = recompute}).runs_again();
   };
-  EXPECT_EQ(runs_again("none"), (std::vector<bool>{false, false, false, false}));
-  EXPECT_EQ(runs_again("selective"), (std::vector<bool>{false, false, false, false}));
-  EXPECT_EQ(runs_again("full"), (std::vector<bool>{false, true, true, false}));
+  EXPECT_EQ(runs_again(Recompute::none), (std::vector<bool>{false, false, false, false}));
+  EXPECT_EQ(runs_again(Recompute::selective), (std::vector<bool>{false, false, false, false}));
+  EXPECT_EQ(runs_again(Recompute::full), (std::vector<bool>{false, true, true, false}));
   Stack modules;
   modules.add(UserModule("a", {part::Linear{2, 2}}).layer())
       .add(UserModule("b", {part::Linear{2, 2}}).layer())
@@ -120,12 +121,12 @@ Use use_of(const ModelOptions& options, std::int64_t batch) {
   stack.add(std::make_unique<GptEmbedding>(options));
   for (int i = 0; i < options.layers; ++i) stack.add(std::make_unique<GptBlock>(options, i));
   stack.add(std::make_unique<Watch>([&] { use.kept = account->now()[MemoryKind::activations]; }));
-  stack.recompute(options.recompute == "full"        ? Recompute::full
-                  : options.recompute == "selective" ? Recompute::selective
-                                                     : Recompute::none);
+  stack.recompute(options.recompute == Recompute::full        ? Recompute::full
+                  : options.recompute == Recompute::selective ? Recompute::selective
+                                                              : Recompute::none);
   stack.allocate(at::kCPU, at::kFloat, Gradients::yes);
   OptimOptions plain;
-  plain.name = "sgd";
+  plain.name = OptimizerKind::sgd;
   MasterUpdate update(stack, plain);
   update.load(random_values(1));
   const StepShape shape = shape_of(stack, 1);
@@ -143,7 +144,7 @@ TEST(Recompute, KeepsWhatTheClosedFormSays) {
   for (const double dropout : {0.0, 0.1})
     for (const std::int64_t layers : {1, 4}) {
       constexpr std::uint64_t batch = 3, tokens = 64, d = 96, heads = 3, element = 4;
-      const auto use = [&](const char* recompute) {
+      const auto use = [&](Recompute recompute) {
         return use_of({.layers = layers,
                        .width = d,
                        .heads = heads,
@@ -153,7 +154,8 @@ TEST(Recompute, KeepsWhatTheClosedFormSays) {
                        .recompute = recompute},
                       batch);
       };
-      const Use none = use("none"), selective = use("selective"), full = use("full");
+      const Use none = use(Recompute::none), selective = use(Recompute::selective),
+                full = use(Recompute::full);
       // A block's, for a token: its input, what products gave, two means and two deviations, and
       // for each head the logarithm of attention's sum. Beside the blocks, the loss's input.
       const auto expected = [&](std::uint64_t a_token) {

@@ -39,7 +39,7 @@ at::Tensor trained(const Case& one, std::shared_ptr<Communicator> ranks,
   train.steps = 5;
   train.batch = 24;
   train.micro_batches = one.micro_batches;
-  train.precision = "fp64";
+  train.precision = Precision::fp64;
   OptimOptions optim;
   optim.warmup = 2;
   Trainer trainer(stack, tokens(),
@@ -91,7 +91,7 @@ TEST(DataParallel, SendsWhatTheClosedFormSays) {
   for (int world = 2; world <= 4; ++world)
     for (const double mib : {1e-6, 100.0}) {
       Layout layout{.world = world, .shared_memory = false};
-      layout.comm.algorithm = "ring";
+      layout.comm.algorithm = Algorithm::ring;
       std::atomic<std::uint64_t> gradients = 0;
       run_ranks_well(layout, [&](Group& group) {
         group.ledger().clear();
@@ -126,7 +126,7 @@ TEST(DataParallel, RanksSplitAValidation) {
   const auto trainer_on = [](Stack& stack, std::shared_ptr<Communicator> ranks, int zero) {
     return std::make_unique<Trainer>(
         stack, tokens(),
-        TrainerOptions{.train = TrainOptions{.steps = 2, .batch = 24, .precision = "fp64"},
+        TrainerOptions{.train = TrainOptions{.steps = 2, .batch = 24, .precision = Precision::fp64},
                        .optim = OptimOptions{.warmup = 0},
                        .parallel = ParallelOptions{.zero = zero}},
         std::move(ranks));
@@ -160,7 +160,7 @@ TEST(DataParallel, AValidationOnDatasetsOfDifferentSizesIsTheMeanOfWhatWasSeen) 
     Stack stack = gpt(tiny);
     Trainer trainer(
         stack, tokens(),
-        {.train = {.steps = 1, .batch = 24, .precision = "fp64"}, .optim = {.warmup = 0}},
+        {.train = {.steps = 1, .batch = 24, .precision = Precision::fp64}, .optim = {.warmup = 0}},
         native_communicator(group.shared_from_this()));
     const double all = trainer.evaluate(tokens(), 12);
     // The second rank has nothing beyond the first piece, which is the first rank's.
@@ -207,7 +207,7 @@ TEST(DataParallel, BeginsWithTheFirstRanksValuesAndEndsWithItsStatistics) {
     TrainOptions train;
     train.steps = 5;
     train.batch = 12;
-    train.precision = "fp64";
+    train.precision = Precision::fp64;
     train.check_every = 1;
     Trainer trainer(stack, data, {.train = train, .optim = {.warmup = 1}},
                     native_communicator(group.shared_from_this()));

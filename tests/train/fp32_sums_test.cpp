@@ -27,14 +27,14 @@ constexpr double rate = 0.5;
 struct Case {
   int pipeline = 2, data = 2;
   int stage = 0;
-  std::string recompute = "none";
-  std::string schedule = "zero-bubble";
+  Recompute recompute = Recompute::none;
+  PipelineOrder schedule = PipelineOrder::zero_bubble;
   int chunks = 1;
   double group = 0;
-  std::string scatter = "auto";
+  ScatterOption scatter = ScatterOption::automatic;
   bool tied = false;
-  std::string type = "bf16";
-  std::string reduce = "fp32";
+  Precision type = Precision::bf16;
+  ReduceType reduce = ReduceType::fp32;
   int micro_batches = 8;
 
   int world() const { return pipeline * data; }
@@ -44,8 +44,8 @@ std::string to_string(const Case& one) {
   return fmt::format(
       "pipeline {} x data {}, stage {}, {}, recompute {}, groups of {} MiB, scatter "
       "{}, {}, {}, reduce {}",
-      one.pipeline, one.data, one.stage, one.schedule, one.recompute, one.group, one.scatter,
-      one.tied ? "tied" : "untied", one.type, one.reduce);
+      one.pipeline, one.data, one.stage, name_of(one.schedule), name_of(one.recompute), one.group,
+      name_of(one.scatter), one.tied ? "tied" : "untied", name_of(one.type), name_of(one.reduce));
 }
 
 PlanOptions job_of(const Case& one) {
@@ -62,16 +62,17 @@ PlanOptions job_of(const Case& one) {
   job.train.micro_batches = one.micro_batches;
   job.train.precision = one.type;
   job.train.reduce = one.reduce;
-  job.optim.name = "sgd";
+  job.optim.name = OptimizerKind::sgd;
   job.optim.momentum = 0;
   job.optim.warmup = 0;
-  job.optim.schedule = "constant";
+  job.optim.schedule = RateSchedule::constant;
   job.optim.rate = rate;
   job.optim.clip = 0;
   job.optim.decay = 0;
   job.parallel = {.zero = one.stage, .pipeline = one.pipeline, .data = one.data};
   job.zero = {.group = one.group, .scatter = one.scatter};
-  job.pipeline = {.schedule = one.schedule, .chunks = one.chunks, .balance = "count", .stages = {}};
+  job.pipeline = {
+      .schedule = one.schedule, .chunks = one.chunks, .balance = BalanceBy::count, .stages = {}};
   return job;
 }
 
@@ -86,7 +87,7 @@ struct Sums {
 Sums micro_batches_apart(const Case& one) {
   PlanOptions job = job_of(one);
   job.model.tied = false;
-  job.model.recompute = "none";
+  job.model.recompute = Recompute::none;
   Stack stack = gpt(job.model);
   stack.allocate(at::kCPU, compute_type(job.train), Gradients::yes);
   MasterUpdate update(stack, job.optim);
@@ -159,37 +160,39 @@ void expect_fp32_sums(const Case& one) { EXPECT_LT(roundings_away(one), most) <<
 
 TEST(Fp32Sums, HoldUnderZeroBubble) {
   for (int stage = 0; stage <= 3; ++stage)
-    for (const std::string recompute : {"none", "full"})
+    for (const auto recompute : {Recompute::none, Recompute::full})
       expect_fp32_sums({.stage = stage, .recompute = recompute});
   expect_fp32_sums({.pipeline = 3, .data = 1});
-  expect_fp32_sums({.pipeline = 3, .data = 1, .recompute = "full"});
-  expect_fp32_sums({.stage = 2, .recompute = "selective"});
+  expect_fp32_sums({.pipeline = 3, .data = 1, .recompute = Recompute::full});
+  expect_fp32_sums({.stage = 2, .recompute = Recompute::selective});
 }
 
 TEST(Fp32Sums, HoldWhereAGroupIsOfSeveralLayers) {
   for (int stage = 1; stage <= 3; ++stage) {
     expect_fp32_sums({.stage = stage, .group = 100});
-    expect_fp32_sums({.stage = stage, .schedule = "interleaved", .chunks = 2, .group = 100});
+    expect_fp32_sums(
+        {.stage = stage, .schedule = PipelineOrder::interleaved, .chunks = 2, .group = 100});
   }
 }
 
 TEST(Fp32Sums, HoldWhereGradientsGoToTheirOwnersOnceAStep) {
   for (int stage = 2; stage <= 3; ++stage)
-    for (const std::string schedule : {"gpipe", "1f1b", "zero-bubble"})
-      expect_fp32_sums({.stage = stage, .schedule = schedule, .scatter = "step"});
-  expect_fp32_sums({.pipeline = 1, .stage = 2, .scatter = "step"});
+    for (const auto schedule :
+         {PipelineOrder::gpipe, PipelineOrder::one_f_one_b, PipelineOrder::zero_bubble})
+      expect_fp32_sums({.stage = stage, .schedule = schedule, .scatter = ScatterOption::step});
+  expect_fp32_sums({.pipeline = 1, .stage = 2, .scatter = ScatterOption::step});
 }
 
 TEST(Fp32Sums, HoldForTablesThatTwoStagesShare) {
   for (int stage = 0; stage <= 3; ++stage)
-    for (const std::string schedule : {"1f1b", "zero-bubble"})
+    for (const auto schedule : {PipelineOrder::one_f_one_b, PipelineOrder::zero_bubble})
       expect_fp32_sums({.stage = stage, .schedule = schedule, .tied = true});
 }
 
 // The bound above tells sums in bf16.
 TEST(Fp32Sums, AreToldFromSumsInTheModelsOwnType) {
   for (const int stage : {0, 2})
-    EXPECT_GT(roundings_away({.stage = stage, .reduce = "auto"}), 100 * most);
+    EXPECT_GT(roundings_away({.stage = stage, .reduce = ReduceType::automatic}), 100 * most);
 }
 
 }  // namespace

@@ -46,14 +46,18 @@ Result train(const ModelOptions& model, const TrainOptions& options,
   return run;
 }
 
-TrainOptions on_gpu(const char* precision, const char* graph, std::int64_t steps = 12) {
-  return {.steps = steps, .batch = 4, .device = "cuda", .precision = precision, .graph = graph};
+TrainOptions on_gpu(Precision precision, Switch graph, std::int64_t steps = 12) {
+  return {.steps = steps,
+          .batch = 4,
+          .device = DeviceKind::cuda,
+          .precision = precision,
+          .graph = graph};
 }
 
 TEST_F(Gpu, RecordedStepsGiveTheBitsOfEagerOnes) {
-  for (const char* precision : {"fp32", "bf16"}) {
-    const Result eager = train(small(), on_gpu(precision, "off")),
-                 graph = train(small(), on_gpu(precision, "on"));
+  for (const auto precision : {Precision::fp32, Precision::bf16}) {
+    const Result eager = train(small(), on_gpu(precision, Switch::off)),
+                 graph = train(small(), on_gpu(precision, Switch::on));
     EXPECT_EQ(eager.losses, graph.losses) << precision;
     EXPECT_TRUE(eager.weights.equal(graph.weights)) << precision;
   }
@@ -63,16 +67,16 @@ TEST_F(Gpu, RecordedStepsGiveTheBitsOfEagerOnes) {
 TEST_F(Gpu, EveryAttentionKernelAgreesWithTheCpu) {
   struct Case {
     std::int64_t width, heads;
-    const char* precision;
+    Precision precision;
     double bound;
   };
-  for (const Case& c :
-       {Case{64, 2, "fp64", 1e-7}, Case{64, 2, "fp32", 1e-4}, Case{26, 2, "fp32", 1e-4},
-        Case{64, 2, "bf16", 2e-2}, Case{320, 2, "bf16", 2e-2}, Case{26, 2, "bf16", 2e-2}}) {
-    TrainOptions cpu = on_gpu("fp64", "off", 5);
-    cpu.device = "cpu";
+  for (const Case& c : {Case{64, 2, Precision::fp64, 1e-7}, Case{64, 2, Precision::fp32, 1e-4},
+                        Case{26, 2, Precision::fp32, 1e-4}, Case{64, 2, Precision::bf16, 2e-2},
+                        Case{320, 2, Precision::bf16, 2e-2}, Case{26, 2, Precision::bf16, 2e-2}}) {
+    TrainOptions cpu = on_gpu(Precision::fp64, Switch::off, 5);
+    cpu.device = DeviceKind::cpu;
     const Result reference = train(small(c.width, c.heads), cpu);
-    const Result run = train(small(c.width, c.heads), on_gpu(c.precision, "auto", 5));
+    const Result run = train(small(c.width, c.heads), on_gpu(c.precision, Switch::automatic, 5));
     ASSERT_EQ(run.losses.size(), reference.losses.size());
     for (std::size_t i = 0; i < run.losses.size(); ++i)
       EXPECT_NEAR(run.losses[i], reference.losses[i], c.bound)
@@ -81,11 +85,11 @@ TEST_F(Gpu, EveryAttentionKernelAgreesWithTheCpu) {
 }
 
 TEST_F(Gpu, AStepThatIsNotFiniteNeverReachesTheWeights) {
-  for (const char* graph : {"on", "off"}) {
-    OptimOptions wild{.rate = 1e30, .schedule = "constant", .warmup = 0, .clip = 0};
-    const Result run = train(small(), on_gpu("fp32", graph, 40), wild);
+  for (const Switch graph : {Switch::on, Switch::off}) {
+    OptimOptions wild{.rate = 1e30, .schedule = RateSchedule::constant, .warmup = 0, .clip = 0};
+    const Result run = train(small(), on_gpu(Precision::fp32, graph, 40), wild);
     ASSERT_NE(run.error.find("at step 2"), std::string::npos) << run.error;
-    const Result one = train(small(), on_gpu("fp32", graph, 1), wild);
+    const Result one = train(small(), on_gpu(Precision::fp32, graph, 1), wild);
     EXPECT_TRUE(run.weights.equal(one.weights)) << graph;
   }
 }
@@ -94,7 +98,7 @@ TEST_F(Gpu, ARestoredRunGoesOnWithTheSameBits) {
   const ScratchFolder folder;
   const auto model = small();
   const RandomTokens data(model.vocab, model.context, 1);
-  const TrainOptions options = on_gpu("bf16", "on", 14);
+  const TrainOptions options = on_gpu(Precision::bf16, Switch::on, 14);
   const OptimOptions optim{.rate = 1e-3, .warmup = 0};
   const Result whole = train(model, options, optim);
   {

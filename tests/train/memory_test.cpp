@@ -38,10 +38,11 @@ struct Flat {
 };
 
 struct Bytes {  // of an element
-  const char* precision;
+  Precision precision;
   std::uint64_t value, gradient, state;
 };
-constexpr Bytes types[] = {{"fp32", 4, 4, 8}, {"bf16", 2, 2, 12}, {"fp16", 2, 2, 12}};
+constexpr Bytes types[] = {
+    {Precision::fp32, 4, 4, 8}, {Precision::bf16, 2, 2, 12}, {Precision::fp16, 2, 2, 12}};
 
 // M bytes of gradients: every rank sends 2M(N-1)/N in a step of data parallel and stages 1 and 2,
 // and 3M(N-1)/N in stage 3, less U(N-1)/N for the last group, which stays from forward to backward.
@@ -81,7 +82,7 @@ TEST(Memory, AndTrafficOfEveryStageAreTheClosedForm) {
   for (const auto& type : types)
     for (const int world : {2, 3, 4, 8})
       for (int stage = 0; stage <= 3; ++stage) {
-        SCOPED_TRACE(fmt::format("{}, {} ranks, stage {}", type.precision, world, stage));
+        SCOPED_TRACE(fmt::format("{}, {} ranks, stage {}", name_of(type.precision), world, stage));
         run_ranks_well({.world = world}, [&](Group& group) {
           TrainOptions train;
           train.precision = type.precision;
@@ -112,8 +113,8 @@ TEST(Memory, OfFp32SumsIsCountedAsGradients) {
       SCOPED_TRACE(fmt::format("{} ranks, stage {}", world, stage));
       run_ranks_well({.world = world}, [&](Group& group) {
         TrainOptions train;
-        train.precision = "bf16";
-        train.reduce = "fp32";
+        train.precision = Precision::bf16;
+        train.reduce = ReduceType::fp32;
         Flat flat;
         const Held held = trained(train, group, stage, flat);
         EXPECT_EQ(held.memory[MemoryKind::gradients],

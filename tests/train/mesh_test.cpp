@@ -30,16 +30,16 @@ struct Case {
   int pipeline = 2, data = 1, tensor = 1;
   int stage = 0;
   int micro_batches = 4;
-  std::string schedule = "1f1b";
+  PipelineOrder schedule = PipelineOrder::one_f_one_b;
   int chunks = 1;
-  std::string optimizer = "adamw";
-  std::string recompute = "none";
-  std::string scatter = "auto";
-  std::string offload = "none";
+  OptimizerKind optimizer = OptimizerKind::adamw;
+  Recompute recompute = Recompute::none;
+  ScatterOption scatter = ScatterOption::automatic;
+  Offload offload = Offload::none;
   bool tied = true;
   double dropout = 0;
   std::string layers = {};
-  std::string balance = "count";
+  BalanceBy balance = BalanceBy::count;
   double group = 0;
   double clip = 1;
   bool sequence = true;
@@ -53,8 +53,9 @@ std::string to_string(const Case& one) {
   return fmt::format(
       "pipeline {} x data {} x tensor {}, stage {}, {} with {} chunks of {} micro-batches, {}, "
       "recompute {}, scatter {}, offload {}, {}",
-      one.pipeline, one.data, one.tensor, one.stage, one.schedule, one.chunks, one.micro_batches,
-      one.optimizer, one.recompute, one.scatter, one.offload, one.tied ? "tied" : "untied");
+      one.pipeline, one.data, one.tensor, one.stage, name_of(one.schedule), one.chunks,
+      one.micro_batches, name_of(one.optimizer), name_of(one.recompute), name_of(one.scatter),
+      name_of(one.offload), one.tied ? "tied" : "untied");
 }
 
 PlanOptions job_of(const Case& one) {
@@ -98,23 +99,24 @@ void expect_one_process(const Case& one) {
 }
 
 TEST(Mesh, PipelinesEqualOneProcess) {
-  for (const std::string schedule : {"gpipe", "1f1b", "zero-bubble"})
+  for (const auto schedule :
+       {PipelineOrder::gpipe, PipelineOrder::one_f_one_b, PipelineOrder::zero_bubble})
     for (const bool tied : {true, false}) expect_one_process({.schedule = schedule, .tied = tied});
   expect_one_process({.pipeline = 3, .layers = "1,2,3"});
-  expect_one_process({.schedule = "interleaved", .chunks = 3});
+  expect_one_process({.schedule = PipelineOrder::interleaved, .chunks = 3});
   expect_one_process({.dropout = 0.2});
-  for (const std::string by : {"time", "memory"}) expect_one_process({.balance = by});
+  for (const auto by : {BalanceBy::time, BalanceBy::memory}) expect_one_process({.balance = by});
 }
 
 TEST(Mesh, PipelinesEqualOneProcessWithRecompute) {
-  for (const std::string recompute : {"selective", "full"})
-    for (const std::string schedule : {"1f1b", "zero-bubble"})
+  for (const auto recompute : {Recompute::selective, Recompute::full})
+    for (const auto schedule : {PipelineOrder::one_f_one_b, PipelineOrder::zero_bubble})
       expect_one_process({.schedule = schedule, .recompute = recompute, .dropout = 0.1});
 }
 
 TEST(Mesh, PipelinesOfSeveralDataRanksEqualOneProcess) {
   for (int stage = 0; stage <= 3; ++stage)
-    for (const std::string schedule : {"1f1b", "zero-bubble"}) {
+    for (const auto schedule : {PipelineOrder::one_f_one_b, PipelineOrder::zero_bubble}) {
       expect_one_process({.data = 2, .stage = stage, .schedule = schedule});
       expect_one_process({.data = 2, .stage = stage, .schedule = schedule, .group = 100});
     }
@@ -124,21 +126,22 @@ TEST(Mesh, PipelinesOfSeveralDataRanksEqualOneProcess) {
 
 TEST(Mesh, GradientsOfAPipelineGoToTheirOwnersWhenTold) {
   for (int stage = 2; stage <= 3; ++stage)
-    for (const std::string scatter : {"micro_batch", "step"})
-      for (const std::string schedule : {"gpipe", "1f1b", "interleaved", "zero-bubble"})
+    for (const auto scatter : {ScatterOption::micro_batch, ScatterOption::step})
+      for (const auto schedule : {PipelineOrder::gpipe, PipelineOrder::one_f_one_b,
+                                  PipelineOrder::interleaved, PipelineOrder::zero_bubble})
         expect_one_process({.data = 2,
                             .stage = stage,
                             .schedule = schedule,
-                            .chunks = schedule == "interleaved" ? 2 : 1,
+                            .chunks = schedule == PipelineOrder::interleaved ? 2 : 1,
                             .scatter = scatter});
 }
 
 TEST(Mesh, OffloadAndOptimisersOfWholeParametersEqualOneProcess) {
-  for (const std::string optimizer : {"sgd", "lars", "lamb"})
+  for (const auto optimizer : {OptimizerKind::sgd, OptimizerKind::lars, OptimizerKind::lamb})
     for (const int stage : {0, 3})
       expect_one_process({.data = 2, .stage = stage, .optimizer = optimizer});
-  expect_one_process({.data = 2, .stage = 3, .offload = "host"});
-  expect_one_process({.data = 1, .stage = 1, .offload = "host"});
+  expect_one_process({.data = 2, .stage = 3, .offload = Offload::host});
+  expect_one_process({.data = 1, .stage = 1, .offload = Offload::host});
 }
 
 TEST(Mesh, SplitMatricesEqualOneProcess) {
@@ -149,27 +152,33 @@ TEST(Mesh, SplitMatricesEqualOneProcess) {
       expect_one_process(
           {.pipeline = 1, .tensor = tensor, .tied = false, .sequence = sequence, .vocab = 35});
     }
-  for (const std::string optimizer : {"sgd", "lars", "lamb"})
+  for (const auto optimizer : {OptimizerKind::sgd, OptimizerKind::lars, OptimizerKind::lamb})
     expect_one_process({.pipeline = 1, .tensor = 2, .optimizer = optimizer});
   for (int stage = 0; stage <= 3; ++stage)
-    for (const std::string optimizer : {"adamw", "lamb"})
+    for (const auto optimizer : {OptimizerKind::adamw, OptimizerKind::lamb})
       expect_one_process(
           {.pipeline = 1, .data = 2, .tensor = 2, .stage = stage, .optimizer = optimizer});
 }
 
 TEST(Mesh, AllThreeDimensionsEqualOneProcess) {
   for (const bool sequence : {true, false})
-    for (const std::string schedule : {"1f1b", "zero-bubble"})
+    for (const auto schedule : {PipelineOrder::one_f_one_b, PipelineOrder::zero_bubble})
       expect_one_process({.tensor = 2, .schedule = schedule, .dropout = 0.1, .sequence = sequence});
-  expect_one_process(
-      {.tensor = 2, .schedule = "interleaved", .chunks = 2, .recompute = "selective"});
+  expect_one_process({.tensor = 2,
+                      .schedule = PipelineOrder::interleaved,
+                      .chunks = 2,
+                      .recompute = Recompute::selective});
   for (int stage = 0; stage <= 3; ++stage)
     expect_one_process({.data = 2,
                         .tensor = 2,
                         .stage = stage,
-                        .recompute = stage == 3 ? "full" : "none",
+                        .recompute = stage == 3 ? Recompute::full : Recompute::none,
                         .vocab = 33});
-  expect_one_process({.data = 2, .tensor = 2, .stage = 3, .optimizer = "lamb", .offload = "host"});
+  expect_one_process({.data = 2,
+                      .tensor = 2,
+                      .stage = 3,
+                      .optimizer = OptimizerKind::lamb,
+                      .offload = Offload::host});
 }
 
 // A state fits any mesh: it is written by one, and others go on from it.
@@ -185,8 +194,8 @@ TEST(Mesh, AStateFitsEveryMesh) {
     trainer->run_until(2);
     trainer->save(path);
   });
-  for (const Case& next : {Case{.pipeline = 3, .schedule = "zero-bubble"}, Case{.data = 2},
-                           Case{.pipeline = 1, .data = 2, .stage = 2},
+  for (const Case& next : {Case{.pipeline = 3, .schedule = PipelineOrder::zero_bubble},
+                           Case{.data = 2}, Case{.pipeline = 1, .data = 2, .stage = 2},
                            Case{.pipeline = 1, .tensor = 3}, Case{.tensor = 2, .stage = 0}}) {
     SCOPED_TRACE(to_string(next));
     run_ranks_well({.world = next.world()}, [&](Group& group) {
@@ -338,7 +347,7 @@ TEST(Mesh, ARankWithoutParametersTrainsWithTheOthers) {
     const ParallelOptions parallel =
         ranks ? ParallelOptions{.zero = stage, .pipeline = 2} : ParallelOptions{};
     PipelineOptions pipeline;
-    pipeline.balance = "count";
+    pipeline.balance = BalanceBy::count;
     const PlanOptions job = job_of({});
     Trainer trainer(
         stack, data,
@@ -381,11 +390,12 @@ std::string refusal(const Case& one) {
 }
 
 TEST(Mesh, RefusesWhatDoesNotComeOutEven) {
-  EXPECT_NE(refusal({.schedule = "interleaved", .chunks = 4}).find("the model has 6 layers"),
-            std::string::npos);
   EXPECT_NE(
-      refusal({.micro_batches = 1, .schedule = "interleaved", .chunks = 2}).find("micro-batches"),
+      refusal({.schedule = PipelineOrder::interleaved, .chunks = 4}).find("the model has 6 layers"),
       std::string::npos);
+  EXPECT_NE(refusal({.micro_batches = 1, .schedule = PipelineOrder::interleaved, .chunks = 2})
+                .find("micro-batches"),
+            std::string::npos);
   EXPECT_NE(refusal({.layers = "3,4"}).find("pipeline.stages"), std::string::npos);
   EXPECT_NE(refusal({.layers = "0,6"}).find("1 or more"), std::string::npos);
   EXPECT_NE(refusal({.stage = 1}).find("there is one"), std::string::npos);

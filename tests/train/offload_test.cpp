@@ -25,10 +25,13 @@ namespace {
 
 struct Case {
   int stage = 3;
-  std::string offload = "none", precision = "fp32", optimizer = "adamw", shard = "all";
+  Offload offload = Offload::none;
+  Precision precision = Precision::fp32;
+  OptimizerKind optimizer = OptimizerKind::adamw;
+  ShardOver shard = ShardOver::all;
   int micro_batches = 1;
   int world = 2, hosts = 1;
-  std::string reduce = "auto";
+  ReduceType reduce = ReduceType::automatic;
 };
 
 ZeroOptions zero_of(const Case& one, const ScratchFolder& folder) {
@@ -37,7 +40,7 @@ ZeroOptions zero_of(const Case& one, const ScratchFolder& folder) {
   zero.piece = 0.02;  // a slice has several
   zero.offload = one.offload;
   zero.shard = one.shard;
-  if (one.offload == "disk") zero.offload_path = folder.path().string();
+  if (one.offload == Offload::disk) zero.offload_path = folder.path().string();
   return zero;
 }
 
@@ -56,7 +59,7 @@ OptimOptions optim_of(const Case& one) {
   OptimOptions optim;
   optim.name = one.optimizer;
   optim.warmup = 1;
-  if (one.optimizer == "lars") optim.rate = 5;
+  if (one.optimizer == OptimizerKind::lars) optim.rate = 5;
   return optim;
 }
 
@@ -64,7 +67,7 @@ Stack model() { return gpt({.layers = 2, .width = 64, .heads = 2, .vocab = 64, .
 
 // Parameters of rank 0; with `saved`, after a state was written there and read by another trainer.
 at::Tensor trained(const Case& one, const std::filesystem::path& saved = {},
-                   const std::string& read_by = {}) {
+                   Offload read_by = Offload::none) {
   at::set_num_threads(1);
   const RandomTokens data(64, 16, 1);
   const ScratchFolder folder;
@@ -106,14 +109,14 @@ at::Tensor trained(const Case& one, const std::filesystem::path& saved = {},
   return result;
 }
 
-class Offload : public testing::TestWithParam<int> {};
+class OffloadTo : public testing::TestWithParam<int> {};
 
-TEST_P(Offload, TrainsToTheSameBits) {
-  for (const char* precision : {"fp32", "bf16", "fp16"})
+TEST_P(OffloadTo, TrainsToTheSameBits) {
+  for (const auto precision : {Precision::fp32, Precision::bf16, Precision::fp16})
     for (const int micro_batches : {1, 2}) {
       Case one{.stage = GetParam(), .precision = precision, .micro_batches = micro_batches};
       const at::Tensor expected = trained(one);
-      for (const char* tier : {"host", "disk"}) {
+      for (const auto tier : {Offload::host, Offload::disk}) {
         one.offload = tier;
         EXPECT_TRUE(at::equal(trained(one), expected))
             << tier << ", " << precision << ", " << micro_batches << " micro-batches";
@@ -121,42 +124,43 @@ TEST_P(Offload, TrainsToTheSameBits) {
     }
 }
 
-TEST_P(Offload, TrainsToTheSameBitsWithSgd) {
-  Case one{.stage = GetParam(), .optimizer = "sgd", .world = 3};
+TEST_P(OffloadTo, TrainsToTheSameBitsWithSgd) {
+  Case one{.stage = GetParam(), .optimizer = OptimizerKind::sgd, .world = 3};
   const at::Tensor expected = trained(one);
-  one.offload = "disk";
+  one.offload = Offload::disk;
   EXPECT_TRUE(at::equal(trained(one), expected));
 }
 
 // The norm of a parameter is summed piece by piece, so it is rounded in another order.
-TEST_P(Offload, TrainsToRoundingWithOptimisersOfWholeParameters) {
-  for (const char* optimizer : {"lars", "lamb"}) {
+TEST_P(OffloadTo, TrainsToRoundingWithOptimisersOfWholeParameters) {
+  for (const auto optimizer : {OptimizerKind::lars, OptimizerKind::lamb}) {
     Case one{.stage = GetParam(), .optimizer = optimizer, .world = 3};
     const at::Tensor expected = trained(one);
-    one.offload = "disk";
+    one.offload = Offload::disk;
     EXPECT_LT((trained(one) - expected).abs().max().item<double>(), 1e-6) << optimizer;
   }
 }
 
-TEST_P(Offload, GoesOnFromAStateThatAnotherTierWrote) {
+TEST_P(OffloadTo, GoesOnFromAStateThatAnotherTierWrote) {
   const ScratchFolder folder;
-  Case one{.stage = GetParam(), .precision = "bf16"};
+  Case one{.stage = GetParam(), .precision = Precision::bf16};
   const at::Tensor expected = trained(one);
-  one.offload = "disk";
-  EXPECT_TRUE(at::equal(trained(one, folder / "state", "none"), expected));
-  one.offload = "none";
-  EXPECT_TRUE(at::equal(trained(one, folder / "state", "disk"), expected));
-  EXPECT_TRUE(at::equal(trained(one, folder / "state", "host"), expected));
+  one.offload = Offload::disk;
+  EXPECT_TRUE(at::equal(trained(one, folder / "state", Offload::none), expected));
+  one.offload = Offload::none;
+  EXPECT_TRUE(at::equal(trained(one, folder / "state", Offload::disk), expected));
+  EXPECT_TRUE(at::equal(trained(one, folder / "state", Offload::host), expected));
 }
 
-INSTANTIATE_TEST_SUITE_P(Stages, Offload, testing::Values(1, 2, 3));
+INSTANTIATE_TEST_SUITE_P(Stages, OffloadTo, testing::Values(1, 2, 3));
 
 // Every host a copy of everything: sums are rounded in another order.
 TEST(Hybrid, EqualsShardingOverAllRanks) {
   for (int stage = 1; stage <= 3; ++stage) {
-    Case one{.stage = stage, .precision = "fp64", .micro_batches = 2, .world = 4, .hosts = 2};
+    Case one{
+        .stage = stage, .precision = Precision::fp64, .micro_batches = 2, .world = 4, .hosts = 2};
     const at::Tensor expected = trained(one);
-    one.shard = "host";
+    one.shard = ShardOver::host;
     EXPECT_LT((trained(one) - expected).abs().max().item<double>(), 1e-12) << "stage " << stage;
   }
 }
@@ -166,14 +170,14 @@ TEST(Hybrid, EqualsShardingOverAllRanks) {
 TEST(Hybrid, SumsInFp32AcrossHosts) {
   for (int stage = 1; stage <= 3; ++stage) {
     Case one{.stage = stage,
-             .precision = "bf16",
-             .optimizer = "sgd",
+             .precision = Precision::bf16,
+             .optimizer = OptimizerKind::sgd,
              .micro_batches = 2,
              .world = 4,
              .hosts = 2,
-             .reduce = "fp32"};
+             .reduce = ReduceType::fp32};
     const at::Tensor expected = trained(one);
-    one.shard = "host";
+    one.shard = ShardOver::host;
     EXPECT_LT((trained(one) - expected).abs().max().item<double>(), 1e-6) << "stage " << stage;
   }
 }

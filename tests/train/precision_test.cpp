@@ -88,7 +88,7 @@ TrainOptions half(std::int64_t steps, double scale = 65536, std::int64_t growth 
   TrainOptions train;
   train.steps = steps;
   train.batch = 16;
-  train.precision = "fp16";
+  train.precision = Precision::fp16;
   train.check_every = 1;
   train.loss_scale = scale;
   train.scale_growth = growth;
@@ -122,8 +122,8 @@ bool same_state(const std::filesystem::path& a, const std::filesystem::path& b) 
 TEST(Fp16, EveryRankSkipsTheStepThatOverflowsOnOne) {
   at::set_num_threads(1);
   for (int stage = 0; stage <= 3; ++stage)
-    for (const char* reduce : {"auto", "fp32"}) {
-      SCOPED_TRACE(fmt::format("stage {}, reduce {}", stage, reduce));
+    for (const auto reduce : {ReduceType::automatic, ReduceType::fp32}) {
+      SCOPED_TRACE(fmt::format("stage {}, reduce {}", stage, name_of(reduce)));
       const ScratchFolder folder;
       std::vector<at::Tensor> after(2);
       run_ranks_well({.world = 2}, [&](Group& group) {
@@ -196,7 +196,7 @@ TEST(Fp16, GoesOnInTheMiddleOfItsHistoryBitForBit) {
 TEST(Fp16, BeginsItsScaleAnewFromAStateOfAnotherPrecision) {
   const ScratchFolder folder;
   TrainOptions wide = half(4);
-  wide.precision = "bf16";
+  wide.precision = Precision::bf16;
   Job before(wide, overflowing({}));
   before.trainer->run_until(2);
   before.trainer->save(folder / "state");
@@ -252,11 +252,11 @@ TEST(Fp16, GivesLossFunctionsWhatTheyNeedToStayFinite) {
 TEST(Fp16, IsNotForParameterServers) {
   Job job(half(3), overflowing({}));
   Ledger ledger;
-  EXPECT_EQ(thrown<InvalidArgument>([&] {
-              job.trainer->use_servers({}, {}, Token::random(), ServerPart::first, ledger);
-            }),
-            "train.precision=fp16 needs a loss scale that all ranks agree on, and parameter servers "
-            "have none; use bf16 with server.count and sync.allow_staleness");
+  EXPECT_EQ(
+      thrown<InvalidArgument>(
+          [&] { job.trainer->use_servers({}, {}, Token::random(), ServerPart::first, ledger); }),
+      "train.precision=fp16 needs a loss scale that all ranks agree on, and parameter servers "
+      "have none; use bf16 with server.count and sync.allow_staleness");
 }
 
 // --- Sums in fp32.
@@ -264,7 +264,7 @@ TEST(Fp16, IsNotForParameterServers) {
 const ModelOptions tiny = {.layers = 2, .width = 16, .heads = 2, .vocab = 32, .context = 8};
 constexpr std::int64_t batch = 16;
 
-TrainOptions narrow(const char* type, const char* reduce, int micro_batches) {
+TrainOptions narrow(Precision type, ReduceType reduce, int micro_batches) {
   TrainOptions train;
   train.steps = 1;
   train.batch = batch;
@@ -277,10 +277,10 @@ TrainOptions narrow(const char* type, const char* reduce, int micro_batches) {
 
 OptimOptions plain_sgd() {
   OptimOptions optim;
-  optim.name = "sgd";
+  optim.name = OptimizerKind::sgd;
   optim.momentum = 0;
   optim.warmup = 0;
-  optim.schedule = "constant";
+  optim.schedule = RateSchedule::constant;
   optim.rate = 0.5;
   optim.clip = 0;
   return optim;
@@ -352,8 +352,8 @@ at::Tensor masters_of(const TrainOptions& train, int world, int stage,
 TEST(Fp32Sums, AreExactlyTheSumsOfWhatEachBackwardLeaves) {
   at::set_num_threads(1);
   tokens();
-  for (const char* type : {"bf16", "fp16"}) {
-    const TrainOptions train = narrow(type, "fp32", 2);
+  for (const auto type : {Precision::bf16, Precision::fp16}) {
+    const TrainOptions train = narrow(type, ReduceType::fp32, 2);
     std::vector<at::Tensor> g;
     for (int piece = 0; piece < 4; ++piece)
       g.push_back(piece_gradient(train, piece, 4).to(at::kFloat));
@@ -382,20 +382,20 @@ TEST(Fp32Sums, AreExactlyTheSumsOfWhatEachBackwardLeaves) {
 TEST(Fp32Sums, AreCloserToTheTrueSum) {
   at::set_num_threads(1);
   tokens();
-  const TrainOptions train = narrow("bf16", "auto", 2);
+  const TrainOptions train = narrow(Precision::bf16, ReduceType::automatic, 2);
   at::Tensor exact;
   for (int piece = 0; piece < 8; ++piece) {
     const at::Tensor one = piece_gradient(train, piece, 8).to(at::kDouble);
     exact = exact.defined() ? exact + one : one;
   }
-  const auto error = [&](const char* reduce) {
+  const auto error = [&](ReduceType reduce) {
     at::Tensor seen;
-    masters_of(narrow("bf16", reduce, 2), 4, 0,
+    masters_of(narrow(Precision::bf16, reduce, 2), 4, 0,
                {.before_reduce = {},
                 .before_update = [&](const at::Tensor& sums) { seen = sums.to(at::kDouble); }});
     return ((seen - exact).norm() / exact.norm()).item<double>();
   };
-  const double own = error("auto"), wide = error("fp32");
+  const double own = error(ReduceType::automatic), wide = error(ReduceType::fp32);
   RecordProperty("bf16_sums_relative_error", fmt::format("{:.3g}", own));
   RecordProperty("fp32_sums_relative_error", fmt::format("{:.3g}", wide));
   EXPECT_GT(own, 5e-4) << "sums in bf16 lose nothing here: the test shows nothing";

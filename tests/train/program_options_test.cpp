@@ -38,14 +38,16 @@ TEST(ProgramOptions, AreCheckedAndNamedByTheirKeys) {
   };
   expect_named(error({.batch = -1}), "train.batch");
   expect_named(error({}, {.zero = 4}), "parallel.zero");
-  expect_named(error({}, {.shares = "sped"}), "parallel.shares");
-  expect_named(error({}, {}, {.offload = "tape"}), "zero.offload");
-  expect_named(error({}, {}, {}, {.schedule = "2f2b", .stages = {}}), "pipeline.schedule");
+  expect_named(error({}, {.shares = BatchSplit(7)}), "parallel.shares");
+  expect_named(error({}, {}, {.offload = Offload(3)}), "zero.offload");
+  expect_named(error({}, {}, {}, {.schedule = PipelineOrder(4), .stages = {}}),
+               "pipeline.schedule");
   expect_named(error({}, {}, {}, {}, {.rate = -1}), "optim.rate");
   // Options that do not go together are refused in the words of a job.
-  EXPECT_EQ(error({}, {}, {.offload = "host"}),
-            "zero.offload keeps what parallel.zero shares out: set parallel.zero too, to 1, 2 or 3, "
-            "or set zero.offload=none");
+  EXPECT_EQ(
+      error({}, {}, {.offload = Offload::host}),
+      "zero.offload keeps what parallel.zero shares out: set parallel.zero too, to 1, 2 or 3, "
+      "or set zero.offload=none");
   EXPECT_EQ(error({}, {.tensor = 2}),
             "pipeline 1 x tensor 2 takes 2 ranks or a multiple, and there is 1: start 2; "
             "parallel.pipeline, parallel.data and parallel.tensor make the mesh (parallel.data=0: "

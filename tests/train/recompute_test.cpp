@@ -28,9 +28,9 @@ constexpr double bound = 1e-12;  // sums of a few dozen values in another order,
 
 struct Case {
   double dropout = 0;
-  std::string recompute = "none";
+  Recompute recompute = Recompute::none;
   int micro_batches = 1;
-  std::string precision = "fp64";
+  Precision precision = Precision::fp64;
   int stage = 0;
   std::vector<std::int64_t> shares = {};
   std::int64_t seed = 1;
@@ -89,13 +89,13 @@ TEST(Recompute, TrainsTheSameBits) {
   at::set_num_threads(2);
   for (const double dropout : {0.0, 0.1})
     for (const int micro_batches : {1, 3}) {
-      Case one{.dropout = dropout, .micro_batches = micro_batches, .precision = "fp32"};
+      Case one{.dropout = dropout, .micro_batches = micro_batches, .precision = Precision::fp32};
       const Result none = trained(one);
-      for (const char* recompute : {"selective", "full"}) {
+      for (const auto recompute : {Recompute::selective, Recompute::full}) {
         one.recompute = recompute;
         const Result other = trained(one);
-        const std::string when =
-            fmt::format("{}, dropout {}, {} micro-batches", recompute, dropout, micro_batches);
+        const std::string when = fmt::format("{}, dropout {}, {} micro-batches", name_of(recompute),
+                                             dropout, micro_batches);
         EXPECT_EQ(other.losses, none.losses) << when;
         EXPECT_TRUE(at::equal(other.parameters, none.parameters)) << when;
       }
@@ -161,21 +161,22 @@ TEST(Dropout, TrainsTheSameOnAnyRanks) {
     run_ranks_well({.world = world}, [&](Group& group) {
       expect_near(trained(one, native_communicator(group.shared_from_this())), whole,
                   fmt::format("stage {}, world {}, {}, {} micro-batches", one.stage, world,
-                              one.recompute, one.micro_batches));
+                              name_of(one.recompute), one.micro_batches));
     });
   };
   for (int stage = 0; stage <= 3; ++stage) {
     expect_same({.dropout = 0.1, .stage = stage}, 2);
-    expect_same({.dropout = 0.1, .recompute = "full", .micro_batches = 2, .stage = stage}, 3);
+    expect_same({.dropout = 0.1, .recompute = Recompute::full, .micro_batches = 2, .stage = stage},
+                3);
   }
-  expect_same({.dropout = 0.1, .recompute = "selective", .shares = {5, 19}}, 2);
+  expect_same({.dropout = 0.1, .recompute = Recompute::selective, .shares = {5, 19}}, 2);
   expect_same({.dropout = 0.1, .micro_batches = 2, .shares = {11, 3, 10}}, 3);
 }
 
 TEST(Dropout, GoesOnFromASavedStateBitForBit) {
   at::set_num_threads(1);
   ScratchFolder folder;
-  const Case one{.dropout = 0.2, .recompute = "full", .precision = "fp32"};
+  const Case one{.dropout = 0.2, .recompute = Recompute::full, .precision = Precision::fp32};
   const Result whole = trained(one);
   Stack first = model(one), second = model(one);
   Trainer begins(first, tokens(), {.train = train_of(one), .optim = optim()}),
@@ -202,9 +203,10 @@ TEST(Recompute, TrainsAUsersModulesToTheSameBits) {
     stack.add(loss_layer(
         [](const at::Tensor& y, const at::Tensor& target) { return at::mse_loss(y, target); }));
     stack.recompute(recompute);
-    Trainer trainer(stack, data,
-                    {.train = train_of({.micro_batches = micro_batches, .precision = "fp32"}),
-                     .optim = optim()});
+    Trainer trainer(
+        stack, data,
+        {.train = train_of({.micro_batches = micro_batches, .precision = Precision::fp32}),
+         .optim = optim()});
     trainer.run();
     std::vector<at::Tensor> all = {all_parameters(stack, trainer)};
     for (const auto& [name, buffer] : stack.buffers())

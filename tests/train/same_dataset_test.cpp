@@ -97,7 +97,7 @@ TEST(SameDataset, IsWhatATrainerOfSeveralRanksAsksFor) {
         return at::mse_loss(a, b);
       }));
       TrainOptions train = {.steps = 1, .batch = 4};
-      train.precision = "fp64";
+      train.precision = Precision::fp64;
       train.allow_other_data = allowed[std::size_t(group.rank())];
       try {
         Trainer trainer(stack, data, {.train = train, .optim = {.warmup = 0}},

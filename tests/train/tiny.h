@@ -38,18 +38,18 @@ inline at::Tensor all_parameters(Stack& stack, Trainer& trainer) {
 }
 
 // In fp64, where ranks look after every step whether they still agree.
-inline PlanOptions tiny_options(const std::string& optimizer = "adamw", double clip = 1,
+inline PlanOptions tiny_options(OptimizerKind optimizer = OptimizerKind::adamw, double clip = 1,
                                 std::int64_t micro_batches = 1) {
   PlanOptions job;
   job.train.steps = 5;
   job.train.batch = 24;
   job.train.micro_batches = micro_batches;
-  job.train.precision = "fp64";
+  job.train.precision = Precision::fp64;
   job.train.check_every = 1;
   job.optim.name = optimizer;
   job.optim.clip = clip;
   job.optim.warmup = 2;
-  if (optimizer == "lars") job.optim.rate = 5;  // times optim.trust
+  if (optimizer == OptimizerKind::lars) job.optim.rate = 5;  // times optim.trust
   return job;
 }
 

@@ -50,7 +50,7 @@ struct Case {
   ParallelOptions parallel = {};
   ZeroOptions zero = {.group = 0};
   int world = 2;
-  std::string precision = "fp64";
+  Precision precision = Precision::fp64;
 };
 
 std::vector<Case> module_cases(const ScratchFolder& folder) {
@@ -59,11 +59,11 @@ std::vector<Case> module_cases(const ScratchFolder& folder) {
           {"zero 2", {.zero = 2}},
           {"zero 3", {.zero = 3}},
           {"zero 3 over 3 ranks", {.zero = 3}, {.group = 0}, 3},
-          {"zero 1, host", {.zero = 1}, {.group = 0, .offload = "host"}},
-          {"zero 3, host", {.zero = 3}, {.group = 0, .offload = "host"}},
+          {"zero 1, host", {.zero = 1}, {.group = 0, .offload = Offload::host}},
+          {"zero 3, host", {.zero = 3}, {.group = 0, .offload = Offload::host}},
           {"zero 3, disk",
            {.zero = 3},
-           {.group = 0, .offload = "disk", .offload_path = folder.path().string()}},
+           {.group = 0, .offload = Offload::disk, .offload_path = folder.path().string()}},
           {"zero 3, alone", {.exchange_alone = true, .zero = 3}, {.group = 0}, 1},
           {"pipeline", {.pipeline = 2}},
           {"pipeline x data", {.pipeline = 2, .data = 2}, {.group = 0}, 4},
@@ -81,11 +81,11 @@ std::vector<Case> gpt_cases() {
 }
 
 PlanOptions gpt_job(const Case& one) {
-  PlanOptions job = tiny_options("adamw", 1, 2);
+  PlanOptions job = tiny_options(OptimizerKind::adamw, 1, 2);
   job.model = {.layers = 3, .width = 24, .heads = 6, .vocab = 33, .context = 8};
   job.parallel = one.parallel;
   job.zero = one.zero;
-  job.pipeline.balance = "count";
+  job.pipeline.balance = BalanceBy::count;
   return job;
 }
 
@@ -150,7 +150,7 @@ const TensorDataset& numbers() {
 
 std::unique_ptr<Trainer> trainer_of(const Case& one, Model& model,
                                     std::shared_ptr<Communicator> ranks) {
-  PlanOptions job = tiny_options("adamw", 1, 2);
+  PlanOptions job = tiny_options(OptimizerKind::adamw, 1, 2);
   job.train.precision = one.precision;
   const bool alone = !ranks;
   return std::make_unique<Trainer>(
@@ -159,7 +159,7 @@ std::unique_ptr<Trainer> trainer_of(const Case& one, Model& model,
                      .optim = job.optim,
                      .parallel = alone ? ParallelOptions{} : one.parallel,
                      .zero = alone ? ZeroOptions{} : one.zero,
-                     .pipeline = PipelineOptions{.balance = "count", .stages = {}}},
+                     .pipeline = PipelineOptions{.balance = BalanceBy::count, .stages = {}}},
       std::move(ranks));
 }
 
@@ -283,7 +283,7 @@ TEST(TrainedModel, WeightsOfANarrowModelAreItsMasters) {
   at::set_num_threads(1);
   const ScratchFolder folder;
   for (const int stage : {0, 3}) {
-    const Case one{"bf16", {.zero = stage}, {.group = 0}, 2, "bf16"};
+    const Case one{"bf16", {.zero = stage}, {.group = 0}, 2, Precision::bf16};
     std::map<std::string, at::Tensor> masters;
     on_ranks(one, [&](std::shared_ptr<Communicator> ranks) {
       Model model;

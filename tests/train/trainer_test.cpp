@@ -10,6 +10,7 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/mse_loss.h>
 #include <ATen/ops/randn.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/linear.h>
@@ -70,7 +71,7 @@ at::Tensor mean_square(const at::Tensor& output, const at::Tensor& target) {
   return at::mse_loss(output, target);
 }
 
-TrainOptions training(std::int64_t steps, const char* precision = "fp32") {
+TrainOptions training(std::int64_t steps, Precision precision = Precision::fp32) {
   TrainOptions train;
   train.steps = steps;
   train.batch = 20;
@@ -78,12 +79,12 @@ TrainOptions training(std::int64_t steps, const char* precision = "fp32") {
   return train;
 }
 
-OptimOptions optimizer(const char* name = "adamw") {
+OptimOptions optimizer(OptimizerKind name = OptimizerKind::adamw) {
   OptimOptions optim;
   optim.name = name;
   optim.rate = 0.02;
   optim.warmup = 5;
-  optim.schedule = "cosine";
+  optim.schedule = RateSchedule::cosine;
   return optim;
 }
 
@@ -118,7 +119,7 @@ void expect_same_bits(Job& a, Job& b, const std::string& when) {
 }
 
 TEST(Trainer, LearnsASmallRegression) {
-  for (const auto* name : {"adamw", "sgd"}) {
+  for (const auto name : {OptimizerKind::adamw, OptimizerKind::sgd}) {
     Job run(training(300), optimizer(name));
     const double before = run.trainer->evaluate(run.data, run.data.size());
     run.trainer->run();
@@ -129,13 +130,14 @@ TEST(Trainer, LearnsASmallRegression) {
 }
 
 TEST(Trainer, TrainsInEveryPrecision) {
-  for (const auto* precision : {"fp64", "fp32", "bf16", "fp16"}) {
+  for (const auto precision :
+       {Precision::fp64, Precision::fp32, Precision::bf16, Precision::fp16}) {
     Job run(training(200, precision));
     run.trainer->run();
     EXPECT_LT(run.trainer->evaluate(run.data, run.data.size()), 0.08) << precision;
     EXPECT_EQ(run.net->hidden->weight.scalar_type(), run.stack.type());
     const auto masters = run.trainer->master(*run.stack.find("net.hidden.weight")).scalar_type();
-    EXPECT_EQ(masters, precision == std::string("fp64") ? at::kDouble : at::kFloat) << precision;
+    EXPECT_EQ(masters, precision == Precision::fp64 ? at::kDouble : at::kFloat) << precision;
   }
 }
 
@@ -155,7 +157,7 @@ TEST(Trainer, ReportsEveryStep) {
 }
 
 TEST(Trainer, ReportsTheLossBeforeTheUpdateOnTheSamplersBatch) {
-  Job run(training(1, "fp64"));
+  Job run(training(1, Precision::fp64));
   const Sampler sampler(static_cast<std::uint64_t>(training(1).seed), run.data.size(), 20);
   const Batch batch = run.data.get(sampler.indices(0, 0, 20));
   Net twin;
@@ -187,9 +189,9 @@ TEST(Trainer, GivesTheSameBitsForTheSameSeedAndOthersForAnother) {
 
 TEST(Trainer, GoesOnFromASavedStateBitForBit) {
   ScratchFolder folder;
-  for (const auto* name : {"adamw", "sgd"}) {
-    for (const auto* precision : {"fp64", "fp32", "bf16"}) {
-      const std::string when = std::string(name) + " in " + precision;
+  for (const auto name : {OptimizerKind::adamw, OptimizerKind::sgd}) {
+    for (const auto precision : {Precision::fp64, Precision::fp32, Precision::bf16}) {
+      const std::string when = fmt::format("{} in {}", name_of(name), name_of(precision));
       Job whole(training(30, precision), optimizer(name)),
           first(training(30, precision), optimizer(name)),
           second(training(30, precision), optimizer(name));
@@ -226,21 +228,21 @@ TEST(Trainer, RefusesAStateThatDoesNotFitAndStaysAsItWas) {
   };
   Job run(training(10)), untouched(training(10));
 
-  Job(training(10, "bf16")).trainer->save(path);
+  Job(training(10, Precision::bf16)).trainer->save(path);
   const std::string advice =
       "; set the model, train.precision, optim.name and optim.momentum that it was saved with";
   EXPECT_EQ(refusal(run), path.string() +
                               " does not fit this job: it has fixed/net.gain as BF16 [1], and the "
                               "job wants F32 [1]" +
                               advice);
-  Job(training(10, "fp64")).trainer->save(path);
+  Job(training(10, Precision::fp64)).trainer->save(path);
   EXPECT_EQ(
       refusal(run),
       path.string() +
           " does not fit this job: it has master/net.hidden.weight as F64 [24, 3], and the job "
           "wants F32 [24, 3]" +
           advice);
-  Job(training(10), optimizer("sgd")).trainer->save(path);
+  Job(training(10), optimizer(OptimizerKind::sgd)).trainer->save(path);
   EXPECT_EQ(
       refusal(run),
       path.string() +
@@ -249,7 +251,7 @@ TEST(Trainer, RefusesAStateThatDoesNotFitAndStaysAsItWas) {
           advice);
   expect_same_bits(run, untouched, "after refusals");
 
-  OptimOptions bare = optimizer("sgd");
+  OptimOptions bare = optimizer(OptimizerKind::sgd);
   bare.momentum = 0;
   Job simple(training(10), bare);
   EXPECT_EQ(
@@ -308,7 +310,7 @@ TEST(Trainer, StopsAtALossThatIsNotFiniteWithTheWeightsBeforeIt) {
     const char* became;
   };
   const double nan = std::nan(""), infinity = std::numeric_limits<double>::infinity();
-  for (const auto* precision : {"fp64", "fp32", "bf16"}) {
+  for (const auto precision : {Precision::fp64, Precision::fp32, Precision::bf16}) {
     for (const auto& [value, only_the_gradient, became] :
          {Case{nan, false, "the loss became NaN"},
           Case{infinity, false, "the loss became infinite"},
@@ -383,7 +385,7 @@ TEST(Trainer, GivesTheSameParametersHoweverTheBatchIsCut) {
   const auto trained = [](std::int64_t micro_batches) {
     Stack stack = gpt({.layers = 1, .width = 12, .heads = 3, .vocab = 16, .context = 5});
     const RandomTokens data(16, 5, 1);
-    TrainOptions train = training(5, "fp64");
+    TrainOptions train = training(5, Precision::fp64);
     train.micro_batches = micro_batches;
     Trainer(stack, data, {.train = train, .optim = optimizer()}).run();
     // Adam turns the key bias's gradient, which is zero but for rounding, into whole steps: leave
@@ -399,7 +401,7 @@ TEST(Trainer, GivesTheSameParametersHoweverTheBatchIsCut) {
 }
 
 TEST(Trainer, EvaluatesTheMeanOverTheSamplesAskedFor) {
-  Job run(training(10, "fp64"));
+  Job run(training(10, Precision::fp64));
   run.trainer->run();
   for (const std::int64_t count :
        {1, 20, 33, 200, 1000}) {  // whole batches, parts of one, more than there are
@@ -414,7 +416,7 @@ TEST(Trainer, EvaluatesTheMeanOverTheSamplesAskedFor) {
 }
 
 TEST(Trainer, TakesItsFirstValuesFromASource) {
-  Job run(training(10, "bf16"));
+  Job run(training(10, Precision::bf16));
   run.trainer->load([](const Parameter&, at::Tensor out) { out.fill_(0.1); });
   EXPECT_EQ(run.trainer->master(*run.stack.find("net.hidden.weight"))[0][0].item<float>(), 0.1F);
   EXPECT_EQ(run.net->hidden->weight[0][0].item<double>(), 0.10009765625) << "the nearest bf16";
@@ -423,14 +425,17 @@ TEST(Trainer, TakesItsFirstValuesFromASource) {
 
 TEST(Trainer, AccountsForTheModelsMemoryExactly) {
   struct Case {
-    const char* precision;
-    const char* name;
+    Precision precision;
+    OptimizerKind name;
     std::uint64_t parameters, gradients, optimizer;  // bytes an element
   };
   for (const auto& [precision, name, parameters, gradients, state] :
-       {Case{"fp32", "adamw", 4, 4, 8}, Case{"fp64", "adamw", 8, 8, 16},
-        Case{"bf16", "adamw", 2, 2, 12}, Case{"fp32", "sgd", 4, 4, 4},
-        Case{"fp16", "adamw", 2, 2, 12}, Case{"bf16", "sgd", 2, 2, 8}}) {
+       {Case{Precision::fp32, OptimizerKind::adamw, 4, 4, 8},
+        Case{Precision::fp64, OptimizerKind::adamw, 8, 8, 16},
+        Case{Precision::bf16, OptimizerKind::adamw, 2, 2, 12},
+        Case{Precision::fp32, OptimizerKind::sgd, 4, 4, 4},
+        Case{Precision::fp16, OptimizerKind::adamw, 2, 2, 12},
+        Case{Precision::bf16, OptimizerKind::sgd, 2, 2, 8}}) {
     const RandomTokens data(32, 8, 1);
     Stack stack = gpt({.layers = 2, .width = 16, .heads = 2, .vocab = 32, .context = 8});
     Trainer trainer(stack, data, {.train = training(3, precision), .optim = optimizer(name)});
@@ -456,13 +461,14 @@ TEST(Trainer, RefusesOptionsThatDoNotFit) {
             "train.batch = 20 is too small for 1 rank of 21 micro-batches: each needs a sample; "
             "set train.batch=21 or more");
   train = training(10);
-  train.graph = "on";
+  train.graph = Switch::on;
   EXPECT_EQ(refusal(train), "train.graph=on needs train.device=cuda");
   train = training(10);
-  train.precision = "fp8";
-  EXPECT_NE(refusal(train).find("\"fp8\""), std::string::npos) << refusal(train);
+  train.precision = Precision(8);
+  EXPECT_EQ(refusal(train),
+            "train.precision is \"value 8\" (set in code); allowed: auto, fp64, fp32, bf16, fp16");
   train = training(10);
-  train.device = "cuda";
+  train.device = DeviceKind::cuda;
   if (!cuda_built()) {
     EXPECT_EQ(
         refusal(train),

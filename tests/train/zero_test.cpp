@@ -23,7 +23,7 @@ namespace {
 constexpr double bound = 1e-12;
 
 struct Case {
-  std::string optimizer = "adamw";
+  OptimizerKind optimizer = OptimizerKind::adamw;
   int micro_batches = 1;
   double clip = 1;
   bool tied = true;
@@ -45,8 +45,8 @@ void expect_one_process(Case one) {
   const TinyRun expected = tiny_run(job_of(one), nullptr);
   for (one.stage = 1; one.stage <= 3; ++one.stage)
     for (int world = 2; world <= 4; ++world) {
-      SCOPED_TRACE(fmt::format("stage {}, {}, {} micro-batches, world {}", one.stage, one.optimizer,
-                               one.micro_batches, world));
+      SCOPED_TRACE(fmt::format("stage {}, {}, {} micro-batches, world {}", one.stage,
+                               name_of(one.optimizer), one.micro_batches, world));
       run_ranks_well({.world = world}, [&](Group& group) {
         expect_same_run(tiny_run(job_of(one), native_communicator(group.shared_from_this())),
                         expected, bound);
@@ -62,8 +62,8 @@ TEST(Zero, EqualsOneProcessWithoutPrefetchAndClipping) {
 TEST(Zero, EqualsOneProcessWithAHeadOfItsOwn) { expect_one_process({.tied = false}); }
 TEST(Zero, EqualsOneProcessWithOneGroup) { expect_one_process({.group = 100}); }
 TEST(Zero, EqualsOneProcessForOptimisersOfWholeParameters) {
-  expect_one_process({.optimizer = "lars"});
-  expect_one_process({.optimizer = "lamb", .micro_batches = 2});
+  expect_one_process({.optimizer = OptimizerKind::lars});
+  expect_one_process({.optimizer = OptimizerKind::lamb, .micro_batches = 2});
 }
 
 // Ranks that take unequal parts of a batch, as parallel.shares=speed has them.
@@ -95,7 +95,7 @@ TEST(Zero, EqualsOneProcessWithOneOwner) {
         run_ranks_well({.world = hosts, .hosts = hosts}, [&](Group& group) {
           PlanOptions job = job_of(one);
           job.parallel.exchange_alone = true;
-          job.zero.shard = "host";
+          job.zero.shard = ShardOver::host;
           Stack stack = gpt(job.model);
           const auto trainer =
               tiny_trainer(job, stack, native_communicator(group.shared_from_this()));

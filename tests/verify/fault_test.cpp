@@ -44,28 +44,28 @@ std::vector<Job> jobs(const std::string& folder) {
   tiny.model = {.layers = 2, .width = 16, .heads = 2, .vocab = 32, .context = 8};
   tiny.train.steps = 3;
   tiny.train.batch = 16;
-  tiny.train.precision = "fp64";
+  tiny.train.precision = Precision::fp64;
   tiny.train.check_every = 0;
   tiny.optim.warmup = 1;
   tiny.zero.group = 0;
-  tiny.pipeline.balance = "count";
+  tiny.pipeline.balance = BalanceBy::count;
   std::vector<Job> all;
   const auto add = [&](const char* name, int world, void (*set)(JobOptions&)) {
     all.push_back({name, tiny, world});
     set(all.back().options);
   };
-  add("data 3, sgd", 3, [](JobOptions& o) { o.optim.name = "sgd"; });
+  add("data 3, sgd", 3, [](JobOptions& o) { o.optim.name = OptimizerKind::sgd; });
   add("data 2, ZeRO 1, clipped", 2, [](JobOptions& o) {
     o.parallel.zero = 1;
     o.optim.clip = 0.01;
   });
   add("data 2, ZeRO 3, lamb", 2, [](JobOptions& o) {
     o.parallel.zero = 3;
-    o.optim.name = "lamb";
+    o.optim.name = OptimizerKind::lamb;
   });
   add("data 2, ZeRO 3 on disk", 2, [](JobOptions& o) {
     o.parallel.zero = 3;
-    o.zero.offload = "disk";
+    o.zero.offload = Offload::disk;
   });
   all.back().options.zero.offload_path = folder;
   add("tensor 2, rows split", 2, [](JobOptions& o) { o.parallel.tensor = 2; });
@@ -81,20 +81,20 @@ std::vector<Job> jobs(const std::string& folder) {
   });
   add("pipeline 3, gpipe, untied", 3, [](JobOptions& o) {
     o.parallel.pipeline = 3;
-    o.pipeline.schedule = "gpipe";
+    o.pipeline.schedule = PipelineOrder::gpipe;
     o.train.micro_batches = 4;
     o.model.tied = false;
   });
   add("pipeline 2, interleaved", 2, [](JobOptions& o) {
     o.parallel.pipeline = 2;
-    o.pipeline.schedule = "interleaved";
+    o.pipeline.schedule = PipelineOrder::interleaved;
     o.pipeline.chunks = 2;
     o.train.micro_batches = 2;
   });
   add("pipeline 2 x data 2, zero-bubble, ZeRO 2", 4, [](JobOptions& o) {
     o.parallel.pipeline = 2;
     o.parallel.zero = 2;
-    o.pipeline.schedule = "zero-bubble";
+    o.pipeline.schedule = PipelineOrder::zero_bubble;
     o.train.micro_batches = 4;
   });
   return all;
@@ -275,7 +275,7 @@ TEST_F(VerifyFault, IsFoundByItsNameAlone) {
 
 TEST_F(VerifyFault, ConcernsNoJobInWhichItCannotShow) {
   JobOptions options;
-  options.train.precision = "fp64";
+  options.train.precision = Precision::fp64;
   for (const Fault& fault : all_faults()) {
     EXPECT_FALSE(fault.concerns(options, 1)) << fault.name << " on one rank";
     JobOptions other = options;
@@ -286,7 +286,7 @@ TEST_F(VerifyFault, ConcernsNoJobInWhichItCannotShow) {
     EXPECT_FALSE(fault.concerns(other, 2)) << fault.name << " with servers";
   }
   EXPECT_TRUE(find_fault("lost-gradient")->concerns(options, 2));
-  options.train.precision = "bf16";
+  options.train.precision = Precision::bf16;
   EXPECT_FALSE(find_fault("lost-gradient")->concerns(options, 2));
   EXPECT_FALSE(find_fault("missing-tied-sum")->concerns(options, 2));
 }

@@ -136,12 +136,12 @@ Strategy small(int pipeline, int data, int tensor, int blocks = 2) {
   one.options.model = {.layers = blocks, .width = 4, .heads = 2, .vocab = 5, .context = 2};
   one.options.train.steps = 1;
   one.options.train.batch = 4;
-  one.options.train.precision = "fp64";
+  one.options.train.precision = Precision::fp64;
   one.options.parallel.pipeline = pipeline;
   one.options.parallel.data = data;
   one.options.parallel.tensor = tensor;
   one.options.parallel.sequence = false;
-  one.options.pipeline.balance = "count";
+  one.options.pipeline.balance = BalanceBy::count;
   return one;
 }
 
@@ -155,7 +155,7 @@ TEST(MeshForms, APipelineSendsActivationsAndTheTiedTable) {
                                     {"loss", 2 * 8}}));
   one.options.model.tied = false;
   EXPECT_FALSE(mesh_bytes(one).contains("tied gradients"));
-  one.options.pipeline.schedule = "interleaved";
+  one.options.pipeline.schedule = PipelineOrder::interleaved;
   one.options.pipeline.chunks = 2;
   EXPECT_EQ(mesh_bytes(one).at("activations"), 3 * 2 * 4 * 2 * 4 * 8);
 }
@@ -167,13 +167,13 @@ TEST(MeshForms, ATensorGroupSendsItsSums) {
   EXPECT_EQ(mesh_bytes(one), (Bytes{{"tensor", 2 * (4 * 2 + 1 + 1) * 256},
                                     {"vocabulary", 2 * 3 * 8 * 8},
                                     {"norm", 2 * 8}}));
-  one.options.model.recompute = "full";
+  one.options.model.recompute = Recompute::full;
   EXPECT_EQ(mesh_bytes(one).at("tensor"), 2 * (5 * 2 + 1 + 1) * 256);
   one.options.parallel.sequence = true;
   EXPECT_EQ(mesh_bytes(one).at("tensor"), (13 * 2 + 2 + 3) * 256);
   // Five norms of two vectors, and two positions, of 4 numbers.
   EXPECT_EQ(mesh_bytes(one).at("norms"), 2 * (5 * 2 + 2) * 4 * 8);
-  one.options.model.recompute = "none";
+  one.options.model.recompute = Recompute::none;
   EXPECT_EQ(mesh_bytes(one).at("tensor"), (10 * 2 + 2 + 3) * 256);
   // Where both ends of a boundary have half of the rows each, they carry half each.
   one = small(2, 1, 2);
@@ -191,16 +191,18 @@ TEST(MeshForms, Zero3GathersALayerForEverySlotThatNeedsIt) {
   one.options.train.micro_batches = 2;
   one.options.parallel.zero = 3;
   one.options.zero.group = 0;
-  one.options.zero.scatter = "step";
+  one.options.zero.scatter = ScatterOption::step;
   const std::uint64_t table = 64, positions = 64, block = 512, norm = 64;
   EXPECT_EQ(part_bytes(one, 0), (table + positions + block) * 8);
   EXPECT_EQ(part_bytes(one, 1), (block + norm + table) * 8);
   EXPECT_EQ(mesh_bytes(one).at("parameters"),
             (4 * (table + positions) + 3 * block + 3 * block + 2 * (norm + table)) * 8);
   EXPECT_EQ(mesh_bytes(one).at("gradients"), (positions + 2 * block + norm + 2 * table) * 8);
-  one.options.zero.scatter = "micro_batch";  // what is tied waits for its sum all the same
+  one.options.zero.scatter =
+      ScatterOption::micro_batch;  // what is tied waits for its sum all the same
   EXPECT_EQ(mesh_bytes(one).at("gradients"), (2 * (positions + 2 * block + norm) + 2 * table) * 8);
-  one.options.pipeline.schedule = "zero-bubble";  // the second rank always has weights to come
+  one.options.pipeline.schedule =
+      PipelineOrder::zero_bubble;  // the second rank always has weights to come
   EXPECT_EQ(mesh_bytes(one).at("gradients"),
             (2 * (positions + block) + block + norm + 2 * table) * 8);
 }
@@ -217,7 +219,7 @@ TEST(MeshForms, AgreeWithThoseOfRanksThatHaveTheWholeModel) {
           one.options.train.steps = 5;
           one.options.train.micro_batches = pieces;
           one.options.parallel.zero = stage;
-          one.options.zero.scatter = "micro_batch";
+          one.options.zero.scatter = ScatterOption::micro_batch;
           const std::uint64_t to = stage > 0 ? 32u * std::uint64_t(ranks) : 32u;
           const auto padded = [&](std::uint64_t n) { return (n + to - 1) / to * to * 8; };
           const std::vector groups = {padded(64), padded(480), padded(480), padded(tied ? 64 : 96)};
@@ -230,15 +232,15 @@ TEST(MeshForms, AgreeWithThoseOfRanksThatHaveTheWholeModel) {
 }
 
 TEST(MeshForms, KnowTheBubbleOfEverySchedule) {
-  EXPECT_EQ(to_string(bubble_form("gpipe", {4, 8})), "3/8");
-  EXPECT_EQ(to_string(bubble_form("1f1b", {4, 8})), "3/8");
-  EXPECT_EQ(to_string(bubble_form("interleaved", {4, 8, 2})), "3/16");
-  EXPECT_EQ(to_string(bubble_form("zero-bubble", {4, 8})), "1/8");
-  EXPECT_EQ(to_string(bubble_form("zero-bubble", {4, 1})), "2/1");
-  for (const auto& name : pipeline_schedule_names())
+  EXPECT_EQ(to_string(bubble_form(PipelineOrder::gpipe, {4, 8})), "3/8");
+  EXPECT_EQ(to_string(bubble_form(PipelineOrder::one_f_one_b, {4, 8})), "3/8");
+  EXPECT_EQ(to_string(bubble_form(PipelineOrder::interleaved, {4, 8, 2})), "3/16");
+  EXPECT_EQ(to_string(bubble_form(PipelineOrder::zero_bubble, {4, 8})), "1/8");
+  EXPECT_EQ(to_string(bubble_form(PipelineOrder::zero_bubble, {4, 1})), "2/1");
+  for (const PipelineOrder name : all_values<PipelineOrder>)
     for (int p = 2; p <= 8; ++p)
       for (const int m : {1, p, 2 * p}) {
-        const int v = name == "interleaved" ? 2 : 1;
+        const int v = name == PipelineOrder::interleaved ? 2 : 1;
         if (v > 1 && m < p) continue;
         const PipelineShape shape{p, m, v};
         EXPECT_EQ(to_string(bubble_of(make_schedule(name, shape), shape)),
@@ -249,10 +251,11 @@ TEST(MeshForms, KnowTheBubbleOfEverySchedule) {
 
 TEST(MeshForms, TellAnotherOrderByItsBubble) {
   const PipelineShape shape{4, 8};
-  EXPECT_FALSE(bubble_of(one_f_one_b(shape), shape) == bubble_form("zero-bubble", shape));
+  EXPECT_FALSE(bubble_of(one_f_one_b(shape), shape) ==
+               bubble_form(PipelineOrder::zero_bubble, shape));
   auto late = one_f_one_b(shape);
   std::swap(late[1][0], late[1][1]);  // its micro-batches change places
-  EXPECT_FALSE(bubble_of(late, shape) == bubble_form("1f1b", shape));
+  EXPECT_FALSE(bubble_of(late, shape) == bubble_form(PipelineOrder::one_f_one_b, shape));
 }
 
 }  // namespace

@@ -48,12 +48,13 @@ std::vector<LayerActivations> activations(const ModelOptions& options,
     return (parts * d / shape.tensor + others * d / shape.by_rows()) * element;
   };
   const std::uint64_t whole = of(12, 4) + narrow;
-  const std::uint64_t kept = options.recompute == "full"        ? of(0, 1)
-                             : options.recompute == "selective" ? of(8, 2) + narrow
-                                                                : whole;
-  const std::uint64_t backward = options.recompute == "full" ? whole - of(0, 1) + 5 * d * element
-                                 : options.recompute == "selective" ? 9 * d * element
-                                                                    : 5 * d * element;
+  const std::uint64_t kept = options.recompute == Recompute::full        ? of(0, 1)
+                             : options.recompute == Recompute::selective ? of(8, 2) + narrow
+                                                                         : whole;
+  const std::uint64_t backward = options.recompute == Recompute::full
+                                     ? whole - of(0, 1) + 5 * d * element
+                                 : options.recompute == Recompute::selective ? 9 * d * element
+                                                                             : 5 * d * element;
   const std::uint64_t stream = stream_bytes(options, shape);
   std::vector<LayerActivations> layers = {{.backward = stream}};
   layers.resize(std::size_t(options.layers) + 1, {.kept = tokens * kept,
@@ -135,7 +136,7 @@ Stack gpt(const ModelOptions& options) {
   stack.add(std::make_unique<GptEmbedding>(options));
   for (int i = 0; i < options.layers; ++i) stack.add(std::make_unique<GptBlock>(options, i));
   stack.add(std::make_unique<GptHead>(options));
-  stack.recompute(recompute_of(options));
+  stack.recompute(options.recompute);
   return stack;
 }
 

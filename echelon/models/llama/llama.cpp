@@ -69,17 +69,17 @@ std::vector<LayerActivations> activations(const ModelOptions& options,
   const std::uint64_t narrow = (2 / shape.by_rows() + std::uint64_t(sizes.heads) / shape.tensor) *
                                std::max<std::uint64_t>(4, element);
   const std::uint64_t whole = of(qkv + d + 3 * ffn, 4 * d) + narrow;
-  const std::uint64_t kept = options.recompute == "full" ? of(0, d)
-                             : options.recompute == "selective"
+  const std::uint64_t kept = options.recompute == Recompute::full ? of(0, d)
+                             : options.recompute == Recompute::selective
                                  ? of(qkv + d + 2 * ffn, 2 * d) + narrow
                                  : whole;
   // The gradients of gate and up; where torch computes them, also the products that they are made
   // of, and norms in fp32.
   const bool own_kernels = shape.type == at::kFloat && !shape.cuda;
   const std::uint64_t busy = own_kernels ? of(2 * ffn, 0) : of(3 * ffn, 0) + 2 * d * element;
-  const std::uint64_t backward = options.recompute == "full"        ? whole - of(0, d) + busy
-                                 : options.recompute == "selective" ? busy + of(ffn, 0)
-                                                                    : busy;
+  const std::uint64_t backward = options.recompute == Recompute::full ? whole - of(0, d) + busy
+                                 : options.recompute == Recompute::selective ? busy + of(ffn, 0)
+                                                                             : busy;
   const std::uint64_t stream = stream_bytes(options, shape);
   std::vector<LayerActivations> layers = {{.backward = stream}};
   layers.resize(std::size_t(options.layers) + 1, {.kept = tokens * kept,
@@ -140,7 +140,7 @@ Stack llama(const ModelOptions& options) {
   for (int i = 0; i < options.layers; ++i)
     stack.add(std::make_unique<LlamaBlock>(options, i, rotary));
   stack.add(std::make_unique<LlamaHead>(options));
-  stack.recompute(recompute_of(options));
+  stack.recompute(options.recompute);
   return stack;
 }
 

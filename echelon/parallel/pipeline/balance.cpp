@@ -24,14 +24,14 @@ void require_enough(int layers, const PipelineShape& shape) {
 }
 
 // Micro-batches whose activations a stage holds at once; of several chunks, its share of them.
-double held(int stage, std::string_view schedule, const PipelineShape& shape) {
+double held(int stage, PipelineOrder schedule, const PipelineShape& shape) {
   return double(closed_form_activations(schedule, shape, shape.rank_of(stage))) / shape.chunks;
 }
 
-double cost_of(const LayerCost& layer, int stage, std::string_view by, std::string_view schedule,
+double cost_of(const LayerCost& layer, int stage, BalanceBy by, PipelineOrder schedule,
                const PipelineShape& shape) {
-  if (by == "time") return layer.seconds;
-  if (by == "memory")
+  if (by == BalanceBy::time) return layer.seconds;
+  if (by == BalanceBy::memory)
     return double(layer.state) + held(stage, schedule, shape) * double(layer.activations);
   return 1;
 }
@@ -49,8 +49,8 @@ void share_times(std::vector<LayerCost>& layers, const std::vector<std::string>&
 }
 
 // best[s][l]: the least that the dearest of the first s stages can cost with the first l layers.
-std::vector<StageLayers> balance(const std::vector<LayerCost>& layers, std::string_view by,
-                                 std::string_view schedule, const PipelineShape& shape) {
+std::vector<StageLayers> balance(const std::vector<LayerCost>& layers, BalanceBy by,
+                                 PipelineOrder schedule, const PipelineShape& shape) {
   require_enough(int(layers.size()), shape);
   const auto n = layers.size(), stages = std::size_t(shape.stages());
   constexpr double never = std::numeric_limits<double>::infinity();
@@ -109,8 +109,8 @@ std::string stages_text(const std::vector<StageLayers>& stages) {
 }
 
 std::vector<double> stage_costs(const std::vector<StageLayers>& stages,
-                                const std::vector<LayerCost>& layers, std::string_view by,
-                                std::string_view schedule, const PipelineShape& shape) {
+                                const std::vector<LayerCost>& layers, BalanceBy by,
+                                PipelineOrder schedule, const PipelineShape& shape) {
   std::vector<double> costs;
   for (std::size_t s = 0; s < stages.size(); ++s) {
     costs.push_back(0);

@@ -33,8 +33,8 @@ void share_times(std::vector<LayerCost>& layers, const std::vector<std::string>&
 // `by`: "count" of layers, "time" or "memory". A stage's memory has the activations of as many
 // micro-batches as the schedule keeps there at once. Throws InvalidArgument where there are fewer
 // layers than stages.
-std::vector<StageLayers> balance(const std::vector<LayerCost>& layers, std::string_view by,
-                                 std::string_view schedule, const PipelineShape& shape);
+std::vector<StageLayers> balance(const std::vector<LayerCost>& layers, BalanceBy by,
+                                 PipelineOrder schedule, const PipelineShape& shape);
 
 // Sizes as a user gives them, "2,3,3": by stage, together all layers.
 std::vector<StageLayers> stages_of(const std::string& sizes, int layers,
@@ -44,8 +44,8 @@ std::string stages_text(const std::vector<StageLayers>& stages);  // the sizes a
 // What every stage costs, in the unit of `by`; and how much dearer the dearest rank is than the
 // mean of all: 0.25 is a quarter.
 std::vector<double> stage_costs(const std::vector<StageLayers>& stages,
-                                const std::vector<LayerCost>& layers, std::string_view by,
-                                std::string_view schedule, const PipelineShape& shape);
+                                const std::vector<LayerCost>& layers, BalanceBy by,
+                                PipelineOrder schedule, const PipelineShape& shape);
 double imbalance(const std::vector<double>& stage_costs, const PipelineShape& shape);
 
 // By layer: the rank that has it.

@@ -165,76 +165,57 @@ int zero_bubble_activations(const PipelineShape& shape, int) {
   return std::min(shape.micro_batches, shape.ranks);
 }
 
-// All that is known of a schedule by its name.
+// All that is known of a schedule.
 struct Known {
-  std::string_view name;
   void (*check)(std::string_view name, const PipelineShape& shape);
   PipelineSchedule (*make)(const PipelineShape& shape);
   Bubble (*bubble)(const PipelineShape& shape);
   int (*activations)(const PipelineShape& shape, int rank);
 };
-constexpr std::array schedules{
-    Known{"gpipe", check_one_chunk, gpipe, plain_bubble, gpipe_activations},
-    Known{"1f1b", check_one_chunk, one_f_one_b, plain_bubble, one_f_one_b_activations},
-    Known{"interleaved", check_interleaved, interleaved, plain_bubble, interleaved_activations},
-    Known{"zero-bubble", check_one_chunk, zero_bubble, zero_bubble_bubble, zero_bubble_activations},
-};
 
-const Known& known(std::string_view name) {
-  const auto found = std::ranges::find(schedules, name, &Known::name);
-  if (found != schedules.end()) return *found;
-  const std::string near = nearest(name, pipeline_schedule_names());
-  throw InvalidArgument(fmt::format("there is no pipeline schedule \"{}\": there are {}{}", name,
-                                    fmt::join(pipeline_schedule_names(), ", "),
-                                    near.empty() ? "" : fmt::format(" (did you mean {}?)", near)));
+const Known& known(PipelineOrder order) {
+  static constexpr std::array<Known, all_names<PipelineOrder>.size()> schedules{{
+      {check_one_chunk, gpipe, plain_bubble, gpipe_activations},
+      {check_one_chunk, one_f_one_b, plain_bubble, one_f_one_b_activations},
+      {check_interleaved, interleaved, plain_bubble, interleaved_activations},
+      {check_one_chunk, zero_bubble, zero_bubble_bubble, zero_bubble_activations},
+  }};
+  return schedules.at(std::size_t(order));
 }
 
-}  // namespace
-
-PipelineSchedule make_schedule(std::string_view name, const PipelineShape& shape) {
-  return known(name).make(shape);
-}
-
-const std::vector<std::string>& pipeline_schedule_names() {
-  static const std::vector<std::string> names = [] {
-    std::vector<std::string> all;
-    for (const Known& one : schedules) all.emplace_back(one.name);
-    return all;
-  }();
-  return names;
-}
-
-namespace {
-
-Bubble bubble_of(std::string_view name, const PipelineShape& shape) {
-  const Known& schedule = known(name);
-  schedule.check(name, shape);
+Bubble bubble_of(PipelineOrder order, const PipelineShape& shape) {
+  const Known& schedule = known(order);
+  schedule.check(name_of(order), shape);
   return schedule.bubble(shape);
 }
 
 }  // namespace
 
-double ideal_bubble(std::string_view name, const PipelineShape& shape) {
-  const Bubble one = bubble_of(name, shape);
+PipelineSchedule make_schedule(PipelineOrder order, const PipelineShape& shape) {
+  return known(order).make(shape);
+}
+
+double ideal_bubble(PipelineOrder order, const PipelineShape& shape) {
+  const Bubble one = bubble_of(order, shape);
   return double(one.idle) / double(one.work);
 }
 
-std::string ideal_bubble_text(std::string_view name, const PipelineShape& shape) {
-  const auto [idle_form, work_form, idle, work] = bubble_of(name, shape);
+std::string ideal_bubble_text(PipelineOrder order, const PipelineShape& shape) {
+  const auto [idle_form, work_form, idle, work] = bubble_of(order, shape);
   return fmt::format("({})/{} = {}/{} = {:.1f} %", idle_form,
                      work_form.size() > 1 ? fmt::format("({})", work_form) : std::string(work_form),
                      idle, work, 100.0 * double(idle) / double(work));
 }
 
-std::string ideal_idle_text(std::string_view name, const PipelineShape& shape) {
-  const auto [idle_form, work_form, idle, work] = bubble_of(name, shape);
+std::string ideal_idle_text(PipelineOrder order, const PipelineShape& shape) {
+  const auto [idle_form, work_form, idle, work] = bubble_of(order, shape);
   return fmt::format("({0})/({1}+{0}) = {2}/{3} = {4:.1f} %", idle_form, work_form, idle,
                      work + idle, 100.0 * double(idle) / double(work + idle));
 }
 
-int closed_form_activations(std::string_view name, const PipelineShape& shape, int rank) {
-  const Known& schedule = known(name);
-  schedule.check(name, shape);
+int closed_form_activations(PipelineOrder order, const PipelineShape& shape, int rank) {
+  const Known& schedule = known(order);
+  schedule.check(name_of(order), shape);
   if (rank < 0 || rank >= shape.ranks)
     throw InvalidArgument(
         fmt::format("rank {} is not in a pipeline of {} ranks", rank, shape.ranks));

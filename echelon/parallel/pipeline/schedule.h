@@ -17,6 +17,8 @@
 #include <string_view>
 #include <vector>
 
+#include "echelon/parallel/pipeline/options.h"
+
 namespace echelon {
 
 // The model is cut into stages. Chunk c of rank r is stage c * ranks + r: with several chunks a
@@ -65,10 +67,9 @@ PipelineSchedule interleaved(const PipelineShape& shape);
 // wait for the last backwards. Every rank holds what the first holds under 1f1b.
 PipelineSchedule zero_bubble(const PipelineShape& shape);
 
-// One of the above by its name. All of them throw InvalidArgument where a shape has no such
+// One of the above. All of them throw InvalidArgument where a shape has no such
 // schedule, and name the nearest that has.
-PipelineSchedule make_schedule(std::string_view name, const PipelineShape& shape);
-const std::vector<std::string>& pipeline_schedule_names();
+PipelineSchedule make_schedule(PipelineOrder order, const PipelineShape& shape);
 
 // Throws InvalidArgument naming rank, index and slot where a schedule cannot run: something twice,
 // missing or out of the shape, a backward before its forward, an input part without its weight part
@@ -94,11 +95,11 @@ int peak_activations(const PipelineSchedule& schedule, int rank);
 //
 // Qi et al. have (p-1)(F+I-W) / (m (F+I+W)) for parts of unequal cost. That holds for m >= p as
 // long as W is no longer than F nor I.
-double ideal_bubble(std::string_view name, const PipelineShape& shape);
+double ideal_bubble(PipelineOrder order, const PipelineShape& shape);
 // The same in words, "(p-1)/m = 3/8 = 37.5 %", and as the share of the step in which a rank idles,
 // "(p-1)/(m+p-1) = 3/11 = 27.3 %".
-std::string ideal_bubble_text(std::string_view name, const PipelineShape& shape);
-std::string ideal_idle_text(std::string_view name, const PipelineShape& shape);
+std::string ideal_bubble_text(PipelineOrder order, const PipelineShape& shape);
+std::string ideal_idle_text(PipelineOrder order, const PipelineShape& shape);
 
 // peak_activations by formula, for any number of micro-batches:
 //
@@ -107,6 +108,6 @@ std::string ideal_idle_text(std::string_view name, const PipelineShape& shape);
 //   interleaved  min(m v, 2(p-i-1) + (v-1)p + 1)    in chunks, each 1/v of a rank's layers; the
 //                                                   second is the smaller from m = 2p on
 //   zero-bubble  min(m, p)                          p-i as in 1f1b, and i whose weight part waits
-int closed_form_activations(std::string_view name, const PipelineShape& shape, int rank);
+int closed_form_activations(PipelineOrder order, const PipelineShape& shape, int rank);
 
 }  // namespace echelon

@@ -2,16 +2,21 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 
 #include "echelon/base/options.h"
 
 namespace echelon {
 
+enum class ServerPlace { colocated, separate };
+constexpr auto names_of(ServerPlace) { return names("colocated", "separate"); }
+
+enum class ServerMode { sync, bounded, async };
+constexpr auto names_of(ServerMode) { return names("sync", "bounded", "async"); }
+
 struct ServerOptions {
   std::int64_t count = 0;
-  std::string place = "colocated";
-  std::string mode = "sync";
+  ServerPlace place = ServerPlace::colocated;
+  ServerMode mode = ServerMode::sync;
   std::int64_t staleness = 3;
   bool aware_rate = false;
   double compensate = 0;
@@ -22,12 +27,10 @@ struct ServerOptions {
     f.add("count", count, "parameter servers; 0: none, the ranks reduce among themselves",
           {.minimum = 0, .maximum = 1024});
     f.add("place", place,
-          "colocated: in the first ranks, which also work; separate: the last ranks of the job",
-          {.choices = {"colocated", "separate"}});
+          "colocated: in the first ranks, which also work; separate: the last ranks of the job");
     f.add("mode", mode,
           "sync: a step begins when the one before is applied; bounded: gradients may be up to "
-          "server.staleness updates old; async: as old as they come",
-          {.choices = {"sync", "bounded", "async"}});
+          "server.staleness updates old; async: as old as they come");
     f.add("staleness", staleness, "bounded: updates that a gradient may lag behind",
           {.minimum = 0, .maximum = 1000});
     f.add("aware_rate", aware_rate, "a gradient of age a counts 1/max(1, a)");

@@ -7,13 +7,15 @@
 namespace echelon {
 
 ServerRoles::ServerRoles(const ServerOptions& options, int all)
-    : ranks(all), servers(static_cast<int>(options.count)), separate(options.place == "separate") {
+    : ranks(all),
+      servers(static_cast<int>(options.count)),
+      separate(options.place == ServerPlace::separate) {
   if (separate ? servers >= ranks : servers > ranks)
     throw InvalidArgument(fmt::format(
         "server.count = {} with server.place={} needs at least {} ranks, and there {} {}; give more "
         "with --nproc",
-        servers, options.place, separate ? servers + 1 : servers, ranks == 1 ? "is" : "are",
-        ranks));
+        servers, echelon::name_of(options.place), separate ? servers + 1 : servers,
+        ranks == 1 ? "is" : "are", ranks));
 }
 
 int ServerRoles::server_of(int rank) const {

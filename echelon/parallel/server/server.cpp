@@ -40,17 +40,19 @@ bool ours_alone(const at::Tensor& tensor) {
 }  // namespace
 
 std::int64_t ServerOptions::bound() const {
-  return mode == "sync" ? 0 : mode == "bounded" ? staleness : ClockTable::unbounded;
+  return mode == ServerMode::sync      ? 0
+         : mode == ServerMode::bounded ? staleness
+                                       : ClockTable::unbounded;
 }
 
 std::int64_t ServerOptions::most_begun() const {
-  return mode == "async" ? ClockTable::most_begun : bound() + 1;
+  return mode == ServerMode::async ? ClockTable::most_begun : bound() + 1;
 }
 
 std::int64_t ServerOptions::most_waiting(int workers) const {
   // Each worker may hold up one step, of which all other shares are there; one more is applied.
   const std::int64_t w = workers, held_up = w * (w - 1) + w;
-  return std::min(held_up + (mode == "bounded" ? staleness * w : 0), most_begun() * w);
+  return std::min(held_up + (mode == ServerMode::bounded ? staleness * w : 0), most_begun() * w);
 }
 
 ParameterServer::ParameterServer(Setup setup, const std::string& bind, const NetOptions& net,
@@ -59,8 +61,8 @@ ParameterServer::ParameterServer(Setup setup, const std::string& bind, const Net
   if (setup_.index == 0) {
     table_ = std::make_unique<ClockTable>(
         setup_.shares, 0, setup_.end > 0 ? setup_.end : setup_.steps, setup_.server.bound(),
-        setup_.server.mode == "sync" ? ClockTable::Shares::to_each_its_own
-                                     : ClockTable::Shares::to_whoever_asks);
+        setup_.server.mode == ServerMode::sync ? ClockTable::Shares::to_each_its_own
+                                               : ClockTable::Shares::to_whoever_asks);
     table_->hold(0);  // until it is known where to begin
   }
   std::vector<Listener> listeners;
@@ -222,7 +224,7 @@ void ParameterServer::take_beginning(Beginning beginning) {
 
 int ParameterServer::join(const std::string& name, Part part) {
   const std::lock_guard lock(mutex_);
-  if (table_ && setup_.server.mode == "sync" && table_->living() >= setup_.shares)
+  if (table_ && setup_.server.mode == ServerMode::sync && table_->living() >= setup_.shares)
     throw InvalidArgument(
         "a synchronous job takes no further workers; they may join a bounded one");
   if (part == Part::rank && ranks_ >= setup_.shares)

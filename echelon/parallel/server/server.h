@@ -190,7 +190,7 @@ class ParameterServer {
   // and bound what guests may leave there.
   void require_its_own(int worker, const Task& task) const;
   void require_room(const Task& task, Part part) const;
-  bool needs_all_workers() const { return setup_.server.mode == "sync" || setup_.spell; }
+  bool needs_all_workers() const { return setup_.server.mode == ServerMode::sync || setup_.spell; }
   // With mutex_:
   void shut_if(const std::function<bool(const Connection&)>& whom);
   int waited_for() const;  // ranks of the job and servers that have not left

@@ -243,7 +243,7 @@ double ParameterServer::patience() const {
 
 void ParameterServer::look_for_silent_workers() {
   const auto now = Deadline::Clock::now();
-  if (setup_.server.mode == "sync" && table_->living() < setup_.shares &&
+  if (setup_.server.mode == ServerMode::sync && table_->living() < setup_.shares &&
       now - began_ > Deadline::duration_of(setup_.timeout))
     throw Timeout(fmt::format("{} of {} workers have come to the parameter servers within {} s",
                               table_->living(), setup_.shares, setup_.timeout));
