@@ -23,7 +23,7 @@ int main() {
           [](const auto& output, const auto& target) { return torch::mse_loss(output, target); }));
   echelon::Trainer trainer(model, few,
                            {.train = {.steps = 5000, .batch = 32},
-                            .optim = {.rate = 0.02, .schedule = RateSchedule::constant}},
+                            .optim = {.rate = 0.02, .schedule = echelon::RateSchedule::constant}},
                            ranks);
 
   double best = std::numeric_limits<double>::infinity();
