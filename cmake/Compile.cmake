@@ -71,7 +71,7 @@ endfunction()
 echelon_precompile(echelon_fmt torch_free ${ECHELON_TORCH_FREE_HEADERS})
 if(ECHELON_TORCH)
   echelon_fmt(echelon_torch_fmt Torch::torch)
-  echelon_precompile(echelon_torch_fmt rooms ${ECHELON_COMMON_HEADERS})
+  echelon_precompile(echelon_torch_fmt torch ${ECHELON_COMMON_HEADERS})
 endif()
 
 # A target's private side. With TORCH_FREE, it sees no torch.

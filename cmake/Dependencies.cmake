@@ -35,7 +35,7 @@ if(NOT OPENSSL_INCLUDE_DIR)
   message(FATAL_ERROR "openssl/ssl.h was not found: install libssl-dev.")
 endif()
 
-# What a room may be built with or without (see Room.cmake).
+# What a component may be built with or without (see Component.cmake).
 set(ECHELON_PARTS "")
 if(TORCH_HAS_CUDA)
   list(APPEND ECHELON_PARTS cuda)

@@ -1,4 +1,4 @@
-# find_package(echelon) gives echelon::echelon and a target for each room. Torch is found again by the
+# find_package(echelon) gives echelon::echelon and a target for each component. Torch is found again by the
 # user's project, through ECHELON_PYTHON or TORCH_ROOT, by default where it was found here.
 
 include(CMakePackageConfigHelpers)

@@ -1,4 +1,4 @@
-"""Includes go downward only, the lowest rooms know nothing of torch, and no header drags torch's umbrella in.
+"""Includes go downward only, the lowest components know nothing of torch, and no header drags torch's umbrella in.
 Nor does anything use the parts of std::filesystem that torch's wheels replace (see echelon/base/folder.h).
 
 Run from anywhere: python3 include_direction_test.py [ROOT]
@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-# Bottom to top. A room may include itself and what stands before it.
+# Bottom to top. A component may include itself and what stands before it.
 ORDER = ["kernels", "base", "net", "launch", "collective", "comm", "data", "nn", "models", "optim",
          "step", "parallel", "plan", "train", "job", "verify", "cli"]
 TORCH_FREE = {"kernels", "base", "net", "launch", "collective"}
@@ -22,52 +22,52 @@ SUFFIXES = {".h", ".hpp", ".cpp", ".cu", ".cuh"}
 
 
 def files(root: Path):
-    """Yields (room, file) for every source of the library and the command line."""
-    rooms = [(d.name, d) for d in sorted((root / "echelon").glob("*")) if d.is_dir()]
-    rooms += [("cli", root / "cli")]
-    for room, folder in rooms:
+    """Yields (component, file) for every source of the library and the command line."""
+    components = [(d.name, d) for d in sorted((root / "echelon").glob("*")) if d.is_dir()]
+    components += [("cli", root / "cli")]
+    for component, folder in components:
         for file in sorted(folder.rglob("*")):
             if file.suffix in SUFFIXES:
-                yield room, file
+                yield component, file
 
 
-def room_of(path: str):
-    """The room that an include names: "echelon/<room>/…" or "cli/…"; None for anything else."""
+def component_of(path: str):
+    """The component that an include names: "echelon/<component>/…" or "cli/…"; None for anything else."""
     parts = path.split("/")
     if parts[0] == "echelon" and len(parts) > 2:
         return parts[1]
     return parts[0] if parts[0] == "cli" and len(parts) > 1 else None
 
 
-def complaint(room: str, file: Path, path: str):
+def complaint(component: str, file: Path, path: str):
     """What is wrong with one include, or None."""
     if TORCH.match(path):
-        if room in TORCH_FREE:
-            return f"{room} is free of torch, but includes <{path}>"
+        if component in TORCH_FREE:
+            return f"{component} is free of torch, but includes <{path}>"
         if path in UMBRELLAS and file.suffix != ".cpp":
             return f"a header includes torch's umbrella <{path}>: include what it needs"
         return None
-    target = room_of(path)
-    if target is None or target == room:
+    target = component_of(path)
+    if target is None or target == component:
         return None
     if target not in ORDER:
-        return f"'{target}' is no room: add it to ORDER in {Path(__file__).name}"
-    if ORDER.index(target) > ORDER.index(room):
-        return f"{room} includes {target}, which stands above it"
+        return f"'{target}' is not a component: add it to ORDER in {Path(__file__).name}"
+    if ORDER.index(target) > ORDER.index(component):
+        return f"{component} includes {target}, which stands above it"
     return None
 
 
 def check(root: Path):
     """All complaints about the tree, each as 'file:line: what'."""
     found = []
-    for room, file in files(root):
+    for component, file in files(root):
         name = file.relative_to(root)
-        if room not in ORDER:
-            found.append(f"{name}:1: '{room}' is no room: add it to ORDER in {Path(__file__).name}")
+        if component not in ORDER:
+            found.append(f"{name}:1: '{component}' is not a component: add it to ORDER in {Path(__file__).name}")
             continue
         for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
             match = INCLUDE.match(line)
-            what = match and complaint(room, file, match[1] or match[2])
+            what = match and complaint(component, file, match[1] or match[2])
             replaced = REPLACED.match(line)
             if replaced:
                 what = f"std::filesystem::{replaced[1]} may be torch's: use echelon/base/folder.h"
@@ -82,8 +82,8 @@ def self_check():
         "echelon/base/a.cpp": ('#include "echelon/nn/stack.h"', "base includes nn"),
         "echelon/base/b.h": ("#  include <c10/util/Exception.h>", "free of torch"),
         "echelon/data/c.h": ("#include <torch/torch.h>", "umbrella"),
-        "echelon/nn/d.h": ('#include "echelon/helpers/x.h"', "'helpers' is no room"),
-        "echelon/misc/e.cpp": ("", "'misc' is no room"),
+        "echelon/nn/d.h": ('#include "echelon/helpers/x.h"', "'helpers' is not a component"),
+        "echelon/misc/e.cpp": ("", "'misc' is not a component"),
         "echelon/kernels/cuda/f.cu": ('#include "echelon/base/error.h"', "kernels includes base"),
         "echelon/train/g.h": ('#include "cli/command.h"', "train includes cli"),
         "echelon/data/h.cpp": ("  for (auto& e : fs::directory_iterator(root)) {", "may be torch's"),

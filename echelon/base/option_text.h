@@ -1,5 +1,5 @@
-// How options are written, for the files that read them and print them. Not for other rooms: use
-// options.h.
+// The text form of options, for the files that read and print them. Private to this component:
+// others use options.h.
 #pragma once
 
 #include <string>

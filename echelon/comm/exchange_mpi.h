@@ -1,5 +1,5 @@
 // Operations of MPI under way: what the MPI communicator (mpi.cpp) is made of. Needs mpi.h, which
-// no user of Echelon has to have: for the sources of this room alone.
+// users of Echelon need not have: private to this component.
 //
 // An operation is one or more requests of MPI. They are started when it is issued, since MPI
 // matches collectives by their order, and looked at from then on: by whoever waits, and by one

@@ -1,5 +1,5 @@
 // Operations of NCCL under way: what the NCCL communicator (nccl.cpp) is made of. Needs nccl.h,
-// which no user of Echelon has to have: for the sources of this room alone.
+// which users of Echelon need not have: private to this component.
 #pragma once
 
 #include <ATen/core/Tensor.h>

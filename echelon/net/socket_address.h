@@ -1,5 +1,5 @@
 // Socket addresses as the system calls take them, and the names they come from. For the sources of
-// this room; socket.h is the page for users.
+// this component; socket.h is the page for users.
 #pragma once
 
 #include <sys/socket.h>

@@ -1,16 +1,16 @@
-# A room is one folder of echelon/ and one static library:
+# A component is one folder of echelon/ and one static library:
 #
-#   echelon_room(NAME SOURCES files… DEPENDS rooms or targets…)
+#   echelon_component(NAME SOURCES files… DEPENDS components or targets…)
 #
-# makes echelon_NAME (alias echelon::NAME), which sees the repository root and the rooms it depends on.
+# makes echelon_NAME (alias echelon::NAME), which sees the repository root and the components it depends on.
 # Third-party headers are private to the sources: what a user includes needs torch and nothing else.
 # Parts that a build may lack are ECHELON_PARTS: cuda.cpp and *_cuda.cpp are compiled only with that part,
 # cuda_none.cpp and *_cuda_none.cpp (the stubs that say it is missing) only without; likewise for mpi, nccl
-# and uring. A room with no source yet is an interface library.
+# and uring. A component with no source yet is an interface library.
 
 include(GNUInstallDirs)
 
-function(echelon_room name)
+function(echelon_component name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS" ${ARGN})
   set(target echelon_${name})
   foreach(part cuda mpi nccl uring)
@@ -22,7 +22,7 @@ function(echelon_room name)
   endforeach()
   set(depends "")
   foreach(dependency IN LISTS ARG_DEPENDS)
-    if(dependency IN_LIST ECHELON_ROOMS)
+    if(dependency IN_LIST ECHELON_COMPONENTS)
       list(APPEND depends echelon_${dependency})
     else()
       list(APPEND depends ${dependency})
@@ -48,7 +48,7 @@ function(echelon_room name)
       echelon_precompile(${target} torch_free)
     else()
       echelon_private(${target})
-      echelon_precompile(${target} rooms)
+      echelon_precompile(${target} torch)
     endif()
     target_link_libraries(${target} PRIVATE ${ECHELON_LZMA})
   endif()
