@@ -22,6 +22,7 @@ namespace fs = std::filesystem;
 
 struct Arguments {
   std::string run, folder;
+  bool force = false;
 };
 
 // Where a parameter's values are in a state (state_file.cpp): the masters of those that train.
@@ -38,8 +39,21 @@ const safetensors::Entry& entry_of(const safetensors::Reader& state, const Param
   return *entry;
 }
 
-// A run that is still going replaces its state as a whole, so what was opened stays one state. This
-// takes no part in the run and needs no lock on it.
+// Refuses to replace what is there.
+void require_new(const fs::path& folder, bool force) {
+  if (fs::exists(folder) && !fs::is_directory(folder))
+    throw InvalidArgument(fmt::format(
+        "{} is a file, and export writes a folder; choose another with -o", folder.string()));
+  if (force) return;
+  for (const char* name : {"config.json", "model.safetensors"})
+    if (fs::exists(folder / name))
+      throw InvalidArgument(
+          fmt::format("{} exists; choose another folder with -o, or overwrite it with --force",
+                      (folder / name).string()));
+}
+
+// A run in progress replaces its state file as a whole, so the opened file stays consistent. Export
+// only reads the run and needs no lock on it.
 void run(const Arguments& arguments) {
   const fs::path run(arguments.run), config = run / "config.toml";
   if (!fs::is_directory(run))
@@ -49,6 +63,8 @@ void run(const Arguments& arguments) {
         "{} holds no saved state; a run writes one when it ends or is interrupted, and every "
         "train.save_every steps",
         run.string()));
+  const fs::path folder = arguments.folder.empty() ? run / "weights" : fs::path(arguments.folder);
+  require_new(folder, arguments.force);
   const safetensors::Reader state(run / "state.safetensors");
   JobOptions options;
   read_toml_file(fields_of(options), config);
@@ -56,7 +72,6 @@ void run(const Arguments& arguments) {
   at::ScalarType type = at::kFloat;
   for (const auto& parameter : stack.parameters())  // all are looked at before anything is written
     if (type_of(state, entry_of(state, parameter)) == at::kDouble) type = at::kDouble;
-  const fs::path folder = arguments.folder.empty() ? run / "weights" : fs::path(arguments.folder);
   write_weights(
       folder, options.model, stack, type,
       [&](const Parameter& parameter) { return tensor_of(state, entry_of(state, parameter)); },
@@ -82,6 +97,8 @@ void add_export(CLI::App& app, int& exit_code) {
       ->add_option("-o,--output", arguments->folder,
                    "Folder for config.json and model.safetensors; default: weights/ of the run")
       ->type_name("DIR");
+  command->add_flag("--force", arguments->force,
+                    "Overwrite weights that are already in the folder");
   command->footer("Example:\n  echelon export runs/2026-01-31-120000 -o half-way");
   command->callback([arguments, &exit_code] {
     run(*arguments);

@@ -215,6 +215,29 @@ def test_export_without_a_folder_gives_the_run_its_weights_back(echelon):
     assert (run / "weights" / "model.safetensors").read_bytes() == before
 
 
+def test_export_overwrites_weights_only_when_told_to(echelon, tmp_path):
+    run = echelon.train_well("a", train_save_every=5)  # the state after step 10, the weights after step 12
+    (tmp_path / "file").write_text("notes")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes").write_text("notes")
+    assert echelon("export", run, "-o", "out").returncode == 0, "nothing is overwritten there"
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "config.json").write_text("{}")
+    for arguments, exists in ([], run / "weights" / "config.json"), (["-o", "out"], "out/config.json"), (
+            ["-o", "config"], "config/config.json"):
+        before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        result = echelon("export", run, *arguments)
+        assert result.returncode == 2 and result.stdout == "", result.stdout
+        assert result.stderr == (f"echelon: error: {exists} exists; choose another folder with -o, "
+                                 "or overwrite it with --force\n")
+        assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        assert echelon("export", run, *arguments, "--force").returncode == 0
+    assert same_folder(tmp_path / "config", run / "weights")
+    result = echelon("export", run, "-o", "file", "--force")
+    assert result.returncode == 2 and "file is a file, and export writes a folder" in result.stderr, result.stderr
+    assert (tmp_path / "file").read_text() == "notes"
+
+
 def test_export_refuses_what_is_no_run_with_a_state(echelon, tmp_path):
     run = echelon.train_well("a")
     config = (run / "config.toml").read_text()
