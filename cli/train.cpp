@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <memory>
 
 #include "cli/commands.h"
@@ -56,14 +57,27 @@ JobRequest request_of(const Arguments& arguments) {
     if (!arguments.config.empty())
       throw InvalidArgument(
           "--resume takes the run's own configuration; change single values with --set");
+    if (!arguments.name.empty())
+      throw InvalidArgument(fmt::format(
+          "--resume goes on in {}, which keeps its name; leave --name out", arguments.resume));
     read_toml_file(fields, RunDirectory::open(arguments.resume).config());
   } else if (!arguments.config.empty()) {
     request.given = read_toml_file(fields, arguments.config);
   }
-  for (const auto& assignment : arguments.set)
-    request.given.push_back(set_option(fields, assignment));
-  if (!arguments.data.empty()) request.options.data.source = arguments.data;
-  if (!arguments.plan.empty()) request.options.comm.plan = arguments.plan;
+  std::vector<std::string> set;
+  for (const auto& assignment : arguments.set) set.push_back(set_option(fields, assignment));
+  request.given.insert(request.given.end(), set.begin(), set.end());
+  // --data and --plan override a file, as --set does, but not each other.
+  const auto take = [&](const std::string& value, std::string& option, const char* flag,
+                        const char* key) {
+    if (value.empty()) return;
+    if (option != value && std::find(set.begin(), set.end(), key) != set.end())
+      throw InvalidArgument(fmt::format("{0} {1} and --set {2}={3} differ; give one of them", flag,
+                                        value, key, option));
+    option = value;
+  };
+  take(arguments.data, request.options.data.source, "--data", "data.source");
+  take(arguments.plan, request.options.comm.plan, "--plan", "comm.plan");
   request.options.train.allow_other_data = arguments.allow_other_data;
   return request;
 }
@@ -78,7 +92,8 @@ void add_train(CLI::App& app, int& exit_code) {
   command->add_option("--set", arguments->set, "Set one option; may be given several times")
       ->type_name("KEY=VALUE")
       ->allow_extra_args(false);
-  command->add_option("--data", arguments->data, "Text to train on, in place of Python's sources")
+  command
+      ->add_option("--data", arguments->data, "Text to train on: overrides data.source of JOB.toml")
       ->type_name("FILE-OR-DIR");
   command->add_option("--name", arguments->name, "Name of the run; its directory is runs/NAME")
       ->type_name("NAME");

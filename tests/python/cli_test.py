@@ -132,6 +132,24 @@ def test_a_blank_in_place_of_the_equals_sign_is_shown_as_it_should_be(refused):
     assert refused("train", "--nproc", "2", "--set", "optim.rate").endswith("write --set optim.rate=VALUE")
 
 
+def test_a_resumed_run_takes_no_other_name(echelon, refused):
+    echelon.train_well("a", train_steps=2)
+    assert refused("train", "--resume", "runs/a", "--name", "b") == (
+        "--resume goes on in runs/a, which keeps its name; leave --name out")
+
+
+def test_two_flags_for_one_option_must_agree(echelon, refused):
+    assert refused("train", "--data", "text.txt", "--set", "data.source=random") == (
+        "--data text.txt and --set data.source=random differ; give one of them")
+    assert refused("train", "--set", "comm.plan=a.json", "--plan", "b.json") == (
+        "--plan b.json and --set comm.plan=a.json differ; give one of them")
+    same = echelon("train", "--data", "text.txt", "--set", "data.source=text.txt", "--print-config")
+    assert same.returncode == 0 and tomllib.loads(same.stdout)["data"]["source"] == "text.txt", same.stderr
+    (echelon.folder / "job.toml").write_text("[data]\nsource = 'random'\n")
+    changed = echelon("train", "job.toml", "--data", "text.txt", "--print-config")
+    assert changed.returncode == 0 and tomllib.loads(changed.stdout)["data"]["source"] == "text.txt", changed.stderr
+
+
 @pytest.mark.parametrize("arguments", [["train", "--resume", ""], ["train", "--join", ""], ["train", "--data", ""],
                                        ["train", "--plan", ""], ["train", "--json", ""], ["train", "--name", ""],
                                        ["verify", "--inject", ""], ["verify", "--html", ""], ["topo", "--mesh", ""],
