@@ -152,6 +152,7 @@ void Reporter::peer_lost() const noexcept {
 }
 
 Error Reporter::not_finite(const NotFinite& error) const {
+  if (error.before_any_update) return Error(error.what());  // another rate would end the same way
   return Error(
       fmt::format("{}. Go on from there with: {}", error.what(),
                   resume_command(run_.path(), read_environment(), "--set optim.rate=...")));

@@ -259,7 +259,10 @@ void Trainer::restore(const std::filesystem::path& path) {
   owner().publish();
   alike_ = false;
   digest_ = digest_of(reader);
-  step_ = step;
+  step_ = began_at_ = step;
+  skipped_ = 0;
+  first_done_.reset();
+  last_done_.reset();
 }
 
 }  // namespace echelon

@@ -357,18 +357,49 @@ void Trainer::collect(std::size_t leave) {
     }
     const double seconds = std::chrono::duration<double>(now - flight.last).count();
     flight.last = now;
-    tell(StepReport{.step = slot.step,
-                    .loss = loss,
-                    .grad_norm = norm,
-                    .rate = slot.rate,
-                    .seconds = seconds,
-                    .targets = slot.targets,
-                    .times = executor_->times(),
-                    .loss_scale = scale,
-                    .skipped = numbers[skipped_at] != 0});
+    last_done_ = StepReport{.step = slot.step,
+                            .loss = loss,
+                            .grad_norm = norm,
+                            .rate = slot.rate,
+                            .seconds = seconds,
+                            .targets = slot.targets,
+                            .times = executor_->times(),
+                            .loss_scale = scale,
+                            .skipped = numbers[skipped_at] != 0};
+    if (!first_done_) first_done_ = last_done_;
+    if (last_done_->skipped) ++skipped_;
+    tell(*last_done_);
     if (!executor_->traced().empty()) tell(ExchangeReport{slot.step, executor_->traced()});
     if (device_.is_cuda()) flight.free.push_back(std::move(slot));
   }
+}
+
+// What may have made a step not finite, from what is known of the steps before it.
+std::string Trainer::likely_cause(std::int64_t step) const {
+  const char* not_the_rate = "No update came before it, so optim.rate is not the cause";
+  if (!scales_.empty()) {
+    std::vector<std::string> changes;
+    for (const auto& [at, scale] : scales_)
+      changes.push_back(fmt::format("step {}: {}", at, scale));
+    return fmt::format(
+        "The loss scale was, from {}. fp16 has no numbers beyond 65504: train.precision=bf16{}",
+        fmt::join(changes, ", "),
+        no_update_yet() ? fmt::format(" may help. {}", not_the_rate)
+                        : ", or a lower optim.rate or optim.clip may help");
+  }
+  if (no_update_yet())
+    return fmt::format("{}: look at the weights it began with and at the data", not_the_rate);
+  if (!last_done_ || last_done_->step != step_)  // parameter servers took the steps before
+    return "A lower optim.rate or optim.clip may help";
+  if (last_done_->loss > first_done_->loss)
+    return fmt::format(
+        "The loss was {:.4g} at step {} and {:.4g} at step {}, so training diverged: a lower "
+        "optim.rate or optim.clip may help",
+        first_done_->loss, first_done_->step, last_done_->loss, last_done_->step);
+  return fmt::format(
+      "The step before had a loss of {:.4g} and a gradient norm of {:.4g}: a lower optim.rate or "
+      "optim.clip may help, or step {} has unusual data",
+      last_done_->loss, last_done_->grad_norm, step);
 }
 
 void Trainer::halt(std::int64_t step, double loss, double norm) {
@@ -376,18 +407,12 @@ void Trainer::halt(std::int64_t step, double loss, double norm) {
   const bool of_loss = !std::isfinite(loss);
   std::string text = fmt::format("the {} became {} at step {}", of_loss ? "loss" : "gradient",
                                  std::isnan(of_loss ? loss : norm) ? "NaN" : "infinite", step);
-  std::vector<std::string> changes;
-  for (const auto& [at, scale] : scales_) changes.push_back(fmt::format("step {}: {}", at, scale));
   if (!of_loss && !scales_.empty()) text += ", with a loss scale that would fall below 1";
   text += fmt::format("; the weights are those after step {}. ", step_);
-  text += scales_.empty()
-              ? std::string("A lower optim.rate or optim.clip may help")
-              : fmt::format(
-                    "The loss scale was, from {}. fp16 has no numbers beyond 65504: "
-                    "train.precision=bf16, or a lower optim.rate or optim.clip may help",
-                    fmt::join(changes, ", "));
-  tell(FaultReport{step_, FaultReport::Kind::not_finite, text});
-  throw NotFinite(text);
+  NotFinite error(text + likely_cause(step));
+  error.before_any_update = no_update_yet();
+  tell(FaultReport{step_, FaultReport::Kind::not_finite, error.what()});
+  throw error;
 }
 
 void Trainer::tell(const Event& event) const {

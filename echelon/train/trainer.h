@@ -30,6 +30,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "echelon/base/error.h"
@@ -59,6 +60,7 @@ namespace echelon {
 class NotFinite : public Error {
  public:
   using Error::Error;
+  bool before_any_update = false;  // of this trainer: optim.rate has had no effect
 };
 
 // A worker of parameter servers: the first brings the parameters, sees every step and can save; a
@@ -239,6 +241,8 @@ class Trainer {
   void compute();
   void collect(std::size_t leave);
   bool stopped(const std::atomic<bool>* stop);
+  bool no_update_yet() const { return step_ == began_at_ + skipped_; }
+  std::string likely_cause(std::int64_t step) const;
   [[noreturn]] void halt(std::int64_t step, double loss, double norm);
   void begin_alike();
   void check_same_parameters() const;
@@ -276,9 +280,12 @@ class Trainer {
   std::vector<std::function<void(const Event&)>> observers_;
   double slowness_ = 1;
   std::int64_t step_ = 0;
-  std::map<std::string, std::string> notes_;  // in the metadata of a state
-  at::Tensor input_, target_;                 // of the step being computed, on the device
-  at::Tensor report_;                         // the numbers of a step (see Reported in trainer.cpp)
+  std::int64_t began_at_ = 0;                         // the step of the state that was restored
+  std::int64_t skipped_ = 0;                          // steps since then that changed nothing
+  std::optional<StepReport> first_done_, last_done_;  // since then
+  std::map<std::string, std::string> notes_;          // in the metadata of a state
+  at::Tensor input_, target_;                         // of the step being computed, on the device
+  at::Tensor report_;  // the numbers of a step (see Reported in trainer.cpp)
   std::deque<std::pair<std::int64_t, double>>
       scales_;                          // fp16: steps and loss scales, as it changed
   std::int64_t stop_at_ = 0, lag_ = 0;  // the step to stop after; how much later than the vote

@@ -223,6 +223,34 @@ def test_a_nan_never_reaches_the_weights(echelon, settings):
     assert metrics(good) == metrics(run)
 
 
+def test_a_nan_before_any_update_is_not_blamed_on_the_rate(echelon):
+    files = pytest.importorskip("safetensors.torch")
+    run = echelon.train_well("a")
+    file = run / "weights" / "model.safetensors"
+    weights = files.load_file(file)
+    weights["transformer.h.0.mlp.c_fc.bias"][3] = float("nan")
+    files.save_file(weights, file, metadata={"format": "pt"})
+    sizes = {key: None for key in ("model_layers", "model_width", "model_heads", "model_context")}
+    result = echelon.train("--name", "b", model_init=run / "weights", **sizes)
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert ("the loss became NaN at step 1; the weights are those after step 0. No update came before it, so "
+            "optim.rate is not the cause: look at the weights it began with and at the data") in result.stderr
+    assert result.stderr.count("optim.rate") == 1, result.stderr
+
+
+def test_a_nan_is_reported_with_the_step_before_it(echelon):
+    settings = dict(optim_clip=0, optim_warmup=0)
+    result = echelon.train("--name", "grows", **settings, optim_name="sgd", optim_rate=100, train_steps=100)
+    steps = metrics(echelon.folder / "runs" / "grows")
+    assert steps[-1]["loss"] > steps[0]["loss"], "this rate makes the loss grow before it is NaN"
+    assert (f"The loss was {steps[0]['loss']:.4g} at step 1 and {steps[-1]['loss']:.4g} at step {len(steps)}, so "
+            "training diverged: a lower optim.rate or optim.clip may help") in result.stderr, result.stderr
+    result = echelon.train("--name", "breaks", **settings, optim_rate=1e30)
+    first, = metrics(echelon.folder / "runs" / "breaks")
+    assert (f"The step before had a loss of {first['loss']:.4g} and a gradient norm of {first['grad_norm']:.4g}: a "
+            "lower optim.rate or optim.clip may help, or step 2 has unusual data") in result.stderr, result.stderr
+
+
 def test_a_run_that_met_a_nan_goes_on_with_a_lower_rate(echelon):
     settings = dict(optim_name="sgd", optim_rate=100, optim_clip=0, optim_warmup=0, train_steps=100)
     result = echelon.train("--name", "a", **settings)
