@@ -1,4 +1,4 @@
-"""What the documents promise is there: links lead somewhere, and the option reference is the program's own."""
+"""What the documents promise is there: links and file names lead somewhere, and the option reference is the program's own."""
 
 import re
 import subprocess
@@ -18,6 +18,20 @@ def test_every_link_to_a_file_leads_somewhere(page):
     links = re.findall(r"\]\(([^)#]+)\)", prose)
     missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
     assert missing == []
+
+
+@pytest.mark.parametrize("page", [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")], ids=lambda page: page.name)
+def test_every_source_that_a_page_names_exists(page):
+    """Names as in `echelon/nn/stack.h`, `nn/stack.h`, `stack.h` or `nn/`; NAME stands for one of the reader's own."""
+    names = set(re.findall(r"`([\w./-]+(?:\.h|\.cpp|\.py|/))`", page.read_text()))
+    sources = subprocess.run(["git", "-C", ROOT, "ls-files"], capture_output=True, text=True, check=True).stdout.splitlines()
+
+    def exists(name):
+        return any(f"/{source}".endswith(f"/{name}") or (name.endswith("/") and f"/{name}" in f"/{source}") for source in sources)
+
+    # runs/NAME/ and weights/ are written by the program, build/ and deps/ by ./dev.
+    written = re.compile(r"runs/|weights/|build|deps/")
+    assert [name for name in sorted(names) if "NAME" not in name and not written.match(name) and not exists(name)] == []
 
 
 @pytest.mark.parametrize("page", [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")], ids=lambda page: page.name)
