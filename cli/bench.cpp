@@ -26,12 +26,11 @@ constexpr const char* examples = R"(Examples:
   echelon bench collectives --world 2 --set net.shared_memory=false --sizes 1Ki,1Mi
   echelon bench collectives --world 4 --op all_gather --json out.jsonl
 
-A time is from a barrier to the end of the operation on rank 0. bus is in bytes a second: what the slowest way in or
-out of a rank must carry, 2((p-1)/p) n for all_reduce, over the median time. floor, for all_reduce on one host, is the
-time in which every rank copies a vector while the others do, the fastest of several: as many bytes are read and
-written, and none exchanged. Sizes are rounded down to whole elements, the same number for each rank where the operation
-takes parts. Before and after the timed part every rank checks what the operation gives for seeded values; a wrong one
-is an error.)";
+Times are measured on rank 0, from a barrier to the end of the operation. bus is a bandwidth: the bytes that the busiest
+link of a rank must carry, 2((p-1)/p) n for all_reduce, divided by the median time. floor is a lower bound for all_reduce
+on one host: the time in which all ranks copy a vector at once, which reads and writes as many bytes and exchanges none.
+Sizes are rounded down to whole elements, and to equal parts if the operation splits the vector. Before and after the
+timed part every rank checks the result for seeded values; a wrong result is an error.)";
 
 struct Arguments {
   int world = 2;
@@ -119,7 +118,7 @@ void measure_servers(Group& group, const ServerArguments& arguments) {
   const double bytes = double(elements * sizeof(float));
   fmt::print(
       "{} workers, {} extra servers, {:.1f} MiB: {:.1f} ms; {:.2f} vectors over each link by "
-      "the law, so {:.1f} MB/s a link\n",
+      "the formula, so {:.1f} MB/s per link\n",
       arguments.workers, arguments.extra, arguments.mib, median * 1e3, law,
       law * bytes / median / 1e6);
   if (!arguments.json.empty())
@@ -133,26 +132,29 @@ void measure_servers(Group& group, const ServerArguments& arguments) {
 }
 
 void add_servers(CLI::App& bench, int& exit_code) {
-  auto* command = bench.add_subcommand(
-      "servers", "How fast workers sum a vector through servers, beside them and apart");
+  auto* command =
+      bench.add_subcommand("servers", "Measure how fast workers sum a vector through servers");
   auto arguments = std::make_shared<ServerArguments>();
-  command->add_option("--workers", arguments->workers, "Ranks that push and pull, and serve a part")
+  command
+      ->add_option("--workers", arguments->workers,
+                   "Ranks that push and pull, and also serve a slice")
       ->check(CLI::Range(2, 64))
       ->type_name("N")
       ->capture_default_str();
-  command->add_option("--extra", arguments->extra, "Ranks that only serve, at most as many")
+  command
+      ->add_option("--extra", arguments->extra, "Ranks that only serve; at most as many as workers")
       ->check(CLI::Range(0, 64))
       ->type_name("K")
       ->capture_default_str();
-  command->add_option("--mib", arguments->mib, "Of the vector")
+  command->add_option("--mib", arguments->mib, "Size of the vector in MiB")
       ->check(number_from(0.001, 4096))
       ->type_name("M")
       ->capture_default_str();
-  command->add_option("--repeat", arguments->repeat, "Times; the median is shown")
+  command->add_option("--repeat", arguments->repeat, "Number of measurements; the median is shown")
       ->check(CLI::Range(1, 1000))
       ->type_name("T")
       ->capture_default_str();
-  command->add_option("--json", arguments->json, "The result, to FILE")->type_name("FILE");
+  command->add_option("--json", arguments->json, "Write the result to FILE")->type_name("FILE");
   command->add_option("--set", arguments->set, "Set one option of net or comm")
       ->type_name("KEY=VALUE")
       ->allow_extra_args(false);
@@ -172,38 +174,42 @@ void add_servers(CLI::App& bench, int& exit_code) {
 void add_bench(CLI::App& app, int& exit_code) {
   auto* bench = app.add_subcommand("bench", "Measure parts of Echelon on this machine");
   bench->require_subcommand(1);
-  auto* command = bench->add_subcommand("collectives", "How fast ranks exchange and sum");
+  auto* command = bench->add_subcommand("collectives", "Measure all-reduce and other collectives");
   auto arguments = std::make_shared<Arguments>();
   command
       ->add_option("--world,--nproc", arguments->world,
-                   "Ranks; ignored where a launcher has started them")
+                   "Number of ranks; ignored if a launcher has started them")
       ->check(CLI::Range(2, 1024))
       ->type_name("P")
       ->capture_default_str();
-  command->add_option("--op", arguments->operation, "The collective")
+  command->add_option("--op", arguments->operation, "Collective to measure")
       ->type_name("NAME")
       ->capture_default_str();
-  command->add_option("--sizes", arguments->sizes, "Bytes of the vector, as in 64,4Ki,1Mi")
+  command
+      ->add_option("--sizes", arguments->sizes,
+                   "Sizes of the vector in bytes, for example 64,4Ki,1Mi")
       ->type_name("LIST")
       ->delimiter('\0')
       ->capture_default_str();
   command
       ->add_option("--buffers", arguments->buffers,
-                   "private: ordinary memory; registered: from the communicator")
+                   "private: ordinary memory; registered: memory of the communicator")
       ->check(CLI::IsMember({"private", "registered"}))
       ->type_name("KIND")
       ->capture_default_str();
-  command->add_option("--type", arguments->type, "Of the elements")
+  command->add_option("--type", arguments->type, "Type of the elements")
       ->type_name("NAME")
       ->capture_default_str();
-  command->add_option("--algorithm", arguments->algorithm, "auto: the one that is chosen")
+  command
+      ->add_option("--algorithm", arguments->algorithm, "auto: the algorithm that a job would use")
       ->type_name("NAME")
       ->capture_default_str();
-  command->add_option("--seconds", arguments->seconds, "To measure each size for")
+  command->add_option("--seconds", arguments->seconds, "Duration for each size")
       ->check(number_from(0.001, 600))
       ->type_name("S")
       ->capture_default_str();
-  command->add_option("--json", arguments->json, "A JSON line a size, to FILE")->type_name("FILE");
+  command->add_option("--json", arguments->json, "Write one JSON line per size to FILE")
+      ->type_name("FILE");
   command
       ->add_option("--set", arguments->set,
                    "Set one option of net or comm; may be given several times")

@@ -1,5 +1,4 @@
-// The subcommands, one file each. Each adds itself to the program and says what to run when it was
-// chosen.
+// The subcommands, one file each. Each function adds a subcommand and the callback that runs it.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -9,7 +8,7 @@
 namespace echelon::cli {
 
 void add_train(CLI::App& app, int& exit_code);
-// `program` is what stands after -- on the command line.
+// `program` is the words after -- on the command line.
 void add_launch(CLI::App& app, int& exit_code, const std::vector<std::string>& program);
 void add_bench(CLI::App& app, int& exit_code);
 void add_topo(CLI::App& app, int& exit_code);

@@ -58,7 +58,7 @@ complete -F _echelon echelon
 void add_completion(CLI::App& app, int& /*exit_code*/) {
   auto* command = app.add_subcommand("completion", "Print a completion script for a shell");
   auto shell = std::make_shared<std::string>();
-  command->add_option("shell", *shell, "Which shell")
+  command->add_option("shell", *shell, "Shell to print the script for")
       ->required()
       ->check(CLI::IsMember({"bash", "zsh"}))
       ->type_name("bash|zsh");

@@ -1,5 +1,5 @@
-// The weights of a run that has saved a state, finished or not, as a folder that transformers
-// loads.
+// Writes the weights of a run's saved state as a folder that transformers loads. The run need not
+// be finished.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -25,7 +25,7 @@ struct Arguments {
   bool force = false;
 };
 
-// Where a parameter's values are in a state (state_file.cpp): the masters of those that train.
+// Where a parameter's values are in a state (state_file.cpp): masters if it is trainable.
 const safetensors::Entry& entry_of(const safetensors::Reader& state, const Parameter& parameter) {
   const std::string name = (parameter.trainable ? "master/" : "fixed/") + parameter.name;
   const auto* entry = state.find(name);

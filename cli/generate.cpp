@@ -49,7 +49,7 @@ void add_generate(CLI::App& app, int& exit_code) {
       ->add_option("weights", arguments->weights, "Folder with config.json and model.safetensors")
       ->required()
       ->type_name("DIR");
-  command->add_option("--prompt", arguments->prompt, "What the text begins with")
+  command->add_option("--prompt", arguments->prompt, "Text to continue")
       ->capture_default_str()
       ->type_name("TEXT");
   command->add_option("--tokens", arguments->options.tokens, "Bytes to write")
@@ -58,7 +58,7 @@ void add_generate(CLI::App& app, int& exit_code) {
       ->type_name("N");
   command
       ->add_option("--temperature", arguments->options.temperature,
-                   "0: always the likeliest byte; 1: as the model sees it")
+                   "0: always the likeliest byte; 1: the model's own probabilities")
       ->capture_default_str()
       ->check(number_from(0, 1e6))
       ->type_name("X");
@@ -68,7 +68,7 @@ void add_generate(CLI::App& app, int& exit_code) {
       ->capture_default_str()
       ->check(integer_from(0, 1 << 30))
       ->type_name("N");
-  command->add_option("--seed", arguments->options.seed, "Same seed, same text")
+  command->add_option("--seed", arguments->options.seed, "Seed; the same seed gives the same text")
       ->capture_default_str()
       ->check(integer_from(0, std::numeric_limits<std::int64_t>::max()))
       ->type_name("N");

@@ -37,8 +37,8 @@ void show_build() {
 void show_options() {
   JobOptions job;
   fmt::print(
-      "# Configuration\n\nOne TOML file (`echelon train job.toml`) and `--set KEY=VALUE`; `echelon train --print-config` "
-      "prints a file to\nstart from. This page is made by `echelon info --options`.\n\n{}",
+      "# Configuration\n\nOptions come from one TOML file (`echelon train job.toml`) and from `--set KEY=VALUE`. `echelon train "
+      "--print-config`\nprints a file to start from. `echelon info --options` prints this page.\n\n{}",
       to_markdown(fields_of(job)));
 }
 
@@ -64,7 +64,7 @@ void show_file(std::filesystem::path path) {
 
 void add_info(CLI::App& app, int& /*exit_code*/) {
   auto* command =
-      app.add_subcommand("info", "Show what is built in, or what a file of weights holds");
+      app.add_subcommand("info", "Show what is built in, or the tensors of a safetensors file");
   auto path = std::make_shared<std::string>();
   auto options = std::make_shared<bool>(false);
   command->add_option("path", *path, "A .safetensors file, or a folder with model.safetensors")

@@ -19,7 +19,7 @@ std::atomic<std::int64_t> stopped_at{0};  // milliseconds
 static_assert(std::atomic<bool>::is_always_lock_free);
 static_assert(std::atomic<std::int64_t>::is_always_lock_free);
 
-// A person does not press Ctrl-C twice within this time: it is one that came by two ways.
+// Nobody presses Ctrl-C twice within this time: it is one keypress that arrived in two ways.
 constexpr std::int64_t one_keypress = 100;
 
 std::int64_t milliseconds() {
@@ -28,7 +28,7 @@ std::int64_t milliseconds() {
   return now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
-// Only calls that are safe in a handler.
+// Calls only what is safe in a signal handler.
 [[noreturn]] void end_now(std::string_view why) {
   if (speaks.load()) {
     [[maybe_unused]] const auto told = ::write(STDERR_FILENO, why.data(), why.size());
@@ -51,7 +51,7 @@ void on_signal(int signal) {
 }  // namespace
 
 void take_interrupts() {
-  // Of the ranks of a job the first speaks.
+  // Only rank 0 of a job prints.
   const char* rank = std::getenv("RANK");
   speaks.store(rank == nullptr || std::string_view(rank) == "0");
   struct sigaction action {};

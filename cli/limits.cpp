@@ -12,7 +12,7 @@
 namespace echelon::cli {
 namespace {
 
-// What the smallest job maps after the program has started: heap, thread stacks, shared memory.
+// Address space that the smallest job maps after its start: heap, thread stacks, shared memory.
 constexpr std::uint64_t least_left = 192 << 20;
 
 // Below this a library's allocation may have failed for want of addresses: glibc grows the heap by

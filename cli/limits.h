@@ -10,9 +10,8 @@ namespace echelon::cli {
 // runtime would end the process with a signal before any error could be reported.
 void require_address_space();
 
-// `message` of `error`; where memory or threads ran out, or the address space is used up, with the
-// limit that is too small. Libraries say "could not create a primitive" or "Resource temporarily
-// unavailable" then.
+// Adds the limit that is too small to `message` of `error`, if memory, threads or address space ran
+// out. Libraries only say "could not create a primitive" or "Resource temporarily unavailable".
 std::string with_limit(const std::string& message, const std::exception& error);
 
 }  // namespace echelon::cli

@@ -37,7 +37,7 @@ void require_known_command(const CLI::App& app, int argc, char** argv) {
                   near.empty() ? "see echelon --help" : fmt::format("did you mean {}?", near)));
 }
 
-// "--set KEY VALUE" is two words to CLI11, the second of which it would take for a file or refuse.
+// CLI11 reads "--set KEY VALUE" as two words; it would take the second for a file or refuse it.
 void require_assignments(int argc, char** argv) {
   for (int i = 1; i + 1 < argc; ++i) {
     const std::string_view key = argv[i + 1];
@@ -49,7 +49,7 @@ void require_assignments(int argc, char** argv) {
   }
 }
 
-// What to do about a command line that CLI11 refused: the option that was meant, or where to look.
+// The fix for a command line that CLI11 refused: the nearest option, or the help to read.
 std::string hint(const CLI::App& app, const CLI::Error& error) {
   const CLI::App* command = &app;
   std::string path = "echelon";
@@ -69,7 +69,7 @@ std::string hint(const CLI::App& app, const CLI::Error& error) {
   return fmt::format("see {} --help", path);
 }
 
-// The words after -- of launch, which CLI11 must not see: it would make two of "[a,b]".
+// The words after -- of launch. CLI11 must not see them: it would split "[a,b]" in two.
 std::vector<std::string> cut_program(int& argc, char** argv) {
   if (argc < 2 || argv[1] != std::string_view("launch")) return {};
   char** const end = argv + argc;

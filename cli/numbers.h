@@ -1,4 +1,4 @@
-// What numbers on a command line may be; a message is a few words long, whatever the bounds are.
+// Bounds of numbers on a command line, with short messages whatever the bounds are.
 #pragma once
 
 #include <CLI/CLI.hpp>

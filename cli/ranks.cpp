@@ -46,7 +46,7 @@ int run_as_ranks(int world, const std::vector<std::string>& set,
                    .log_dir = {},
                    .prefix = false});
   log::set_rank(environment.rank);
-  // As Open MPI does: a rank that wanders between cores finds its caches cold.
+  // As Open MPI does: a rank that moves between cores finds cold caches.
   if (const auto cpus = allowed_cpus();
       environment.local_world <= int(cpus.size()) && environment.local_world > 1)
     bind_to_cpus({cpus[std::size_t(environment.local_rank)]});

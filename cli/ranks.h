@@ -1,4 +1,4 @@
-// Commands that work as several ranks: the first process starts itself again as each of them.
+// Commands that run as several ranks: the first process starts itself again once per rank.
 #pragma once
 
 #include <functional>
@@ -12,9 +12,9 @@ class Group;
 
 namespace echelon::cli {
 
-// Runs `body` as a rank (on a core of its own where there are enough) where a launcher has started
-// this process as one; else starts `world` ranks with the same command line and gives their exit
-// code. `set` are options of net and comm.
+// If a launcher has started this process as a rank, runs `body` (on its own core if there are
+// enough). Otherwise starts `world` ranks with the same command line and returns their exit code.
+// `set` are options of net and comm.
 int run_as_ranks(int world, const std::vector<std::string>& set,
                  const std::function<void(Group&)>& body);
 

@@ -28,21 +28,21 @@ namespace {
 
 constexpr const char* examples = R"(Examples:
   echelon topo --nproc 2                              two ranks on this machine
-  echelon topo --nproc 4 --set net.shared_memory=false    as if each were on a machine of its own
+  echelon topo --nproc 4 --set net.shared_memory=false    as if each were on its own machine
   srun -n 8 echelon topo                              the ranks of a cluster job
-  srun -n 8 echelon topo --measure                    links measured now, whatever an earlier job found
-  echelon topo --nproc 8 --mesh 2x2x2                 which of them pipeline x data x tensor puts where
-  echelon topo --nproc 8 --mesh 2x2x2 --json FILE     the mesh for scripts: "shape" has pipeline, data and tensor,
-                                                      "ranks" of each its rank, host, machine and place along them
+  srun -n 8 echelon topo --measure                    measure the links again
+  echelon topo --nproc 8 --mesh 2x2x2                 which rank has which place in pipeline x data x tensor
+  echelon topo --nproc 8 --mesh 2x2x2 --json FILE     the mesh for scripts: "shape" has pipeline, data and tensor;
+                                                      "ranks" has the rank, host, machine and place of each rank
 
-alpha is the time of a message (in shared memory: of a barrier), beta that of a byte, gamma that of reducing a byte.
-Of each algorithm and size there is the predicted time and the measured one; * marks the one that is chosen for the
-size. Figures of several hosts may be an earlier job's: topo says how old they are, measures again with --measure, and
-does so by itself where they predict something else than it sees.)";
+alpha is the latency of a message (in shared memory: of a barrier), beta the time per byte sent, gamma the time per
+byte reduced. The table shows the predicted and the measured time of each algorithm and size; * marks the algorithm
+that a job chooses. Figures of several hosts may come from an earlier job: topo shows their age. It measures again
+with --measure, or if they do not predict what it sees.)";
 
 constexpr int narrowest = 60, usual = 100;
 
-// Of the terminal; ranks that were started here have it from there.
+// The width of the terminal; ranks that this process started inherit it.
 int columns() {
   winsize size = {};
   if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0)
@@ -119,8 +119,8 @@ void print_hosts(Group& group) {
 
 using Results = std::map<Algorithm, std::vector<BenchmarkResult>>;
 
-// Whether the largest exchange took another time than an earlier job's figures predict. The same on
-// all ranks.
+// Whether the time of the largest exchange differs from the prediction of an earlier job's figures.
+// The same on all ranks.
 bool figures_are_outdated(Group& group, const Results& measured) {
   std::uint8_t outdated = 0;
   if (group.rank() == 0 && group.figures().reused) {
@@ -135,7 +135,7 @@ bool figures_are_outdated(Group& group, const Results& measured) {
   return outdated != 0;
 }
 
-// A row for each algorithm and as many sizes beside each other as fit.
+// One row per algorithm, with as many sizes side by side as fit.
 void print_times(Group& group, const std::vector<Algorithm>& algorithms,
                  const std::vector<std::size_t>& sizes, const Results& measured) {
   constexpr int label = 18, cell = 20;
@@ -181,7 +181,7 @@ void show(Group& group, const Arguments& arguments, const std::vector<std::size_
         one.predicted =
             cost(Operation::all_reduce, algorithm, one.bytes, group.shape(), group.figures());
     if (group.rank() == 0) {
-      fmt::print("the links are not what they were then: measured again\n");
+      fmt::print("the links have changed since then: measured again\n");
       print_links(group);
     }
   }
@@ -254,27 +254,29 @@ void show_mesh(Group& group, const Arguments& arguments) {
 
 void add_topo(CLI::App& app, int& exit_code) {
   auto* command =
-      app.add_subcommand("topo", "Show hosts, links and which algorithm wins at which size");
+      app.add_subcommand("topo", "Show hosts, links and the fastest algorithm for each size");
   auto arguments = std::make_shared<Arguments>();
   command
       ->add_option("--nproc", arguments->nproc,
-                   "Ranks to start here; ignored where a launcher has started them")
+                   "Ranks to start; ignored if a launcher has started them")
       ->check(CLI::Range(1, 1024))
       ->type_name("N")
       ->capture_default_str();
-  command->add_option("--sizes", arguments->sizes, "Bytes of the vector, as in 64,4Ki,1Mi")
+  command
+      ->add_option("--sizes", arguments->sizes,
+                   "Sizes of the vector in bytes, for example 64,4Ki,1Mi")
       ->type_name("LIST")
       ->capture_default_str();
   command->add_flag("--measure", arguments->measure,
-                    "Measure the links, also where an earlier job did");
+                    "Measure the links even if an earlier job did");
   command
       ->add_option("--mesh", arguments->mesh,
-                   "Draw how ranks make a mesh, and measure nothing: pipeline x data x tensor")
+                   "Only draw the mesh of ranks: pipeline x data x tensor")
       ->type_name("PxDxT");
   command
       ->add_option(
           "--json", arguments->json,
-          "The same, to FILE: links and times; with --mesh the shape and every rank's place")
+          "Write links and times to FILE; with --mesh, the shape and the place of every rank")
       ->type_name("FILE");
   command
       ->add_option("--set", arguments->set,
@@ -287,8 +289,8 @@ void add_topo(CLI::App& app, int& exit_code) {
     require_place_for(arguments->json, "--json");
     if (arguments->measure) arguments->set.push_back("comm.measure=always");
     if (isatty(STDOUT_FILENO)) setenv("COLUMNS", std::to_string(columns()).c_str(), 1);
-    // Before there are ranks that would all say it; those that a launcher started do, and it says
-    // once what they say alike.
+    // Refused here, before there are ranks that would all refuse it. A launcher merges the same
+    // message of its ranks into one.
     if (!arguments->mesh.empty()) {
       const int world = read_environment().world;
       parse_mesh(arguments->mesh, world > 1 ? world : arguments->nproc);

@@ -24,14 +24,14 @@ namespace {
 constexpr const char* examples = R"(Examples:
   echelon train                                      the default job: a small GPT on Python's own sources
   echelon train --data book.txt                      the same on your own text
-  echelon train --nproc 2                            on two ranks of this machine; srun, mpirun, torchrun: as it is
+  echelon train --nproc 2                            two ranks on this machine; works under srun, mpirun, torchrun
   echelon train --nproc 4 --set parallel.pipeline=2 --set train.micro_batches=8
-                                                     two stages of layers, each on two ranks that split the batch
+                                                     two pipeline stages, each on two ranks that split the batch
   echelon train job.toml --set optim.rate=1e-3       options from a file, one changed
   echelon train --print-config > job.toml            every option with its value and meaning
-  echelon train job.toml --nproc 4 --dry-run         what memory it will need, before it needs it
+  echelon train job.toml --nproc 4 --dry-run         predict its memory before it starts
   echelon train --set model.init=weights/            start from weights in Hugging Face's format
-  echelon train --resume runs/2026-01-31-120000      go on with an interrupted run)";
+  echelon train --resume runs/2026-01-31-120000      continue an interrupted run)";
 
 struct Arguments {
   std::string config, data, resume, name, summary, plan;
@@ -97,44 +97,45 @@ void add_train(CLI::App& app, int& exit_code) {
       ->type_name("FILE-OR-DIR");
   command->add_option("--name", arguments->name, "Name of the run; its directory is runs/NAME")
       ->type_name("NAME");
-  command->add_option("--resume", arguments->resume, "Go on with an interrupted run")
+  command->add_option("--resume", arguments->resume, "Continue an interrupted run")
       ->type_name("RUN");
   command->add_option("--json", arguments->summary, "Write a summary of the run")
       ->type_name("FILE");
   command
       ->add_option("--plan", arguments->plan,
-                   "Take an earlier run's plan.json instead of measuring links")
+                   "Use the plan.json of an earlier run instead of measuring links")
       ->type_name("FILE");
   const auto* nproc =
       command
           ->add_option("--nproc", arguments->nproc,
-                       "Ranks to start here; they split the batch, layers or matrices (parallel.*)")
+                       "Ranks to start; they split the batch, layers or matrices (parallel.*)")
           ->check(CLI::Range(1, most_local_ranks))
           ->type_name("N")
           ->capture_default_str();
   command
       ->add_option("--join", arguments->join,
-                   "Be one more worker of a job that runs with parameter servers, as it prints")
+                   "Join a job with parameter servers as a worker; the job prints this command")
       ->type_name("HOST:PORT,...");
   command
-      ->add_option("--trace", arguments->trace,
-                   "sync: every step's exchanges, and trace.json for Perfetto; pipeline: the\n"
-                   "last step as predicted and as it ran, and pipeline.svg")
+      ->add_option(
+          "--trace", arguments->trace,
+          "sync: print every step's exchanges and write trace.json for Perfetto; pipeline:\n"
+          "draw the last step as predicted and as it ran, and write pipeline.svg")
       ->check(CLI::IsMember({"sync", "pipeline"}))
       ->type_name("WHAT");
   command
       ->add_option("--progress", arguments->progress,
-                   "auto: a bar on a terminal, a line every few seconds elsewhere; plain: lines;\n"
-                   "none: no steps")
+                   "auto: a bar on a terminal, otherwise a line every few seconds; plain: lines;\n"
+                   "none: no progress")
       ->check(CLI::IsMember({"auto", "plain", "none"}).description(""))  // too wide for its column
       ->type_name("HOW")
       ->capture_default_str();
   command->add_flag("--allow-other-data", arguments->allow_other_data,
-                    "Train though ranks, or this run before, have other data; only warn of it");
+                    "Only warn if ranks, or this run before, have other data");
   command->add_flag("--print-config", arguments->print_config,
                     "Print every option with its value and meaning, and stop");
   command->add_flag("--dry-run", arguments->dry_run,
-                    "Predict what memory each rank will need, say whether it fits, and stop");
+                    "Predict the memory of each rank, say whether it fits, and stop");
   command->footer(examples);
   command->callback([arguments, nproc, &exit_code] {
     JobRequest request = request_of(*arguments);
@@ -158,7 +159,7 @@ void add_train(CLI::App& app, int& exit_code) {
     if (environment.world == 1 && arguments->nproc > 1) {
       check_job(request, arguments->nproc);
       if (request.options.train.device ==
-          DeviceKind::cpu) {  // a GPU is not to be touched before the fork
+          "cpu") {  // the GPU must not be initialised before the fork
         JobOptions options = request.options;
         if (request.resume.empty()) resolve_model(options.model, request.given);
         require_memory(options, arguments->nproc, arguments->nproc);

@@ -28,23 +28,23 @@ namespace {
 
 constexpr const char* examples = R"(Examples:
   echelon verify                      worlds of 1 to 8 ranks on this machine; exit code 1 if any cell fails
-  echelon verify --quick              some 150 cells, of each kind a few, in under a minute
-  echelon verify --world 2 4          some worlds
+  echelon verify --quick              about 150 cells, some of each kind, in under a minute
+  echelon verify --world 2 4          only these numbers of ranks
   echelon verify --json cells.json --html cells.html
                                       the certificate as files, for scripts and for people
-  echelon verify --list-injections    deliberate faults, one a line
+  echelon verify --list-injections    deliberate faults, one per line
   echelon verify --inject lost-gradient
-                                      shows that one is caught: a few cells, exit code 1 if any of them fails
+                                      show that a fault is caught: runs a few cells, exit code 1 if any fails
 
-Every strategy trains a tiny model for some steps. It is ok where
-  max diff   the largest difference of any parameter from one process in fp64, is within its bound; in
-             bf16 and fp16 that of any step's loss, or, given the same gradients, of masters and moments
-  bytes      that all ranks sent are the closed form, to the byte
-  memory     of parameters, gradients and state is too
-  bubble     the idle time of a pipeline, by the order in which its ranks ran, is too
-and FAILED where not: what does not hold is said below it. docs/verify.md has it all.)";
+Every cell trains a tiny model for some steps. It is ok if all four checks hold:
+  max diff   the largest difference from one process is within its bound: of any parameter in fp64; in
+             bf16 and fp16 of any step's loss or, given the same gradients, of masters and moments
+  bytes      the bytes that all ranks sent equal the closed form
+  memory     the bytes of parameters, gradients and optimiser state equal the closed form
+  bubble     the idle time of a pipeline, by the order in which its ranks ran, equals the closed form
+Otherwise it is FAILED, and the lines below it name the checks. See docs/verify.md.)";
 
-// Where the ranks leave their cells, and how many hosts they play.
+// The file to which ranks write their cells, and the number of hosts that they simulate.
 constexpr const char* results_variable = "ECHELON_VERIFY_RESULTS";
 constexpr const char* hosts_variable = "ECHELON_VERIFY_HOSTS";
 
@@ -61,7 +61,7 @@ void print_cell(const VerifyCell& cell) {
   std::fflush(stdout);
 }
 
-// Throws InvalidArgument where there is none of that name.
+// Throws InvalidArgument if no fault has that name.
 const Fault* fault_of(const Arguments& arguments) {
   if (arguments.inject.empty()) return nullptr;
   if (const Fault* found = find_fault(arguments.inject)) return found;
@@ -73,7 +73,7 @@ const Fault* fault_of(const Arguments& arguments) {
                   arguments.inject, near.empty() ? "" : fmt::format(" (did you mean {}?)", near)));
 }
 
-// Scripts take a line for a fault: the names of the columns are for a terminal.
+// Scripts read every line as a fault, so column names are only for a terminal.
 int list_injections() {
   const auto line = [](std::string_view fault, std::string_view check, std::string_view what) {
     fmt::print("{:<20}  {:<10}  {}\n", fault, check, what);
@@ -91,7 +91,7 @@ int work(const Arguments& arguments, const JobEnvironment& environment) {
   if (const char* hosts = std::getenv(hosts_variable); hosts && hosts == std::string("2"))
     net.host = environment.rank < environment.world / 2 ? "first host" : "second host";
   else
-    comm.algorithm = Algorithm::shared;  // of one size or another, as the closed forms have it
+    comm.algorithm = Algorithm::shared;  // for every size, as the closed forms assume
   const auto ranks = Communicator::world(comm, net);
   const auto cells =
       verify_cells(ranks, {Endpoint::listening_address(environment, net), Token::find()},
@@ -115,7 +115,7 @@ std::string command_line() {
   return fmt::format("{}", fmt::join(words, " "));
 }
 
-// A fault that is caught makes cells fail, and so the exit code 1.
+// A caught fault makes cells fail, so the exit code is 1.
 int tell_of_fault(const Certificate& certificate, const Fault& fault) {
   if (certificate.cells.empty() && certificate.broken_worlds == 0)
     throw InvalidArgument(fmt::format(
@@ -169,23 +169,24 @@ int run(const Arguments& arguments) {
 }  // namespace
 
 void add_verify(CLI::App& app, int& exit_code) {
-  auto* command = app.add_subcommand(
-      "verify", "Prove that every strategy trains what one process trains, to the byte");
+  auto* command =
+      app.add_subcommand("verify", "Check that every strategy trains what one process trains");
   auto arguments = std::make_shared<Arguments>();
   command->add_option("--world", arguments->worlds, "Numbers of ranks [1 to 8]")
       ->check(CLI::Range(1, 8))
       ->type_name("P");
   command->add_flag("--quick", arguments->quick,
-                    "A few cells, among which every value of every option is");
-  command->add_option("--json", arguments->json, "The certificate, to FILE")->type_name("FILE");
-  command->add_option("--html", arguments->html, "The certificate as a page, to FILE")
+                    "Run fewer cells; they still cover every value of every option");
+  command->add_option("--json", arguments->json, "Write the certificate to FILE")
+      ->type_name("FILE");
+  command->add_option("--html", arguments->html, "Write the certificate as a page to FILE")
       ->type_name("FILE");
   command
       ->add_option("--inject", arguments->inject,
-                   "Put a deliberate fault in, and see whether the cells that it concerns fail")
+                   "Inject a deliberate fault and run the cells that must catch it")
       ->type_name("NAME");
   command->add_flag("--list-injections", arguments->list_injections,
-                    "The faults, what each does and which check is to catch it");
+                    "List the faults, with the effect of each and the check that catches it");
   command->footer(examples);
   command->callback([arguments, &exit_code] {
     if (std::getenv(results_variable)) {

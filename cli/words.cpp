@@ -10,7 +10,7 @@
 namespace echelon::cli {
 namespace {
 
-// As RFC 3629 has it: no overlong forms, no surrogates, nothing past U+10FFFF.
+// By RFC 3629: no overlong forms, no surrogates, nothing above U+10FFFF.
 bool is_utf8(std::string_view text) {
   for (std::size_t at = 0; at < text.size();) {
     const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
@@ -41,7 +41,8 @@ void require_words(int argc, char** argv) {
     if (before == "--prompt" || word.starts_with("--prompt=")) continue;
     if (!is_utf8(word))
       throw InvalidArgument(fmt::format(
-          "word {} of the command line ({:?}) is not UTF-8; rename what it names", i, word));
+          "word {} of the command line ({:?}) is not UTF-8; rename the file or choose another value",
+          i, word));
     const bool assigned =
         word.starts_with("--") && word.ends_with('=') && word.find('=') == word.size() - 1;
     if (!word.empty() && !assigned) continue;
@@ -50,11 +51,11 @@ void require_words(int argc, char** argv) {
                                                                : std::string_view();
     throw InvalidArgument(
         option.empty()
-            ? fmt::format("word {} of the command line is empty; leave it out, or see whether a "
-                          "variable of the shell is unset",
+            ? fmt::format("word {} of the command line is empty; leave it out, or check whether a "
+                          "shell variable is unset",
                           i)
-            : fmt::format("{} needs a value, but an empty one was given; leave it out, or see "
-                          "whether a variable of the shell is unset",
+            : fmt::format("{} needs a value, but an empty one was given; leave it out, or check "
+                          "whether a shell variable is unset",
                           option));
   }
 }

@@ -6,13 +6,13 @@
 
 namespace echelon::cli {
 
-// Throws InvalidArgument for a word that no option can mean: an empty one, which is what a shell
-// makes of an unset variable (--resume "$RUN"), and one that is not UTF-8, which no configuration,
-// log or summary can hold. --prompt takes both.
+// Throws InvalidArgument for a word that no option accepts: an empty word, which is what an unset
+// shell variable becomes (--resume "$RUN"), and a word that is not UTF-8, which no configuration,
+// log or summary can hold. --prompt accepts both.
 void require_words(int argc, char** argv);
 
-// A message that repeats what a user gave, with control characters as escapes (\n, \x1b): it stays
-// one line, and no terminal obeys it.
+// A message that quotes the user, with control characters as escapes (\n, \x1b): it stays on one
+// line, and a terminal does not interpret it.
 std::string one_line(std::string_view message);
 
 }  // namespace echelon::cli
