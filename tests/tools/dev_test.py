@@ -94,8 +94,8 @@ class CommandLine(DevTest):
             lines = self.call("doctor", CXX=cxx).stdout.splitlines()
             return [line.split(maxsplit=1)[1] for line in lines if line.startswith("libstdc++")]
 
-        self.assertIn("as an archive only", *row(str(compiler)))
-        self.assertIn("as an archive only", *row(f"env {compiler}"))
+        self.assertIn("only a static C++ library", *row(str(compiler)))
+        self.assertIn("only a static C++ library", *row(f"env {compiler}"))
         self.assertEqual(row("c++"), ["shared"])
 
     def test_train_becomes_the_program(self):
@@ -131,7 +131,7 @@ class BorrowedPython(DevTest):
     def test_no_program(self):
         result = self.call("build", ECHELON_PYTHON="/no/python")
         self.assertEqual((result.returncode, result.stderr),
-                         (2, "dev: ECHELON_PYTHON is '/no/python', which is no program\n"))
+                         (2, "dev: ECHELON_PYTHON is '/no/python', which is not a program\n"))
 
     def test_installs_nothing(self):
         with mock.patch.dict(os.environ, self.torch("2.12.0")), \
