@@ -1,9 +1,9 @@
-// torch.distributed's backend "echelon": what c10d asks of a process group on the CPU, done by a
+// The backend "echelon" of torch.distributed: implements c10d's process group on the CPU with a
 // Group.
 //
 // Collectives of one process group run one after another, in the order of their calls; sends and
-// receives go beside them. Each process group has an endpoint of its own, so that one which fails
-// takes no other with it.
+// receives run concurrently. Each process group has its own endpoint, so that a failure in one does
+// not affect another.
 #pragma once
 
 #include <torch/version.h>
@@ -64,15 +64,14 @@ class EchelonBackend final : public c10d::Backend {
   WorkPointer alltoall(Tensors& outputs, Tensors& inputs,
                        const c10d::AllToAllOptions& options) override;
   WorkPointer barrier(const c10d::BarrierOptions& options) override;
-  // Rank 0 names the ranks that did not come. Through the store, so that it can say so of a process
-  // group that is broken.
+  // Rank 0 names the missing ranks. Uses the store, so that it works with a broken process group.
   void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
 
   WorkPointer send(Tensors& tensors, int to, int tag) override;
   WorkPointer recv(Tensors& tensors, int from, int tag) override;
   WorkPointer recvAnysource(Tensors& tensors, int tag) override;
 
-  // What is called in between is one work at the end.
+  // The calls in between become one work at the end.
   bool supportsCoalescing() const override { return true; }
   void startCoalescing() override;
   WorkPointer endCoalescing() override;
@@ -101,8 +100,8 @@ class EchelonBackend final : public c10d::Backend {
   std::atomic<std::uint64_t> sequence_ = 0;
   std::uint64_t monitored_ = 0;
 
-  std::mutex mutex_;                                     // all below
-  std::list<c10::intrusive_ptr<MessageWork>> messages_;  // under way: their memory must stay
+  std::mutex mutex_;                                     // guards all below
+  std::list<c10::intrusive_ptr<MessageWork>> messages_;  // in progress: their memory must stay
   bool coalescing_ = false;
   std::vector<WorkPointer> coalesced_;
 };

@@ -1,5 +1,5 @@
-// The collectives of the backend: each checks what it is given in the caller's thread, and leaves
-// the rest to the lane.
+// The collectives of the backend. Each checks its arguments in the caller's thread and queues the
+// rest in the lane.
 #include <numeric>
 #include <utility>
 
@@ -80,7 +80,7 @@ void unpack(const at::Tensor& flat, const Tensors& tensors) {
   }
 }
 
-// For results: the tensor's own memory where it is one piece, else some to be copied from.
+// Memory for results: the tensor's own if it is contiguous, otherwise a buffer to copy from.
 at::Tensor room_for(const at::Tensor& tensor) {
   if (tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg()) return tensor;
   return at::empty(tensor.sizes(), tensor.options());
@@ -109,7 +109,7 @@ void scatter_reduced(Group& group, const at::Tensor& output, const at::Tensor& i
   write_back(out, output);
 }
 
-// Splits of the first dimension as elements; even where none are given.
+// Splits of the first dimension in elements; even splits if none are given.
 std::vector<std::size_t> elements(const std::vector<std::int64_t>& splits, const at::Tensor& tensor,
                                   int size, const char* what) {
   const std::size_t all = to_move(tensor).count;
@@ -183,7 +183,7 @@ WorkPointer EchelonBackend::allreduce_sparse(Tensors& tensors,
   const at::Tensor tensor = only(tensors, "sparse all_reduce", "tensor");
   TORCH_CHECK(tensor.is_sparse() && tensor.device().is_cpu(),
               "sparse all_reduce takes a sparse COO tensor on the CPU");
-  TORCH_CHECK(options.reduceOp == c10d::ReduceOp::SUM, "sparse all_reduce computes sums alone");
+  TORCH_CHECK(options.reduceOp == c10d::ReduceOp::SUM, "sparse all_reduce only computes sums");
   return start(c10d::OpType::_ALLREDUCE_SPARSE, "echelon:sparse_all_reduce", tensors, {tensors},
                options, [group = group_, tensor](const CallOptions& call) {
                  all_reduce_sparse(*group, tensor, call);
@@ -300,7 +300,7 @@ WorkPointer EchelonBackend::gather(std::vector<Tensors>& outputs, Tensors& input
       TORCH_CHECK(one.numel() == input.numel(), "gather: an output has ", one.numel(),
                   " elements, the input ", input.numel());
   } else {
-    TORCH_CHECK(outputs.empty(), "gather: outputs are the root's alone");
+    TORCH_CHECK(outputs.empty(), "gather: only the root passes outputs");
   }
   return start(
       c10d::OpType::GATHER, "echelon:gather", inputs, outputs, options,
@@ -328,7 +328,7 @@ WorkPointer EchelonBackend::scatter(Tensors& outputs, std::vector<Tensors>& inpu
       TORCH_CHECK(one.numel() == output.numel(), "scatter: an input has ", one.numel(),
                   " elements, the output ", output.numel());
   } else {
-    TORCH_CHECK(inputs.empty(), "scatter: inputs are the root's alone");
+    TORCH_CHECK(inputs.empty(), "scatter: only the root passes inputs");
   }
   return start(
       c10d::OpType::SCATTER, "echelon:scatter",

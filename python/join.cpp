@@ -24,7 +24,7 @@ std::string variable(const char* name) {
 
 RankOptions read_options(std::chrono::milliseconds timeout) {
   RankOptions options;
-  // torch's timeout holds for meeting as for every operation; what is set by hand goes before it.
+  // torch's timeout is also the deadline of the rendezvous, unless an option sets another.
   options.net.connect_timeout = options.comm.timeout =
       std::max(std::chrono::duration<double>(timeout).count(), 1e-3);
   const Fields fields = fields_of(options);
@@ -32,14 +32,14 @@ RankOptions read_options(std::chrono::milliseconds timeout) {
   for (std::string one; assignments >> one;) set_option(fields, one);
   check_options(fields);
   if (options.comm.backend != Backend::native)
-    throw InvalidArgument(
-        fmt::format("comm.backend={} is for programs of their own: torch.distributed has backends "
-                    "of its own for it; here it is native",
-                    name_of(options.comm.backend)));
+    throw InvalidArgument(fmt::format(
+        "comm.backend={} is not for torch.distributed, which has its own backend for it; "
+        "this backend uses native",
+        options.comm.backend));
   return options;
 }
 
-// Texts of all ranks under one name of the store.
+// The texts of all ranks under one key of the store.
 class Board {
  public:
   Board(c10::intrusive_ptr<c10d::Store> store, int rank, int size)
@@ -55,7 +55,7 @@ class Board {
     return all;
   }
 
-  // Rank 0's text, made there.
+  // Rank 0's text; `make` runs on rank 0.
   template <class Make>
   std::string from_first(const std::string& name, Make make, Deadline deadline) const {
     if (rank_ == 0) {

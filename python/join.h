@@ -1,4 +1,4 @@
-// How the ranks of a process group of torch find each other: through the store that torch gives.
+// How the ranks of a torch process group find each other: through torch's store.
 #pragma once
 
 #include <chrono>
@@ -9,15 +9,15 @@
 
 namespace echelon::python {
 
-// Each rank sets its peer info in the store and takes the others'. The job's token is ECHELON_TOKEN (or
-// the file that ECHELON_TOKEN_FILE names) if it is set; else rank 0 makes one and puts it in the
-// store, which is as open to others as it is when torch itself meets there.
+// Each rank writes its peer info to the store and reads the others'. The job's token comes from
+// ECHELON_TOKEN or the file that ECHELON_TOKEN_FILE names. Otherwise rank 0 makes a token and puts
+// it into the store, so whoever can read the store can join, as with torch's own backends.
 //
-// Options are those of the program, from ECHELON_SET="net.tls=true comm.algorithm=ring". Listeners
-// bind to net.interface; else to the loopback when all ranks run on one machine; else to the
+// ECHELON_SET="net.tls=true comm.algorithm=ring" sets options of the program. Listeners bind to
+// net.interface if it is set, to the loopback if all ranks run on one machine, and otherwise to the
 // address that leads to MASTER_ADDR.
 //
-// Throws Timeout naming the ranks that did not come, and whatever Endpoint and Group do.
+// Throws Timeout, which names the missing ranks, and the errors of Endpoint and Group.
 std::shared_ptr<Group> join(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                             std::chrono::milliseconds timeout);
 

@@ -22,7 +22,8 @@ void Lane::help(const Job& job) {
   }
 }
 
-// Takes the first job, runs it without the lock, and tells it when the next one may start already.
+// Takes the first job, runs it without the lock, and runs its callbacks when the next job may
+// start.
 void Lane::run_next(std::unique_lock<std::mutex>& lock, bool patient) {
   const std::shared_ptr<Job> job = std::move(jobs_.front());
   jobs_.pop_front();
@@ -34,7 +35,7 @@ void Lane::run_next(std::unique_lock<std::mutex>& lock, bool patient) {
   } catch (...) {
     error = std::current_exception();
   }
-  job->run = {};  // lets go of its tensors
+  job->run = {};  // releases its tensors
   lock.lock();
   job->over = true;
   busy_ = false;
@@ -49,7 +50,7 @@ void Lane::run_next(std::unique_lock<std::mutex>& lock, bool patient) {
 void Lane::provide_thread() {
   if (idle_ > 0) return;
   threads_.emplace_back([self = shared_from_this()] { self->loop(); });
-  ++idle_;  // from the start: it will come
+  ++idle_;  // counted from its start, before it waits
 }
 
 void Lane::loop() {

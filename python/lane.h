@@ -1,10 +1,10 @@
-// The operations of a process group, in the order of their calls, one at a time: run by a thread of
-// the lane or by one that waits, whichever comes first.
+// Runs the operations of a process group one at a time, in the order of their calls, in a thread of
+// the lane or in a thread that waits for one, whichever comes first.
 //
-// Whoever waits for an operation may be told in a callback, and the callback may start another
-// operation and wait for that in turn (PowerSGD's hook does). So an operation is over before it is
-// told, and while a thread of the lane tells, another one runs what comes: there is always one more
-// thread than there are callbacks under way.
+// An operation ends with callbacks, and a callback may start another operation and wait for it
+// (PowerSGD's hook does). So an operation is over before its callbacks run, and while a thread of
+// the lane runs callbacks, another one runs the next operations: there is always one more thread
+// than there are callbacks in progress.
 #pragma once
 
 #include <condition_variable>
@@ -21,19 +21,20 @@ namespace echelon::python {
 class Lane : public std::enable_shared_from_this<Lane> {
  public:
   struct Job {
-    // `patient` in a thread of the lane: someone else may want its core.
+    // `patient` in a thread of the lane: other threads may need its core.
     std::function<void(bool patient)> run;
     std::function<void(std::exception_ptr error)> finish;  // must not throw
-    bool over = false;                                     // the lane's
+    bool over = false;                                     // written by the lane
   };
 
   // With `blocking`, the job has run and is finished when this returns if nothing else was queued.
   void submit(std::shared_ptr<Job> job, bool blocking);
 
-  // Until the job has run; runs it and those before it where nobody else does.
+  // Returns when the job has run. Runs it and those before it if no other thread does.
   void help(const Job& job);
 
-  // Runs what is queued and ends the threads. Before the last owner lets go, without the GIL.
+  // Runs the queued jobs and ends the threads. Called without the GIL, before the last owner
+  // releases.
   void close();
 
  private:
@@ -41,10 +42,10 @@ class Lane : public std::enable_shared_from_this<Lane> {
   void provide_thread();
   void loop();
 
-  std::mutex mutex_;  // all below, and Job::over
+  std::mutex mutex_;  // guards all below, and Job::over
   std::condition_variable changed_;
   std::deque<std::shared_ptr<Job>> jobs_;
-  bool busy_ = false;  // one is running
+  bool busy_ = false;  // a job is running
   bool stop_ = false;
   int idle_ = 0;  // threads that wait for a job
   std::vector<std::thread> threads_;

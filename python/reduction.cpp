@@ -34,7 +34,7 @@ ReduceOp native(const Op& op) {
   }
 }
 
-// A complex number is two real ones to a sum.
+// For a sum, a complex number is two real numbers.
 Elements to_reduce(const at::Tensor& tensor) {
   const std::size_t parts = tensor.is_complex() ? 2 : 1;
   return {data_type(c10::toRealValueType(tensor.scalar_type())),
@@ -140,7 +140,7 @@ void all_reduce_sparse(Group& group, const at::Tensor& tensor, const CallOptions
   const at::Tensor indices = mine._indices().contiguous(), values = mine._values().contiguous();
   const auto ranks = std::size_t(group.size());
 
-  // How much each has, and of which shape: sparse dimensions, dense ones, sizes.
+  // Each rank's number of elements and shape: sparse dimensions, dense dimensions, sizes.
   std::vector<std::int64_t> about = {values.size(0), mine.sparse_dim(), mine.dense_dim()};
   about.insert(about.end(), mine.sizes().begin(), mine.sizes().end());
   std::vector<std::int64_t> all_about(about.size() * ranks);

@@ -1,7 +1,7 @@
-// Tensors of torch as elements of a group's collectives, and the reductions that a group has not:
-// bitwise ones (every rank gathers all and folds them itself) and sums of sparse tensors.
+// Maps torch's tensors to elements of a group's collectives, and adds the reductions that a group
+// lacks: bitwise ones (every rank gathers all tensors and folds them) and sums of sparse tensors.
 //
-// All tensors here are one piece of memory each (work.h).
+// All tensors here are contiguous (work.h).
 #pragma once
 
 #include <cstdint>
@@ -17,10 +17,10 @@ struct Elements {
   std::size_t count;
 };
 
-// For operations that only move: any type, as bytes where the group does not know it.
+// For operations that only move data: any type, as bytes if the group does not know it.
 Elements to_move(const at::Tensor& tensor);
 
-// Throws when tensors of this type cannot be combined so; done before an operation is queued.
+// Throws if tensors of this type cannot be reduced so. Called before an operation is queued.
 void check_reduction(const at::Tensor& tensor, const c10d::ReduceOp& op);
 
 void all_reduce(Group& group, const at::Tensor& tensor, const c10d::ReduceOp& op,
@@ -32,8 +32,8 @@ void reduce_scatter(Group& group, const at::Tensor& output, const at::Tensor& in
                     std::span<const std::int64_t> counts, const c10d::ReduceOp& op,
                     const CallOptions& call);
 
-// The sum of all ranks' tensors, coalesced, in place. Their sizes must be the same; what they hold
-// need not.
+// The sum of all ranks' tensors, coalesced, in place. Their sizes must agree; their indices need
+// not.
 void all_reduce_sparse(Group& group, const at::Tensor& tensor, const CallOptions& call);
 
 }  // namespace echelon::python

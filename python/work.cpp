@@ -55,7 +55,7 @@ CollectiveWork::CollectiveWork(About about, std::shared_ptr<Lane> lane)
       about_(std::move(about)),
       lane_(std::move(lane)),
       future_(c10::make_intrusive<c10::ivalue::Future>(type_of(about_.outputs))) {
-  about_.inputs.reset();  // the profiler's alone
+  about_.inputs.reset();  // only the profiler needs them
 }
 
 c10::intrusive_ptr<CollectiveWork> CollectiveWork::start(About about, std::shared_ptr<Lane> lane,
@@ -71,7 +71,7 @@ c10::intrusive_ptr<CollectiveWork> CollectiveWork::start(About about, std::share
   return work;
 }
 
-// The future last, as its callbacks run here.
+// The future comes last, because its callbacks run here.
 void CollectiveWork::complete(std::exception_ptr error) {
   if (error) error = in_torch_terms(error, about_.timeout);
   finish(error);
@@ -154,7 +154,7 @@ bool MessageWork::isSuccess() const {
 
 bool MessageWork::wait(Milliseconds timeout) {
   if (!settled()) {
-    // A receive may have been posted long before; its time begins when it is waited for.
+    // A receive may have been posted long before; its deadline starts with wait().
     if (!ticket_->sends)
       group_->set_deadline(ticket_, Deadline::in(timeout == kNoTimeout ? timeout_ : timeout));
     try {

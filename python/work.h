@@ -1,4 +1,4 @@
-// What torch's c10d calls a work: an operation of a process group under way.
+// c10d's Work: an operation of a process group in progress.
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -20,8 +20,8 @@ namespace echelon::python {
 using Milliseconds = std::chrono::milliseconds;
 using Tensors = std::vector<at::Tensor>;
 
-// An error of ours as one that Python sees as torch's: DistBackendError, or a plain RuntimeError
-// for a mistake of the caller. The message stays.
+// Converts an Echelon error to the one that Python expects of torch: DistBackendError, or a plain
+// RuntimeError for a mistake of the caller. The message stays.
 std::exception_ptr in_torch_terms(std::exception_ptr error, Milliseconds timeout);
 
 // A collective. Its future holds the outputs; wait() without a timeout may run it.
@@ -57,8 +57,8 @@ class CollectiveWork final : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
-// A send or a receive. The clock of a receive starts when it is waited for: it may be posted long
-// before the other side sends.
+// A send or a receive. The deadline of a receive starts with wait(): it may be posted long before
+// the other side sends.
 class MessageWork final : public c10d::Work {
  public:
   MessageWork(int rank, c10d::OpType type, const char* title, at::Tensor tensor,
@@ -66,7 +66,7 @@ class MessageWork final : public c10d::Work {
   void send(int to, std::uint64_t tag);
   void receive(int from, std::uint64_t tag);
 
-  // Whether the message is through or has failed: nobody will touch its memory any more.
+  // Whether the message is done or has failed: its memory will not be accessed any more.
   bool settled();
 
   bool isCompleted() override { return settled(); }
@@ -80,7 +80,7 @@ class MessageWork final : public c10d::Work {
   std::shared_ptr<const void> owner() const;
   void finish_once(std::exception_ptr error);
 
-  at::Tensor tensor_, memory_;  // the same where it is one piece of memory
+  at::Tensor tensor_, memory_;  // the same if the tensor is contiguous
   std::shared_ptr<Group> group_;
   Group::Ticket ticket_;
   Milliseconds timeout_;
@@ -88,7 +88,7 @@ class MessageWork final : public c10d::Work {
   std::mutex finishing_;
 };
 
-// Several works as one.
+// Combines several works.
 class CoalescedWork final : public c10d::Work {
  public:
   CoalescedWork(int rank, std::vector<c10::intrusive_ptr<c10d::Work>> works)
@@ -102,14 +102,14 @@ class CoalescedWork final : public c10d::Work {
   std::vector<c10::intrusive_ptr<c10d::Work>> works_;
 };
 
-// While it lives, this thread's tensor operations are copies of memory and nothing else: autograd,
-// inference mode and Python's dispatch modes have no say.
+// While it lives, tensor operations of this thread only copy memory: autograd, inference mode and
+// Python's dispatch modes are off.
 class PlainTensors {
   at::AutoDispatchBelowADInplaceOrView below_autograd_;
   c10::impl::ExcludeDispatchKeyGuard without_python_{c10::python_ks};
 };
 
-// A tensor as one piece of memory: itself where it is that already, else a copy.
+// The tensor itself if it is contiguous, otherwise a contiguous copy.
 at::Tensor one_piece(const at::Tensor& tensor);
 
 }  // namespace echelon::python

@@ -1,4 +1,4 @@
-// A network and an optimiser of your own on several ranks, each with its part of every batch.
+// Your own network and optimiser on several ranks, each with its part of every batch.
 #include <echelon/comm/communicator.h>
 #include <echelon/parallel/data/data_parallel.h>
 #include <torch/torch.h>
@@ -7,7 +7,7 @@
 
 int main() {
   const auto ranks = echelon::Communicator::world();
-  torch::manual_seed(1);  // the same samples everywhere
+  torch::manual_seed(1);  // the same samples on every rank
   const torch::Tensor x = 6 * torch::rand({2048, 1}) - 3;
   const torch::Tensor y = torch::sin(x) + 0.1 * torch::randn_like(x);
 

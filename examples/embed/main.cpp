@@ -1,4 +1,4 @@
-// Learns a noisy sine with a network, tensors and a loss of your own.
+// Learns a noisy sine with your own network, tensors and loss.
 #include <echelon/nn/module_layer.h>
 #include <echelon/train/trainer.h>
 #include <torch/torch.h>
@@ -34,7 +34,7 @@ int main() {
     std::cout << "step " << report.step << "\tloss " << report.loss << "\n";
   });
   trainer.run();
-  trainer.gather();  // `net` holds the trained parameters now, also where ranks share the model out
+  trainer.gather();  // now `net` holds the trained parameters, even if ranks shard the model
   const double final_loss = trainer.evaluate(data, data.size());
   std::cout << "over all samples\tloss " << final_loss << " (the noise alone gives 0.01)\n"
             << "sin(1) = 0.841\tlearnt " << net(torch::ones({1, 1})).item<double>() << "\n";

@@ -1,4 +1,4 @@
-// Trains a new head on a frozen body, on samples that are made when they are asked for.
+// Trains a new head on a frozen body, with a dataset that generates samples on demand.
 #include <echelon/comm/communicator.h>
 #include <echelon/nn/module_layer.h>
 #include <echelon/train/trainer.h>
@@ -6,7 +6,7 @@
 
 #include <cstdio>
 
-// A dataset of your own: sample i must be the same whenever and wherever it is asked for.
+// Your own dataset: sample i must be the same at all times and on all ranks.
 class Rings : public echelon::Dataset {
  public:
   std::int64_t size() const override { return 4096; }
@@ -29,7 +29,7 @@ int main() {
   torch::manual_seed(1);
   torch::nn::Sequential body(torch::nn::Linear(2, 128), torch::nn::Tanh());
   torch::nn::Sequential head(torch::nn::BatchNorm1d(128), torch::nn::Linear(128, 2));
-  // Frozen before the layer is made: no gradient, no optimiser state, and weight decay leaves it.
+  // Freeze before the layer is made: no gradient, no optimiser state, no weight decay.
   for (torch::Tensor& parameter : body->parameters()) parameter.set_requires_grad(false);
   const torch::Tensor before = body->parameters()[0].clone();
 
@@ -48,7 +48,7 @@ int main() {
   trainer.run();
   trainer.gather();
 
-  // Buffers (here the running statistics) belong to the model: all ranks have rank 0's, and save()
+  // Buffers (here the running statistics) belong to the model: all ranks get rank 0's, and save()
   // and save_weights() write them.
   const double deviation = (head->named_buffers()["0.running_var"] - 1).abs().max().item<double>();
   const bool frozen = torch::equal(body->parameters()[0], before);

@@ -1,4 +1,4 @@
-// A loop of your own around the trainer: it validates, keeps the best state and stops early.
+// Your own loop around the trainer: it validates, keeps the best state and stops early.
 #include <echelon/comm/communicator.h>
 #include <echelon/nn/module_layer.h>
 #include <echelon/train/trainer.h>
@@ -37,7 +37,7 @@ int main() {
     trainer.save("best.safetensors");
   }
   const auto stopped = static_cast<long long>(trainer.step());
-  ranks->barrier().wait();  // whoever writes it has done so
+  ranks->barrier().wait();  // rank 0 has written the file
   trainer.restore("best.safetensors");
   const double restored = trainer.evaluate(unseen, unseen.size());
   if (ranks->rank() == 0)

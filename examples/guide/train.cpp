@@ -1,4 +1,4 @@
-// Trains a network of your own, on one rank or several, and uses it. Options are KEY=VALUE.
+// Trains your own network on one rank or several, and uses it. Options are KEY=VALUE.
 #include <echelon/base/error.h>
 #include <echelon/comm/communicator.h>
 #include <echelon/nn/module_layer.h>
@@ -23,11 +23,11 @@ int main(int argc, char** argv) try {
 
   const auto ranks = echelon::Communicator::world();
   const bool first = ranks->rank() == 0;
-  torch::manual_seed(1);  // the same samples and first values on every rank
+  torch::manual_seed(1);  // the same samples and initial values on every rank
   const torch::Tensor x = 6 * torch::rand({2048, 1}) - 3;
   const echelon::TensorDataset data(x, torch::sin(x) + 0.1 * torch::randn_like(x));
 
-  // A layer is what a pipeline cuts between: give it several.
+  // A pipeline cuts between layers: give it several.
   Body body;
   torch::nn::Linear head(64, 1);
   echelon::Stack model;
@@ -48,17 +48,17 @@ int main(int argc, char** argv) try {
                   saved->path.c_str());
   });
 
-  // Save and restore: the same bits in the same layout, the same to rounding in any other.
+  // A restored run gives the same bits in the same layout, and agrees to rounding in any other.
   if (std::filesystem::exists("state.safetensors")) trainer.restore("state.safetensors");
   trainer.run_until(options.train.steps / 2);
   trainer.save("state.safetensors");
   trainer.run();
 
-  // Use: every rank makes these calls, whatever the layout.
+  // Every rank makes these calls, whatever the layout.
   const double loss = trainer.evaluate(data, data.size());
   const torch::Tensor y = trainer.infer(torch::ones({1, 1}));
   trainer.save_weights("net.safetensors");  // body.lift.weight, ..., head.bias: Python reads it too
-  trainer.gather();                         // the modules themselves hold everything now
+  trainer.gather();                         // now the modules hold all parameters
   if (first) {
     torch::save(body, "body.pt");
     std::printf("loss %.4f (the noise alone gives 0.01), sin(1) = 0.841, learnt %.3f and %.3f\n",

@@ -91,7 +91,7 @@ class Mixing : public echelon::Layer {
     return {s[0], s[1], s[2], s[3], s[4], s[5]};
   }
 
-  // [images, patches, channels] as rows of what is mixed, and such rows as the images they were.
+  // [images, patches, channels] as rows of the mixed dimension, and back.
   Tensor to_mix(const Tensor& x) const {
     return over_ == Over::channels ? rows(x) : rows(x.transpose(1, 2).contiguous());
   }

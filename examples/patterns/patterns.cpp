@@ -6,7 +6,8 @@
 
 namespace {
 
-// A pattern is half as wide as the image, of pixels of -1 and 1, and lies on a grid of quarters.
+// A pattern is half as wide as the image, has pixels of -1 and 1, and is placed on a grid of
+// quarters.
 constexpr std::int64_t width = Patterns::side / 2, quarter = Patterns::side / 4,
                        places = (Patterns::side - width) / quarter + 1;
 constexpr double noise = 1.0;  // standard deviation of a pixel

@@ -31,7 +31,7 @@ class Classification : public echelon::Layer {
     return log_probability.gather(1, target).mean(at::kDouble).neg();
   }
 
-  // Of the mean over the samples: softmax less one at the target, over their number.
+  // The gradient of the mean over samples: (softmax - one-hot target) / samples.
   at::Tensor backward(const at::Tensor& /*grad_output*/, echelon::Pass& pass) override {
     at::Tensor grad = pass.saved[1].mul_(pass.weight / double(pass.saved[1].size(0)));
     if (pass.scale.defined()) grad.mul_(pass.scale);
@@ -57,7 +57,7 @@ int train_on_patterns(int argc, char** argv, echelon::TrainerOptions options,
   read(options, argc, argv);
   const auto seed = static_cast<std::uint64_t>(options.train.seed);
   const Patterns images(seed, 0), unseen(seed, 1);
-  at::manual_seed(seed);  // torch's modules draw their first values: the same on every rank
+  at::manual_seed(seed);  // torch's modules draw the same initial values on every rank
   echelon::Stack stack = model();
   const auto ranks = echelon::Communicator::world();
   const bool first = ranks->rank() == 0;

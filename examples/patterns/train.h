@@ -1,4 +1,4 @@
-// Trains a model to tell patterns apart, and says how well it does: the main program of several
+// Trains a model to classify patterns and prints its accuracy: the main program of several
 // examples, which differ in their model.
 #pragma once
 
@@ -9,13 +9,13 @@
 #include <functional>
 #include <memory>
 
-// The last layer of such a model: takes a score for each class and gives the mean cross-entropy.
-// When no backward will follow it gives the share of right answers: what Trainer::evaluate averages
-// is then the accuracy.
+// The last layer of such a model: takes a score for each class and returns the mean cross-entropy.
+// If no backward follows, it returns the share of right answers, so Trainer::evaluate returns the
+// accuracy.
 std::unique_ptr<echelon::Layer> classification();
 
-// Runs as main does, as one process or as a rank of several. The exit code: 0 where the model
-// answers `wanted` of the images right that it was not trained on, 1 where it does not, 2 where the
-// command line is at fault, in which `--set KEY=VALUE` changes the options.
+// A main program for one process or for one rank of several. `--set KEY=VALUE` changes the options.
+// The exit code is 0 if the model classifies a share of `wanted` of unseen images correctly, 1 if
+// it does not, and 2 if the command line is wrong.
 int train_on_patterns(int argc, char** argv, echelon::TrainerOptions options,
                       const std::function<echelon::Stack()>& model, double wanted);

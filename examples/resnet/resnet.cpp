@@ -31,7 +31,7 @@ struct StemImpl : nn::Module {
 };
 TORCH_MODULE(Stem);
 
-// silu(x + f(x)), where f is two convolutions; x is resized with f where channels become more.
+// silu(x + f(x)), where f is two convolutions. If f adds channels, x is resized to match.
 struct ResidualImpl : nn::Module {
   ResidualImpl(std::int64_t in, std::int64_t out, std::int64_t groups)
       : conv1_(register_module("conv1", conv(in, out, 3, in == out ? 1 : 2))),
@@ -51,7 +51,7 @@ struct ResidualImpl : nn::Module {
 };
 TORCH_MODULE(Residual);
 
-// A score for each class, from the mean over the pixels.
+// One score per class, from the mean over the pixels.
 struct ScoresImpl : nn::Module {
   ScoresImpl(std::int64_t channels, std::int64_t classes)
       : linear_(register_module("linear", nn::Linear(channels, classes))) {}

@@ -1,6 +1,5 @@
-// A small residual network of torch's own modules, each a layer of the Stack. Its norms are over
-// groups of channels of one image: norms over a batch would make an image's output depend on which
-// others a rank happens to have.
+// A small residual network of torch's own modules, each a layer of the Stack. It uses group norm:
+// with batch norm the output for an image would depend on the other images of its rank.
 #pragma once
 
 #include <echelon/nn/stack.h>
@@ -8,9 +7,9 @@
 #include <cstdint>
 
 struct ResNetOptions {
-  std::int64_t channels = 16;  // at full size; twice as many at half of it, and so on
-  std::int64_t stages = 3;     // sizes, with two residual blocks each
-  std::int64_t groups = 4;     // that channels are normalised in
+  std::int64_t channels = 16;  // at full size; doubled each time the size is halved
+  std::int64_t stages = 3;     // of two residual blocks each, at one size
+  std::int64_t groups = 4;     // of channels, for the norms
   std::int64_t classes = 8;
 };
 
