@@ -1,17 +1,17 @@
-"""Draws a grid of small line charts as SVG, with nothing but the standard library.
+"""Draws a grid of small line charts as SVG, with only the standard library.
 
     Curve("x16, linear", points=[(samples, value), ...], colour="#d55e00", dash="7 4", stopped=None)
     draw(title, subtitle, {"adamw": [curve, ...], ...}, legend, x_label, y_label)
 
-All charts have the same axes. A curve that leaves the top of its chart is cut there; one that ends above it, or that stopped
-early, is named with its numbers in the chart's upper right corner, so that nothing is lost by the limits.
+All charts have the same axes. A curve that leaves the top of its chart is cut there. If it ends above the chart or stopped
+early, the upper right corner shows its name and numbers, so that the limits hide nothing.
 """
 
 import math
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-WIDTH, HEIGHT, COLUMNS = 480, 330, 2  # of a chart with its margins; charts beside one another
+WIDTH, HEIGHT, COLUMNS = 480, 330, 2  # of a chart with its margins; charts per row
 LEFT, RIGHT, TOP, BOTTOM = 58, 16, 34, 48  # margins of a chart
 HEAD, FOOT = 64, 60  # above and below the grid
 INK, FAINT = "#222222", "#dddddd"
@@ -22,12 +22,12 @@ class Curve:
     name: str
     points: list  # (x, y), in the order of x
     colour: str
-    dash: str = ""  # as stroke-dasharray has it
+    dash: str = ""  # for stroke-dasharray
     stopped: float | None = None  # the x at which it diverged
 
 
 def ticks(low, high, about):
-    """Round numbers from low to high, about so many."""
+    """About that many round numbers from low to high."""
     raw = (high - low) / about
     size = 10 ** math.floor(math.log10(raw))
     step = next(m * size for m in (1, 2, 2.5, 5, 10) if m * size >= raw * 0.999)
@@ -36,7 +36,7 @@ def ticks(low, high, about):
 
 
 def limits(curves, tallest=2.5):
-    """y from just below the best value to above the worst end, but not more than tallest: beginnings would squeeze the ends."""
+    """y from just below the best value to above the worst end, at most tallest: first values would squeeze the last."""
     values = [y for curve in curves for _, y in curve.points]
     ends = [curve.points[-1][1] for curve in curves if curve.points and curve.stopped is None]
     if not values:
@@ -100,7 +100,7 @@ def chart(title, curves, index, x_high, y_low, y_high, x_label, y_label):
     out.append(f'<path d="M{left} {top}v{tall}h{wide}" fill="none" stroke="{INK}"/>')
     if not curves:
         notes.append(("not run yet", INK))
-    if notes:  # a plate under them, so that a curve that passes there does not cross the words
+    if notes:  # a background, so that no curve crosses the text
         longest = max(len(words) for words, _ in notes)
         out.append(f'<rect x="{left + wide - 6.2 * longest - 6:.1f}" y="{top + 2}" width="{6.2 * longest + 6:.1f}" '
                    f'height="{15 * len(notes) + 4}" fill="white" fill-opacity="0.85"/>')

@@ -1,4 +1,4 @@
-"""What every benchmark's page is made of: tables, and what the machine and the build are."""
+"""The common parts of benchmark pages: tables, and the description of the machine and the build."""
 
 import datetime
 import os
@@ -30,7 +30,7 @@ def output_of(*command):
 
 
 def torch_version():
-    """A benchmark of the program alone also runs where Python has no torch."""
+    """Benchmarks that only use the program also run without torch in Python."""
     try:
         import torch
     except ImportError:
@@ -63,7 +63,7 @@ def command_line():
 
 
 def save(name, title, facts, rounds, tables, docs=ROOT / "docs", today=None, command=None):
-    """Writes docs/benchmarks/DATE-NAME.md: what was run where, and (heading, rows or prose) one after another."""
+    """Writes docs/benchmarks/DATE-NAME.md: machine, build and command, then the sections (heading, rows or prose)."""
     today, bench = today or datetime.date.today().isoformat(), Path(sys.argv[0]).stem
     out = [f"# {title}, {today}", ""] + [f"- {fact}: {value}" for fact, value in facts]
     out += [f"- Command: `{command or command_line()}`", f"- Rounds: {rounds}", ""]

@@ -1,7 +1,7 @@
-"""The peer of benchmarks/step.py: a GPT-2 as people write it in PyTorch, in one process or by what PyTorch has for several.
+"""The PyTorch side of benchmarks/step.py: a GPT-2 as people write it in PyTorch, in one process or with PyTorch's parallelism.
 
-A way to train is a function from the model and the ranks to a Way. The losses of a way's first steps must be those of one
-process from the same weights and tokens, or nothing is measured.
+A way to train is a function from the model and the ranks to a Way. The losses of its first steps must equal those of one
+process from the same weights and tokens; otherwise nothing is measured.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 
 CHECKED = 3  # first steps
-TOLERANCE = 1e-6  # of their losses, relative: fp32 sums in another order
+TOLERANCE = 1e-6  # relative tolerance of their losses: fp32 sums in another order
 
 
 # ---- The model -----------------------------------------------------------------------------------------
@@ -43,7 +43,7 @@ class Block(nn.Module):
 
     def forward(self, x):
         qkv = self.attn(self.ln_1(x))
-        b, t, width = qkv.shape  # tensor parallel: those of this rank's heads
+        b, t, width = qkv.shape  # tensor parallel: only this rank's heads
         q, k, v = (part.view(b, t, -1, self.head_width).transpose(1, 2) for part in qkv.split(width // 3, dim=2))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.attn_proj(y.transpose(1, 2).contiguous().view(b, t, width // 3))
@@ -83,14 +83,14 @@ class GPT(nn.Module):
 @dataclass
 class Way:
     parameters: list  # that this rank updates
-    # (tokens, targets) -> this rank's part of the batch's mean loss, all ranks' being its sum; leaves gradients.
+    # (tokens, targets) -> this rank's part of the mean loss of the batch; the parts of all ranks add up. Leaves gradients.
     backward: Callable
-    clip: Callable  # bounds the norm of all gradients by 1
-    shares: int = 1  # of the batch: each rank has one; 1: all have the whole
+    clip: Callable  # clips the norm of all gradients to 1
+    shares: int = 1  # parts of the batch, one per rank; 1: every rank has all of it
 
 
 def by_autograd(model, run, world=1, context=contextlib.nullcontext):
-    """Each rank has its samples; `run` is the model, or what averages its gradients over the ranks."""
+    """Each rank has its samples; `run` is the model, or a wrapper that averages its gradients over the ranks."""
     parameters = list(model.parameters())
 
     def backward(tokens, targets):
@@ -118,7 +118,7 @@ def local(tensor):
 
 
 def clip(own, shared=(), copies=()):
-    """Bounds the norm by 1. Gradients of `own` are here alone, every rank has those of `shared`, another counts `copies`."""
+    """Clips the norm to 1. `own` gradients are only here, `shared` ones on every rank; another rank counts `copies`."""
     gradients = [[local(p.grad) for p in some] for some in (own, shared, copies)]
     square = nn.utils.get_total_norm(gradients[0]).square()
     dist.all_reduce(square)
@@ -132,7 +132,7 @@ def clip(own, shared=(), copies=()):
 def pipeline(model, world, micro_batches):
     """1F1B over stages of equally many blocks, the embedding in the first and the head in the last.
 
-    The two use one matrix. torch.distributed.pipelining leaves that to its user: each has it, and their gradients are summed.
+    Both use one matrix. torch.distributed.pipelining leaves that to its user: each has a copy, and their gradients are summed.
     """
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
@@ -160,8 +160,8 @@ def pipeline(model, world, micro_batches):
 
 
 def tensor(model, world, sequence):
-    """Heads and the MLP's width split over the ranks, the vocabulary too, with the loss over its parts; as PyTorch's tutorial
-    on tensor parallelism does. With `sequence`, what lies between is split over the tokens."""
+    """Splits heads, the MLP's width, the vocabulary and the loss over the ranks, as in PyTorch's tutorial on tensor
+    parallelism. With `sequence`, the layers in between are split over the tokens."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Replicate, Shard
     from torch.distributed.tensor.parallel import (ColwiseParallel, RowwiseParallel, SequenceParallel, loss_parallel,
@@ -172,7 +172,7 @@ def tensor(model, world, sequence):
     norms = {"ln_1": SequenceParallel(), "ln_2": SequenceParallel(), "ln_f": SequenceParallel()} if sequence else {}
     columns, rows = ColwiseParallel(input_layouts=between), RowwiseParallel(output_layouts=between)
     for block in model.blocks:
-        with torch.no_grad():  # the columns that a rank gets become q, k and v of its own heads
+        with torch.no_grad():  # the columns of a rank become q, k and v of its own heads
             for whole in (block.attn.weight, block.attn.bias):
                 whole.copy_(whole.unflatten(0, (3, world, -1)).transpose(0, 1).flatten(0, 2))
         parallelize_module(block, mesh, {"attn": columns, "attn_proj": rows, "fc": columns, "mlp_proj": rows}
@@ -193,7 +193,7 @@ def tensor(model, world, sequence):
         with loss_parallel():
             loss = model(tokens, targets)
             loss.backward()
-        for p in parameters:  # DTensor leaves some laid out otherwise: as sums of own tokens, or whole
+        for p in parameters:  # DTensor leaves some in another layout: as partial sums over tokens, or whole
             if isinstance(p, DTensor):
                 p.grad = p.grad.redistribute(placements=p.placements)
         return loss.detach().to_local() / world
@@ -212,7 +212,7 @@ def status_mib(name):
 
 
 def make_optimizer(parameters, fused, shared_out):
-    """AdamW. Matrices decay, norms and biases do not; an update takes DTensors or others, not both."""
+    """AdamW. Matrices decay, norms and biases do not; an update takes DTensors or plain tensors, not both."""
     rule = {"lr": 1e-4, "betas": (0.9, 0.95), **({"fused": True} if fused else {})}
     groups = {}
     for p in parameters:
@@ -237,14 +237,14 @@ def require_one_process_losses(losses, expected):
 
 def peer(job, device, threads, world=1, expected=(), fused=False, compile=False, autocast=False, shard=None,
          micro_batches=None, sequence=None):
-    """Trains, this process being one rank of `world`; gives the seconds of a step, the memory, and the first losses."""
+    """Trains as one rank of `world`; returns the seconds of each step, the memory and the first losses."""
     torch.manual_seed(1)
     on_gpu = device == "cuda"
     if not on_gpu:
         torch.set_num_threads(threads)
     if world > 1:
         dist.init_process_group("gloo")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is measured from here
     start_mib = status_mib("VmRSS")
     model = GPT(job).to(device)
     if on_gpu and not autocast:
@@ -261,7 +261,7 @@ def peer(job, device, threads, world=1, expected=(), fused=False, compile=False,
     else:
         way = by_autograd(model, torch.compile(model) if compile else model,
                           context=lambda: torch.autocast(device, torch.bfloat16, enabled=autocast))
-    del model  # a stage of a pipeline has no more than its own
+    del model  # a pipeline stage only has its own
     optimizer = make_optimizer(way.parameters, fused, shared_out=shard == "optimizer")
     tokens, mine = torch.Generator().manual_seed(2), dist.get_rank() if way.shares > 1 else 0
     batches = [torch.randint(0, job.vocab, (job.batch, job.context + 1), generator=tokens)[mine::way.shares]
@@ -277,7 +277,7 @@ def peer(job, device, threads, world=1, expected=(), fused=False, compile=False,
         optimizer.zero_grad(set_to_none=True)
         return loss
 
-    # A GPU is waited for once a window, so that its queue never runs dry within one.
+    # Waits for the GPU once per window, so that its queue never runs empty within one.
     warm, window = min(5, job.steps // 2), (10 if on_gpu else 1)
     losses = torch.stack([step(i).float() for i in range(warm)])[:CHECKED].cpu()
     if world > 1:

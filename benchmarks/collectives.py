@@ -1,4 +1,4 @@
-"""How long an all-reduce of fp32 takes: Echelon beside Gloo and Open MPI, in alternating rounds of one run.
+"""The time of an fp32 all-reduce: Echelon, Gloo and Open MPI, in alternating rounds of one run.
 
     ./dev bench collectives                       ranks on this host: private and registered buffers, worlds 2 and 4
     ./dev bench collectives --scene tcp           Echelon and Gloo over TCP on the loopback
@@ -7,9 +7,9 @@
     ./dev bench collectives --scene ddp           a PyTorch DDP step over "echelon" and over "gloo"
     ./dev bench collectives --save                also write docs/benchmarks/DATE-collectives-SCENE.md
 
-Every repetition begins at a barrier; its time is rank 0's. A measurement is a process group of its own; a time is the
-median over its repetitions, then over the rounds; a ratio is the median of the rounds' own ratios, to the faster peer.
-Ranks keep to a core of their own where there are enough, on every side (Open MPI's default).
+Every repetition begins at a barrier; its time is that of rank 0. Every measurement has its own process group. A time is the
+median over repetitions, then over rounds. A ratio is the median over rounds of the ratio to the faster of the other systems.
+If there are enough cores, ranks are bound to one each, on every side (Open MPI's default).
 """
 
 import argparse
@@ -51,7 +51,7 @@ def rank_environment(rank, world, address, port, **more):
 
 
 def run_ranks(commands):
-    """Runs (command, environment, prefix) of all ranks; gives what rank 0 printed."""
+    """Runs (command, environment, prefix) of all ranks; returns the output of rank 0."""
     ranks = [subprocess.Popen([*prefix, *map(str, command)], env=environment, stdout=subprocess.PIPE, text=True)
              for command, environment, prefix in commands]
     try:
@@ -152,7 +152,7 @@ class Here:
 
 
 class Namespaces:
-    """Two network namespaces joined by a veth pair; ranks are dealt out to them in blocks."""
+    """Two network namespaces joined by a veth pair; ranks are assigned to them in blocks."""
 
     address = "10.213.0.1"
 
@@ -195,7 +195,7 @@ def median_of(rounds, get):
 
 
 def compare(rounds, sizes, ours, peers):
-    """Rows of medians and of ratios to the faster peer, taken round by round."""
+    """Rows of medians, and of ratios per round to the faster of the other systems."""
     rows = [["", *map(human, sizes)]]
     for name in [*peers, *ours]:
         rows.append([f"{name}, us", *(f"{median_of(rounds, lambda r: r[name][s]):.2f}" for s in sizes)])

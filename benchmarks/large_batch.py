@@ -1,20 +1,20 @@
-"""What larger batches cost: validation loss over samples seen, for each optimiser, batch factor and scaling of the rate.
+"""The cost of larger batches: validation loss over samples seen, for each optimiser, batch factor and scaling of the rate.
 
     ./dev bench large_batch                       all runs; tables, OUT/large-batch.json, a page and a picture in OUT/docs
-    ./dev bench large_batch --search              first look for each optimiser's rate at batch x1, then run with those
-    ./dev bench large_batch --search only         only look
-    ./dev bench large_batch --from FILE.json      no run: page and picture again from what an earlier call wrote
+    ./dev bench large_batch --search              first search the rate of each optimiser at batch x1, then run with it
+    ./dev bench large_batch --search only         only search
+    ./dev bench large_batch --from FILE.json      no run: write page and picture again from an earlier call's file
     ./dev bench large_batch --save                page and picture go to this repository's docs/
 
-Every run sees the same number of samples, so batch x16 takes a sixteenth of the steps. The rate is scaled from batch x1 by
-optim.scale: none, linear (times the factor), sqrt (times its root); each run warms up over the same share of its
-samples, and falls to zero linearly. Only the rate at batch x1 is tuned, once for each optimiser: the rules have to carry it to
-larger batches by themselves. Points on the way are the loss on the same --validate samples, the last one is the loss
-on the whole validation part. A run whose loss or gradient stops being finite is recorded as diverged at that sample.
+Every run sees the same number of samples, so batch x16 takes a sixteenth of the steps. optim.scale scales the rate from
+batch x1: none, linear (times the factor), sqrt (times its root). Each run warms up over the same share of its samples, and its
+rate falls to zero linearly. Only the rate at batch x1 is tuned, once for each optimiser; the rules scale it to larger batches.
+Intermediate points are the loss on the same --validate samples, the last one is the loss on the whole validation part. A run
+whose loss or gradient stops being finite is recorded as diverged at that sample.
 
-A run is one `echelon train` on one thread; --jobs of them go side by side. The batches x1 come first, then x16, then x4: after
---deadline seconds no new run begins, and what is there is written. A finished run is kept in OUT/finished and not done again by
-a later call with the same settings, so a call that was cut short can be repeated. Needs Python's standard library only.
+A run is one `echelon train` on one thread; --jobs of them run at once. Batches x1 come first, then x16, then x4. After
+--deadline seconds no new run begins, and the results so far are written. Finished runs are kept in OUT/finished and reused by
+later calls with the same settings, so an interrupted call can be repeated. Needs only Python's standard library.
 """
 
 import argparse
@@ -40,10 +40,10 @@ SCALES = ["none", "linear", "sqrt"]
 WARMUP = 0.05  # of the steps
 LIMIT = 1800  # seconds that one run may take
 
-# Peak rates at batch x1, as --search found them (docs/benchmarks/2026-11-15-large-batch.md), and where it begins.
+# Peak rates at batch x1, found by --search (docs/benchmarks/2026-11-15-large-batch.md), and where the search begins.
 RATES = {"adamw": 0.002, "lamb": 0.01, "lars": 8.0, "sgd": 0.1}
 
-# sgd and lars add the decay to the gradient, where the 0.1 that adamw and lamb apply apart from it would drown it.
+# sgd and lars add the decay to the gradient, where adamw's and lamb's decoupled 0.1 would dominate it.
 DECAY = {"adamw": 0.1, "lamb": 0.1, "lars": 1e-4, "sgd": 1e-4}
 
 COLOURS = {1: "#222222", 4: "#0072b2", 16: "#d55e00"}
@@ -74,7 +74,7 @@ def curve_of(lines, batch):
 
 
 def outcome(code, output, curve, batch):
-    """What became of a run: done, diverged (with the samples seen then) or failed (with the reason)."""
+    """The outcome of a run: done, diverged (with the samples seen) or failed (with the reason)."""
     if code == 0:
         if not curve:
             return {"state": "failed", "curve": [], "why": "there was no validation"}
@@ -86,7 +86,7 @@ def outcome(code, output, curve, batch):
 
 
 def train(run, arguments):
-    """Runs one, or takes it from an earlier call."""
+    """Runs one, or reuses the result of an earlier call."""
     identity = hashlib.sha256(json.dumps([arguments.version, run["settings"]]).encode()).hexdigest()[:16]
     kept = arguments.out / "finished" / f"{identity}.json"
     if kept.exists():
@@ -115,7 +115,7 @@ def train(run, arguments):
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_text(json.dumps(result))
     print(f"{TITLES[run['optimiser']]:18} {name_of(run):12} rate {run['rate']:<8g} {said(run | result):>12}  "
-          f"{result['seconds']:6.1f} s\n", end="", flush=True)  # one write: runs end at the same time
+          f"{result['seconds']:6.1f} s\n", end="", flush=True)  # one write, because runs may end at the same time
     return run | result
 
 
@@ -139,7 +139,7 @@ def side_by_side(runs, arguments):
 
 
 def search(arguments):
-    """Each optimiser's rate with the lowest loss after --search-samples; goes on past the ends of a range while they are best."""
+    """The rate with the lowest loss after --search-samples, per optimiser; extends the range while an end of it is best."""
     tried = {optimiser: {} for optimiser in arguments.optimisers}
     wanted = [(o, arguments.rates[o] * 2.0 ** i) for o in tried for i in range(-2, 3)]
     for _ in range(4):
@@ -166,11 +166,11 @@ def best_rate(found):
     return min(done, key=done.get) if done else None
 
 
-# ---- What is written -----------------------------------------------------------------------------------
+# ---- Results -----------------------------------------------------------------------------------
 
 
 def all_runs(arguments):
-    """The most telling first: x1 is what the others are compared with, x16 shows the most."""
+    """The most informative first: x1 is the baseline, x16 shows the largest differences."""
     order = [(1, "none"), (16, "linear"), (16, "sqrt"), (16, "none"), (4, "linear"), (4, "sqrt"), (4, "none")]
     return [{"optimiser": o, "rate": arguments.rates[o], "factor": factor, "scale": scale,
              "settings": settings(o, arguments.rates[o], factor, scale, arguments.samples, arguments.points, arguments)}
@@ -227,7 +227,7 @@ def write(record, docs):
 
 
 def tell_failures(record):
-    """The exit status: a run that diverged is a result, one that failed otherwise is not."""
+    """The exit status: a diverged run is a result, a failed one is not."""
     failed = [run for run in record["runs"] + record["search"] if run["state"] == "failed"]
     for run in failed:
         print(f"\nfailed: {TITLES[run['optimiser']]} {name_of(run)}\n{run['why']}", file=sys.stderr)
@@ -250,25 +250,25 @@ def arguments_of():
     parser.add_argument("--deadline", type=float, default=math.inf, help="seconds after which no new run begins")
     parser.add_argument("--optimisers", type=lambda t: t.split(","), default=list(RATES), help="some of adamw,lamb,lars,sgd")
     parser.add_argument("--batch", type=int, default=8, help="batch x1, in sequences")
-    parser.add_argument("--samples", type=int, default=25600, help="of every run; made a multiple of the largest batch")
+    parser.add_argument("--samples", type=int, default=25600, help="samples of every run; rounded to a multiple of the largest batch")
     parser.add_argument("--points", type=int, default=20, help="validations of a run")
     parser.add_argument("--validate", type=int, default=256, help="samples of a validation on the way")
     parser.add_argument("--validation", type=float, default=0.02, help="share of the text kept for validation")
-    parser.add_argument("--data", default="stdlib", help="text file or folder, in place of Python's sources")
+    parser.add_argument("--data", default="stdlib", help="text file or folder instead of Python's sources")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rate", type=pair, action="append", default=[], metavar="NAME=RATE", help="rate at batch x1, as adamw=0.004")
     parser.add_argument("--search", nargs="?", choices=["first", "only"], const="first", help="look for the rates at batch x1")
     parser.add_argument("--search-samples", type=int, default=6400, help="of a run of the search")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="another option of echelon train")
-    parser.add_argument("--from", dest="record", type=Path, metavar="FILE", help="page and picture from an earlier call's JSON")
+    parser.add_argument("--from", dest="record", type=Path, metavar="FILE", help="write page and picture from an earlier call's JSON")
     parser.add_argument("--save", action="store_true", help="page and picture to this repository's docs/")
     arguments = parser.parse_args()
     if unknown := set(arguments.optimisers) - set(RATES):
-        parser.error(f"no optimiser '{unknown.pop()}': there are {', '.join(RATES)}")
+        parser.error(f"unknown optimiser '{unknown.pop()}': choose from {', '.join(RATES)}")
     largest = arguments.batch * FACTORS[-1]
     arguments.samples = max(1, round(arguments.samples / largest)) * largest
     arguments.rates = {o: (RATES | dict(arguments.rate))[o] for o in arguments.optimisers}
-    # Runs are started in folders of their own.
+    # Each run has its own folder.
     arguments.out, arguments.echelon = arguments.out.resolve(), arguments.echelon.resolve()
     if Path(arguments.data).exists():
         arguments.data = str(Path(arguments.data).resolve())
@@ -284,7 +284,7 @@ def main():
 
     arguments.version = output_of(str(arguments.echelon), "version")
     if not arguments.version:
-        sys.exit(f"{arguments.echelon} does not run; --echelon says where the program is")
+        sys.exit(f"{arguments.echelon} does not run; give the path of the program with --echelon")
     facts = machine(f", {arguments.jobs} runs of one thread side by side", program=arguments.echelon)
     print("\n".join(f"{name:12} {value}" for name, value in facts), flush=True)
     record = {"date": datetime.date.today().isoformat(), "command": command_line(), "facts": facts, "batch": arguments.batch,

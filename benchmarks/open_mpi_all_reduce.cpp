@@ -1,5 +1,5 @@
-// Open MPI's all-reduce, measured as `echelon bench collectives` measures Echelon's: each
-// repetition begins at a barrier, and its time is rank 0's. Prints "bytes median_us p99_us" a line.
+// Measures Open MPI's all-reduce as `echelon bench collectives` measures Echelon's: each repetition
+// begins at a barrier, and its time is that of rank 0. Prints lines of "bytes median_us p99_us".
 //
 //   mpirun -np 2 open_mpi_all_reduce SECONDS BYTES…
 #include <mpi.h>

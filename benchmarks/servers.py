@@ -1,11 +1,11 @@
-"""How long workers take to sum a vector through parameter servers, each rank behind a slow link of its own.
+"""The time in which workers sum a vector through parameter servers, with a slow link per rank.
 
     ./dev bench servers                4 workers with 0, 2 and 4 extra servers, in network namespaces at 200 Mbit/s (root)
     ./dev bench servers --save         also write docs/benchmarks/DATE-servers.md
 
-The vector lies so that all links are equally busy (BytePS, Jiang et al. 2020): with n workers and k extra servers every
-link carries 2n(n-1)/(n^2 + kn - 2k) vectors each way, so the times of 0, 2 and 4 should stand as 1.5 : 1.2 : 1.0.
-Numbers of extra servers alternate in rounds; a time is the median over rounds of each round's median.
+The vector is split so that all links are equally busy (BytePS, Jiang et al. 2020): with n workers and k extra servers every
+link carries 2n(n-1)/(n^2 + kn - 2k) vectors each way, so the times with 0, 2 and 4 extra servers should be 1.5 : 1.2 : 1.0.
+The numbers of extra servers alternate in rounds; a time is the median over rounds of each round's median.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from collectives import free_port, rank_environment, run_ranks
 
 
 class Star:
-    """Network namespaces around a bridge, each with a link of so many Mbit/s, both ways."""
+    """Network namespaces around a bridge, each with a link of the given Mbit/s, both ways."""
 
     def __init__(self, count, rate):
         self.names = [f"echelon-{os.getpid()}-{i}" for i in range(count)]
@@ -32,7 +32,7 @@ class Star:
         subprocess.run(["ip", *words], check=True)
 
     def slow(self, prefix, device):
-        """A shaper with a queue that is long enough to lose nothing."""
+        """A traffic shaper whose queue is long enough to drop nothing."""
         tc = [*prefix, "tc", "qdisc", "add", "dev", device]
         subprocess.run([*tc, "root", "handle", "1:", "tbf", "rate", f"{self.rate}mbit", "burst", "256kb", "latency", "200ms"],
                        check=True)

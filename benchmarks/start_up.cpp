@@ -1,8 +1,9 @@
-// What it takes until the ranks of a job are connected, without torch and without a model.
+// The cost of connecting the ranks of a job, without torch and without a model.
 //
-//   echelon launch --nproc 8 -- start_up join FOLDER [shared|tcp]   each rank writes
-//   FOLDER/RANK.json start_up count WORLD LOCAL                                      what so many
-//   ranks would need
+// Each rank connects and writes FOLDER/RANK.json:
+//   echelon launch --nproc 8 -- start_up join FOLDER [shared|tcp]
+// Counts what WORLD ranks, LOCAL of them on each host, would need:
+//   start_up count WORLD LOCAL
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -28,7 +29,7 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// KiB, of this program alone: getrusage also counts what the process was before exec.
+// KiB of this program only: getrusage also counts the process before exec.
 long peak_memory() {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);)
@@ -49,7 +50,7 @@ int join(const std::filesystem::path& folder, bool shared) {
   return 0;
 }
 
-// Peer info as ranks of a cluster would bring it, `local` of them on a host.
+// The peer info that ranks of a cluster would send, `local` of them on a host.
 std::vector<std::string> infos_of(int world, int local) {
   std::vector<std::string> all;
   for (int r = 0; r < world; ++r) {
@@ -76,7 +77,7 @@ int count(int world, int local) {
   for (const auto& one : infos) plain += 4 + one.size();
   const auto pages = peer_pages(infos, 0);
   for (const auto& page : pages) bytes += Frame::header_size + page.payload.size();
-  for (int a = 0; a < std::min(world, 2 * local); ++a) {  // hosts are alike
+  for (int a = 0; a < std::min(world, 2 * local); ++a) {  // all hosts are the same
     std::size_t controls = 0;
     for (int b = 0; b < world; ++b)
       controls += a != b && (a / local == b / local || ControlNetwork::linked(a, b, world, mesh));

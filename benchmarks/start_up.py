@@ -1,13 +1,13 @@
-"""How long it takes until ranks are connected, what they hold then, and what 10,000 of them would need.
+"""The time until ranks are connected, their memory and connections then, and what 10,000 ranks would need.
 
     ./dev bench start_up                    1, 2, 4 … 64 ranks on this machine, in shared memory and over TCP
-    ./dev bench start_up --base PROGRAM     another echelon beside this one, by the time that `topo --mesh` takes
+    ./dev bench start_up --base PROGRAM     compare with another echelon, by the time of `topo --mesh`
     ./dev bench start_up --save             also write docs/benchmarks/DATE-start-up.md
 
 A rank is benchmarks/start_up.cpp, which loads neither torch nor a model. Its time is from the start of main() to the
 end of Endpoint::join: the rendezvous, all control connections, the heaps of its host. A row has the median over rounds
-of the slowest rank, and the largest memory of a rank. `topo --mesh` starts the whole program, torch included: launch,
-join, one exchange, and goodbye. The last table counts, with the code that does it in a job.
+of the slowest rank's time, and the largest memory of a rank. `topo --mesh` starts the whole program, torch included: launch,
+join, one exchange, and goodbye. The last table is counted, with the code that a job runs.
 """
 
 import argparse
@@ -28,7 +28,7 @@ LIMIT = 600
 
 
 def join(world, kind):
-    """Of one job: seconds of the slowest rank, KiB of the largest, most control connections and files of a rank."""
+    """One job: seconds of the slowest rank, KiB of the largest, most control connections and open files of a rank."""
     with tempfile.TemporaryDirectory() as folder:
         command = [BUILD / "echelon", "launch", "--nproc", str(world), "--", RANK, "join", folder, kind]
         result = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
@@ -39,7 +39,7 @@ def join(world, kind):
 
 
 def topo(program, world):
-    """Seconds of a whole job that connects and draws a mesh."""
+    """Seconds of a job that connects and draws a mesh."""
     start = time.monotonic()
     command = [program, "topo", "--nproc", str(world), "--mesh", f"1x{world}x1"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT,

@@ -1,18 +1,18 @@
-"""How long a training step of a GPT takes: Echelon beside PyTorch, in alternating rounds of one run.
+"""The time of a training step of a GPT: Echelon and PyTorch, in alternating rounds of one run.
 
     ./dev bench step                        the CPU: L=6 d=384 h=6 V=512 in fp32, long and short sequences
-    ./dev bench step --world 2              the same on two ranks: data parallel beside PyTorch's DDP over Gloo
-    ./dev bench step --world 2 --zero       and with state shared out: ZeRO beside FSDP2 and ZeroRedundancyOptimizer
-    ./dev bench step --world 2 --pipeline   and with layers in stages: beside torch.distributed.pipelining
-    ./dev bench step --world 2 --tensor     and with layers split within: beside PyTorch's parallelize_module
+    ./dev bench step --world 2              the same on two ranks: data parallel against PyTorch's DDP over Gloo
+    ./dev bench step --world 2 --zero       with sharded state: ZeRO against FSDP2 and ZeroRedundancyOptimizer
+    ./dev bench step --world 2 --pipeline   with pipeline stages: against torch.distributed.pipelining
+    ./dev bench step --world 2 --tensor     with split layers: against PyTorch's parallelize_module
     ./dev bench step --device cuda          a GPU: GPT-2 124M in bf16, large and small batch
     ./dev bench step --save                 also write docs/benchmarks/DATE-step-DEVICE.md
 
-The peer is a GPT-2 as people write it in PyTorch (_peer.py). Both sides train on random tokens with AdamW, two decay
-groups and a gradient norm of at most 1; on several ranks the peer's first losses must be those of one process. Every
-measurement is a process of its own, so that neither side sees the other's memory or threads; the order is reversed from
-round to round. A time is the median over the steps of a process (the first five left out), then over the rounds; a ratio
-is the median of the rounds' own ratios, peer to Echelon.
+The PyTorch side is a GPT-2 as people write it in PyTorch (_peer.py). Both sides train on random tokens with AdamW, two
+decay groups and gradients clipped to a norm of 1. On several ranks, PyTorch's first losses must equal those of one process.
+Every measurement is a separate process, so that neither side sees the other's memory or threads, and the order is reversed
+from round to round. A time is the median over the steps of a process (without the first five), then over the rounds. A ratio
+is the median over rounds of PyTorch's time divided by Echelon's.
 """
 
 import argparse
@@ -49,10 +49,10 @@ JOBS = {
     "cuda": [Job(12, 768, 12, 50304, 1024, 32, steps=45), Job(12, 768, 12, 50304, 1024, 4, steps=105)],
 }
 
-SPLITS = ("zero", "pipeline", "tensor")  # what several ranks may do beside sharing a batch
+SPLITS = ("zero", "pipeline", "tensor")  # how several ranks may train besides data parallelism
 JOBS |= {split: JOBS["cpu"] for split in SPLITS}
 
-# Name -> settings of Echelon, where {world} is the number of ranks, or of the peer.
+# Name -> settings of Echelon or of PyTorch; {world} is the number of ranks.
 ECHELON = {
     "cpu": {"Echelon": {}},
     "cuda": {"Echelon, graph": {"train.graph": "on"}, "Echelon, no graph": {"train.graph": "off"}},
@@ -65,7 +65,7 @@ ECHELON = {
 PEERS = {
     "cpu": {"PyTorch eager": {}, "PyTorch eager, fused AdamW": {"fused": True}},
     "zero": {"PyTorch FSDP2": {"shard": "fsdp2"}, "PyTorch ZeroRedundancyOptimizer": {"shard": "optimizer"}},
-    # Fewer micro-batches idle longer, more have smaller products: which is best depends on the machine.
+    # Fewer micro-batches idle longer, more of them have smaller products: the best number depends on the machine.
     "pipeline": {f"PyTorch 1F1B, {m} micro-batches": {"micro_batches": m, "fused": True} for m in (2, 4, 8)},
     "tensor": {"PyTorch tensor parallel": {"sequence": False, "fused": True},
                "PyTorch tensor and sequence parallel": {"sequence": True, "fused": True}},
@@ -131,7 +131,7 @@ def measure_echelon(job, device, threads, world, settings):
 
 
 def measure(job, kind, device, threads, world, rounds, wanted, tell):
-    """The results of every variant that is wanted, by name, one a round."""
+    """The results of every selected variant, by name, one per round."""
     peers = PEERS[kind] if world == 1 else {name.replace("eager", "DDP"): s for name, s in PEERS[kind].items()}
     variants = {name: (measure_peer, settings) for name, settings in peers.items()}
     variants |= {name: (measure_echelon, settings) for name, settings in ECHELON[kind].items()}
@@ -155,11 +155,11 @@ def measure(job, kind, device, threads, world, rounds, wanted, tell):
     return results
 
 
-# ---- Showing -------------------------------------------------------------------------------------------
+# ---- Output -------------------------------------------------------------------------------------------
 
 
 def rows_of(job, kind, device, results):
-    """A table's lines: header, then a row for each variant."""
+    """The lines of a table: a header, then a row per variant."""
     ours = [name for name in ECHELON[kind] if name in results]
     header = ["", "ms a step", "tokens/s", *(f"{name} is" for name in ours)]
     header += ["MiB in tensors", "MiB reserved"] if device == "cuda" else ["MiB of rank 0"]
@@ -184,7 +184,7 @@ def rows_of(job, kind, device, results):
 
 
 def fastest_peer(kind, results):
-    """Of several ways to set the peer up, the one to compare with."""
+    """The fastest of several configurations of PyTorch."""
     medians = {name: statistics.median(times) for name, rounds in results.items() if name not in ECHELON[kind]
                if (times := [r["step_ms"] for r in rounds if "failed" not in r])}
     return [f"PyTorch's fastest here: {min(medians, key=medians.get)}."] if len(medians) > 1 else []
@@ -208,18 +208,18 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--rounds", type=int, help="rounds of all variants (default: 5 on a CPU, 2 on a GPU)")
-    parser.add_argument("--steps", type=int, help="steps of one process, in place of each job's own number")
+    parser.add_argument("--steps", type=int, help="steps of one process, instead of each job's own number")
     parser.add_argument("--threads", type=int, help="CPU threads of a rank, on both sides (default: cores over ranks)")
     parser.add_argument("--world", type=int, default=1, help="ranks that share a batch, on a CPU")
     split = parser.add_mutually_exclusive_group()
-    split.add_argument("--zero", action="store_true", help="with --world: state that is shared out over the ranks")
+    split.add_argument("--zero", action="store_true", help="with --world: sharded state")
     split.add_argument("--pipeline", action="store_true", help="with --world: layers in stages, one a rank")
-    split.add_argument("--tensor", action="store_true", help="with --world: layers split within, a part a rank")
+    split.add_argument("--tensor", action="store_true", help="with --world: layers split over the ranks")
     parser.add_argument("--only", action="append", metavar="WORD", help="only variants whose name has this word")
-    parser.add_argument("--all", action="store_true", help="on a GPU, also PyTorch without fp32 parameters")
+    parser.add_argument("--all", action="store_true", help="on a GPU, also measure PyTorch without fp32 parameters")
     parser.add_argument("--job", type=int, choices=[0, 1], help="only the first or the second job")
     parser.add_argument("--save", action="store_true", help="write a dated page in docs/benchmarks/")
-    parser.add_argument("--peer", help=argparse.SUPPRESS)  # one measurement of the peer, in a process of its own
+    parser.add_argument("--peer", help=argparse.SUPPRESS)  # one measurement of PyTorch, in a separate process
     arguments = parser.parse_args()
     device = arguments.device
     if arguments.peer:

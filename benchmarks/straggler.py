@@ -1,11 +1,12 @@
-"""Four workers, one of them three times slower: how long each way of synchronising takes to the same loss.
+"""Four workers, one of them three times slower: the time to the same loss for each way to synchronise.
 
     ./dev bench straggler              even shares, shares by speed, bounded staleness, asynchronous
     ./dev bench straggler --save       also write docs/benchmarks/DATE-straggler.md
 
-Every run trains the same model on the same samples. The target is the loss that synchronous even shares end with (mean
-of the last tenth of its steps); a time is when a run's loss, averaged over as many steps, is first within 0.2 % of the
-target, by the sum of its step times. The others may take half as many steps more; the rate is constant. Runs alternate in rounds; a time is the median over rounds.
+Every run trains the same model on the same samples at a constant rate. The target is the final loss of the synchronous run
+with even shares (mean of the last tenth of its steps). The time of a run is the sum of its step times until its loss, averaged
+over as many steps, is first within 0.2 % of the target. The other runs may take half as many steps more. Runs alternate in
+rounds; a time is the median over rounds.
 """
 
 import argparse
@@ -50,7 +51,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--rate", type=float, default=0.0003, help="learning rate; high ones do not bear old gradients")
+    parser.add_argument("--rate", type=float, default=0.0003, help="learning rate; high rates do not tolerate stale gradients")
     parser.add_argument("--slow", default="1:3.0", help="which rank, and how many times slower")
     parser.add_argument("--save", action="store_true", help="write a dated page in docs/benchmarks/")
     arguments = parser.parse_args()
