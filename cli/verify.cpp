@@ -155,11 +155,10 @@ int run(const Arguments& arguments) {
   }
   remove_whole(folder);
   const int broken = certificate.broken_worlds, failed = certificate.failed_cells();
-  fmt::print("{} cells, {} failed{}, in {:.0f} s\n", certificate.cells.size(), failed,
-             broken > 0 ? fmt::format("; {} world{} did not come to {} end", broken,
-                                      broken == 1 ? "" : "s", broken == 1 ? "its" : "their")
-                        : "",
-             std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  fmt::print(
+      "{} cells, {} failed{}, in {:.0f} s\n", certificate.cells.size(), failed,
+      broken > 0 ? fmt::format("; {} world{} did not finish", broken, broken == 1 ? "" : "s") : "",
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   if (!arguments.json.empty()) write_file(arguments.json, to_json(certificate));
   if (!arguments.html.empty()) write_file(arguments.html, to_html(certificate));
   if (fault) return tell_of_fault(certificate, *fault);

@@ -19,8 +19,8 @@ namespace {
 
 using Kind = Transfer::Kind;
 
-// Done when all works are and the result has been changed; that happens once, in the thread that
-// waits.
+// Done when all works are done and the result has been changed, which happens once, in the thread
+// that waits.
 class AlteredOperand final : public Operand {
  public:
   AlteredOperand(std::vector<Work> works, std::function<void()> after)
@@ -52,14 +52,14 @@ class AlteredOperand final : public Operand {
   std::function<void()> after_;
 };
 
-// The result of an exchange that is left out.
+// The result of a skipped exchange.
 void keep_own(const Transfer& one) {
   switch (one.kind) {
     case Kind::reduce_scatter:
       at::Tensor(one.output).view({-1}).copy_(one.piece(one.input, one.rank).clone());
       break;
     case Kind::all_gather: {
-      const at::Tensor mine = one.input.reshape({-1}).clone();  // it may lie within the output
+      const at::Tensor mine = one.input.reshape({-1}).clone();  // it may be part of the output
       at::Tensor(one.output).zero_();
       one.piece(one.output, one.rank).copy_(mine);
       break;
@@ -139,7 +139,7 @@ class AlteredCommunicator final : public Communicator {
     return group ? std::make_shared<AlteredCommunicator>(std::move(group), alteration_) : nullptr;
   }
 
-  // Unseen.
+  // Forwarded unseen.
   Work reduce(at::Tensor tensor, ReduceOp op, int root, const CommCall& call) override {
     return ranks_->reduce(std::move(tensor), op, root, call);
   }
@@ -181,7 +181,7 @@ class AlteredCommunicator final : public Communicator {
     Change change;
     std::vector<Work> works;
     {
-      const MemoryScope scope(MemoryKind::workspace);  // copies are nothing that a job holds
+      const MemoryScope scope(MemoryKind::workspace);  // the copies are not the job's memory
       change = (*alteration_)(one);
       if (change.times == 0) keep_own(one);
       for (int i = 1; i < change.times; ++i) works.push_back(call(with_copies(one)));
@@ -193,7 +193,7 @@ class AlteredCommunicator final : public Communicator {
   }
 
   std::shared_ptr<Communicator> ranks_;
-  std::shared_ptr<Alteration> alteration_;  // of this rank, for all groups
+  std::shared_ptr<Alteration> alteration_;  // this rank's, for all groups
 };
 
 }  // namespace

@@ -38,7 +38,7 @@ std::string host_name() {
   return name;
 }
 
-// What is said of a run beside its cells: by which names, and what.
+// What the certificate records besides cells: names and values.
 std::vector<std::pair<std::string, ordered_json>> circumstances(const Certificate& certificate) {
   const auto now = std::chrono::floor<std::chrono::seconds>(std::chrono::system_clock::now());
   return {{"echelon", ECHELON_VERSION},
@@ -135,7 +135,7 @@ std::string table(const std::string& title, const std::vector<const VerifyCell*>
   return text + "</table></div>\n";
 }
 
-// What it all came to, in a sentence: a fault that was put in is to be caught.
+// The result in one sentence. An injected fault must be caught.
 std::string verdict(const Certificate& certificate) {
   const auto cells = certificate.cells.size();
   const int failed = certificate.failed_cells();
@@ -226,10 +226,9 @@ std::string to_html(const Certificate& certificate) {
   page += fmt::format("<p class=\"verdict {}\">{}</p>\n", good ? "good" : "bad",
                       escaped(verdict(certificate)));
   if (certificate.broken_worlds > 0)
-    page += fmt::format("<p class=bad>{} world(s) did not come to their end</p>\n",
-                        certificate.broken_worlds);
+    page += fmt::format("<p class=bad>{} world(s) did not finish</p>\n", certificate.broken_worlds);
   if (const Fault* fault = find_fault(certificate.fault))
-    page += fmt::format("<p>{}: {}. The check of {} is to catch it.</p>\n", escaped(fault->name),
+    page += fmt::format("<p>{}: {}. The check of {} must catch it.</p>\n", escaped(fault->name),
                         escaped(fault->what), name(fault->caught_by));
   page += "<dl>\n";
   for (const auto& [name, value] : circumstances(certificate))
@@ -238,9 +237,9 @@ std::string to_html(const Certificate& certificate) {
   page += "</dl>\n";
   page +=
       "<p>max diff: of any parameter from one process in fp64; in bf16 and fp16 of any step's loss. "
-      "bytes: what all ranks sent is the closed form, to the byte. memory: so are parameters, "
-      "gradients and optimiser state of every rank. bubble: idle over ideal time of the order in "
-      "which the ranks of a pipeline ran, which must be the closed form.</p>\n";
+      "bytes: the bytes that all ranks sent equal the closed form. memory: so do the bytes of "
+      "parameters, gradients and optimiser state of every rank. bubble: so does the idle over ideal "
+      "time of a pipeline, by the order in which its ranks ran.</p>\n";
   std::vector<const VerifyCell*> failed;
   std::map<int, std::vector<const VerifyCell*>> hold;  // by world
   for (const auto& cell : certificate.cells)

@@ -1,5 +1,5 @@
-// What `echelon verify` came to: lines on a screen, and as a file JSON for scripts, HTML for
-// people. Files say on which machine, with which versions, at which commit and by which command.
+// The result of `echelon verify`: lines of text, JSON for scripts, HTML for people. Files name the
+// machine, the versions, the commit and the command.
 #pragma once
 
 #include <string>
@@ -11,18 +11,18 @@ namespace echelon {
 
 struct Certificate {
   std::vector<VerifyCell> cells;
-  int broken_worlds = 0;  // that did not come to their end
+  int broken_worlds = 0;  // that did not finish
   std::string command;    // that was run
-  std::string fault;      // that was put in; empty: none
+  std::string fault;      // that was injected; empty: none
 
   int failed_cells() const;
   int failed() const { return failed_cells() + broken_worlds; }
-  // That a cell sees the fault. A world that broke shows nothing but that it broke.
+  // Whether a cell caught the fault. A broken world does not count.
   bool caught() const { return !fault.empty() && failed_cells() > 0; }
 };
 
-// Lines of at most 100 columns: the names of the columns; and a cell, of which the line begins with
-// whether it holds. What does not is said below it, indented.
+// Lines of at most 100 columns: the column names, and a cell. The line of a cell begins with its
+// result; indented lines below it name the failed checks.
 std::string text_head();
 std::string to_text(const VerifyCell& cell);
 
@@ -30,8 +30,8 @@ std::string to_json(const Certificate& certificate);
 // The cells of such a file.
 std::vector<VerifyCell> parse_cells(const std::string& json);
 
-// One page that needs nothing else, light or dark as the reader's system is. It has every cell
-// once, those that failed first.
+// One self-contained page, light or dark by the reader's system, with every cell once and failed
+// cells first.
 std::string to_html(const Certificate& certificate);
 
 }  // namespace echelon

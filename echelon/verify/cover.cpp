@@ -1,7 +1,7 @@
-// Greedy covering: the first pair of values that no choice has yet is completed to a choice, factor
-// by factor, each time by the value that makes the most new pairs with what is chosen; where that
-// leads nowhere, by the next best. In fp64 first, which shows the smallest mistake: a pair that can
-// be in fp64 is.
+// Greedy covering: the first uncovered pair of values is completed to a choice, factor by factor,
+// each time with the value that covers the most new pairs with the values chosen so far. If that
+// leads to no valid choice, the next best value is tried. Pairs are covered in fp64 where possible,
+// because fp64 shows the smallest mistake.
 #include <algorithm>
 #include <numeric>
 #include <set>
@@ -15,7 +15,7 @@ namespace {
 
 using namespace matrix;
 
-// Pairs of values, each of two factors of which the first has the smaller number.
+// Pairs of values of two factors; the first factor has the smaller number.
 class Pairs {
  public:
   using Pair = std::tuple<std::size_t, int, std::size_t, int>;
@@ -35,7 +35,7 @@ class Pairs {
     for (std::size_t f = 0; f < choice.size(); ++f)
       for (std::size_t g = f + 1; g < choice.size(); ++g) left_.erase({f, choice[f], g, choice[g]});
   }
-  // That a value would make with what is chosen.
+  // The new pairs that a value would cover with the values chosen so far.
   int made_by(const MatrixChoice& choice, std::size_t factor, int value) const {
     int made = 0;
     for (std::size_t g = 0; g < choice.size(); ++g)
@@ -49,7 +49,8 @@ class Pairs {
   std::set<Pair> left_;
 };
 
-// `used` says how often each value was taken: of those that make as many pairs, the rarest.
+// `used` counts how often each value was taken: of values with equally many new pairs, the rarest
+// comes first.
 bool complete(MatrixChoice& choice, const Pairs& left, const std::vector<std::vector<int>>& used) {
   if (!can_go_together(choice)) return false;
   const auto open = std::find(choice.begin(), choice.end(), -1);
@@ -86,7 +87,7 @@ std::vector<MatrixChoice> pairwise_choices() {
       MatrixChoice choice = fixed;
       choice[f] = v;
       choice[g] = w;
-      left.drop(pair);  // or it can never be
+      left.drop(pair);  // or it is impossible
       if (choice[precision] != fixed[precision] && fixed[precision] >= 0) continue;
       if (!complete(choice, left, used)) continue;
       left.drop_all_of(choice);
@@ -104,9 +105,9 @@ std::vector<MatrixChoice> pairwise_choices() {
   return chosen;
 }
 
-// Each time the one with the most values that are still missing. So count the world, all three
-// dimensions together, and a tensor group with its rows split and with its rows whole: without one
-// there is nothing to split, and whole rows would be there already.
+// Takes the choice with the most missing values each time. The world, a mesh of all three
+// dimensions, and a tensor group with and without sequence parallelism count as values too: without
+// a tensor group there are no rows to split.
 std::vector<MatrixChoice> quick_choices() {
   const auto values_of = [](const MatrixChoice& choice) {
     std::set<std::pair<std::size_t, int>> values;

@@ -13,7 +13,7 @@ namespace {
 
 using Kind = Transfer::Kind;
 
-// Which exchanges. A traced step numbers its buckets: "gradients 0".
+// Selects exchanges. A traced step numbers its buckets: "gradients 0".
 bool gradients(const Transfer& e) { return e.tag.starts_with("gradients"); }
 bool owners_sums(const Transfer& e) { return gradients(e) && e.kind == Kind::reduce_scatter; }
 bool parameters(const Transfer& e) { return e.tag == "parameters" && e.kind == Kind::all_gather; }
@@ -21,7 +21,7 @@ bool tied_gradients(const Transfer& e) { return e.tag == "tied gradients"; }
 bool norm(const Transfer& e) { return e.tag == "norm"; }
 bool norms(const Transfer& e) { return e.tag == "norms"; }
 bool products(const Transfer& e) { return e.tag == "tensor" && e.kind != Kind::all_gather; }
-// At the end parameters are put together by a gather too, with a dimension more.
+// The final gather of parameters has one dimension more.
 bool rows(const Transfer& e) {
   return e.tag == "tensor" && e.kind == Kind::all_gather && e.output.dim() == e.input.dim();
 }
@@ -33,7 +33,7 @@ bool output_gradients(const Transfer& e) {
   return activations(e) && e.kind == Kind::send && e.peer < e.rank;
 }
 
-// What is done to them.
+// Alters exchanges.
 using Which = bool (*)(const Transfer&);
 
 std::function<Alteration()> so_often(int times, Which which) {
@@ -64,7 +64,7 @@ void swap_first_pieces(const Transfer& e, const at::Tensor& all) {
   second.copy_(kept);
 }
 
-// By the memory that they come from: a slice of parameters has its place.
+// Identified by memory address: a slice of parameters does not move.
 Alteration what_was_gathered_before() {
   return [seen = std::map<const void*, at::Tensor>()](Transfer& e) mutable {
     if (!parameters(e)) return Change{};
@@ -97,7 +97,7 @@ Alteration outputs_of_the_one_before() {
   };
 }
 
-// Where they show.
+// Selects jobs.
 using Options = const JobOptions&;
 using Shape = const MeshShape&;
 
@@ -109,7 +109,7 @@ bool one_chunk(Options o, Shape mesh) { return mesh.pipeline > 1 && o.pipeline.c
 bool split_rows(Options o, Shape mesh) {
   return mesh.tensor > 1 && o.parallel.sequence && o.model.context % mesh.tensor == 0;
 }
-// For certain: the gradients of the tiny models have norms of 0.4 to 1 in its first steps.
+// Always clips: the gradients of the tiny models have norms of 0.4 to 1 in the first steps.
 bool clipped(Options o) { return o.optim.clip > 0 && o.optim.clip <= 0.1; }
 bool by_whole_parameters(Options o) {
   return o.optim.name == OptimizerKind::lars || o.optim.name == OptimizerKind::lamb;
@@ -117,7 +117,7 @@ bool by_whole_parameters(Options o) {
 
 std::vector<Fault> make_faults() {
   return {
-      // Gradients of ranks that split a batch.
+      // Data parallelism.
       {.name = "dropped-scale",
        .what = "gradients of data ranks are summed, never divided by their number",
        .caught_by = Check::parameters,
@@ -133,12 +133,12 @@ std::vector<Fault> make_faults() {
                               if (e.rank + 1 == e.size) e.summand().zero_();
                             })},
       {.name = "unawaited-sum",
-       .what = "the update uses a rank's own gradients: their sum came too late",
+       .what = "the update uses a rank's own gradients instead of their sum",
        .caught_by = Check::parameters,
        .where = data_ranks,
        .alteration = before(gradients, [](Transfer& e) { e.output = e.output.clone(); })},
       {.name = "rounded-gradients",
-       .what = "gradients are rounded to bf16 on their way to the other data ranks",
+       .what = "gradients are rounded to bf16 before they are sent to data ranks",
        .caught_by = Check::parameters,
        .where = data_ranks,
        .alteration = before(gradients,
@@ -152,14 +152,14 @@ std::vector<Fault> make_faults() {
        .where = data_ranks,
        .alteration = twice(gradients)},
 
-      // A state that is shared out.
+      // ZeRO.
       {.name = "swapped-owners",
        .what = "the first two owners get each other's slice of the gradients",
        .caught_by = Check::parameters,
        .where = shared_out,
        .alteration = before(owners_sums, [](Transfer& e) { swap_first_pieces(e, e.input); })},
       {.name = "swapped-ranks",
-       .what = "in a gather of parameters the slices of two owners change places",
+       .what = "a gather of parameters swaps the slices of two owners",
        .caught_by = Check::parameters,
        .where = shared_out,
        .alteration = after(parameters, [](const Transfer& e) { swap_first_pieces(e, e.output); })},
@@ -175,7 +175,7 @@ std::vector<Fault> make_faults() {
        .where = [](Options o, Shape mesh) { return shared_out(o, mesh) && o.parallel.zero == 3; },
        .alteration = [] { return copies_of_gathered(); }},
       {.name = "lower-stage",
-       .what = "less is shared out than was asked for: the ZeRO stage below runs",
+       .what = "the ZeRO stage below the requested one runs, which shards less",
        .caught_by = Check::memory,
        .where =
            [](Options o, Shape mesh) {
@@ -190,7 +190,7 @@ std::vector<Fault> make_faults() {
                    Shape mesh) { return shared_out(o, mesh) && o.zero.offload == Offload::disk; },
        .change = [](JobOptions& o) { o.zero.offload = Offload::none; }},
 
-      // Norms, to which every rank has its part.
+      // Norms to which every rank contributes.
       {.name = "missing-norm-sum",
        .what = "gradients are clipped by the norm of a rank's part, not of all",
        .caught_by = Check::parameters,
@@ -208,14 +208,14 @@ std::vector<Fault> make_faults() {
            },
        .alteration = left_out(norms)},
 
-      // Matrices that ranks split.
+      // Tensor parallelism.
       {.name = "unsummed-products",
-       .what = "a rank goes on with its summand of a split product",
+       .what = "a rank uses its own summand of a split product",
        .caught_by = Check::parameters,
        .where = tensor,
        .alteration = left_out(products)},
       {.name = "swapped-rows",
-       .what = "in a gather of rows those of two ranks change places",
+       .what = "a gather of rows swaps those of two ranks",
        .caught_by = Check::parameters,
        .where = split_rows,
        .alteration = after(rows, [](const Transfer& e) { swap_first_pieces(e, e.output); })},
@@ -233,7 +233,7 @@ std::vector<Fault> make_faults() {
        .where = [](Options o, Shape mesh) { return mesh.pipeline > 1 && o.model.tied; },
        .alteration = left_out(tied_gradients)},
       {.name = "late-activations",
-       .what = "a stage gets the activations of the micro-batch before",
+       .what = "a stage gets the activations of the previous micro-batch",
        .caught_by = Check::parameters,
        .where = one_chunk,
        .alteration = [] { return outputs_of_the_one_before(); }},
@@ -249,7 +249,7 @@ std::vector<Fault> make_faults() {
        .where = pipeline,
        .alteration = twice(activations)},
       {.name = "another-schedule",
-       .what = "1f1b runs where interleaved or zero-bubble was asked for",
+       .what = "1f1b runs instead of interleaved or zero-bubble",
        .caught_by = Check::bubble,
        .where =
            [](Options o, Shape mesh) {
@@ -263,7 +263,7 @@ std::vector<Fault> make_faults() {
              if (std::exchange(o.pipeline.chunks, 1) > 1) o.pipeline.stages.clear();
            }},
       {.name = "fewer-micro-batches",
-       .what = "a pipeline has half as many micro-batches as were asked for",
+       .what = "a pipeline runs half of the requested micro-batches",
        .caught_by = Check::bubble,
        .where = [](Options o,
                    Shape mesh) { return one_chunk(o, mesh) && o.train.micro_batches % 2 == 0; },
@@ -271,7 +271,7 @@ std::vector<Fault> make_faults() {
 
       // Anywhere.
       {.name = "single-precision",
-       .what = "ranks compute in fp32 where fp64 was asked for",
+       .what = "ranks compute in fp32 instead of fp64",
        .caught_by = Check::parameters,
        .where = [](Options, Shape mesh) { return mesh.ranks() > 1; },
        .change = [](JobOptions& o) { o.train.precision = Precision::fp32; }},
@@ -294,8 +294,8 @@ const char* name(Check check) {
   return "";
 }
 
-// Parameter servers have connections of their own. Narrow types are compared by their losses, in a
-// band that a fault may stay within.
+// Parameter servers have their own connections, which an alteration does not see. Narrow types are
+// compared by their losses, and a fault may stay within that bound.
 bool Fault::concerns(const JobOptions& options, int world) const {
   if (options.server.count > 0 || options.train.precision != Precision::fp64) return false;
   const auto& parallel = options.parallel;

@@ -1,11 +1,11 @@
 // Deliberate faults for `echelon verify --inject`: mistakes that people make in distributed
-// training, each of which one of its checks must catch. They show that the certificate can fail.
+// training. A check must catch each of them, which shows that the certificate can fail.
 //
 //   const Fault* fault = find_fault("missing-tied-sum");
 //   if (fault->concerns(options, ranks->size()))
 //     train(fault->changed(options), fault->alter(ranks));  // on every rank
 //
-// A fault ends in a wrong result, never in a hang: the ranks' calls still match.
+// A fault causes a wrong result, never a hang: the calls of the ranks still match.
 #pragma once
 
 #include <functional>
@@ -20,19 +20,19 @@
 
 namespace echelon {
 
-// What a strategy is held against: the parameters of one process, and the closed forms of bytes
-// sent, of model state held and of the pipeline's bubble.
+// What a strategy is compared with: the parameters of one process, and the closed forms of the
+// bytes sent, the model state and the bubble of a pipeline.
 enum class Check { parameters, bytes, memory, bubble };
 const char* name(Check check);
 
 struct Fault {
   std::string name;
   std::string what;  // in a sentence
-  Check caught_by;   // others may see it too
-  // Jobs in which it shows.
+  Check caught_by;   // others may catch it too
+  // Jobs in which it has an effect.
   std::function<bool(const JobOptions&, const MeshShape&)> where;
-  // What it is: other options than those asked for, or other exchanges. An alteration may remember
-  // what it saw, so every rank gets its own.
+  // The fault itself: changed options or changed exchanges. An alteration may have state, so every
+  // rank gets its own.
   std::function<void(JobOptions&)> change = {};
   std::function<Alteration()> alteration = {};
 

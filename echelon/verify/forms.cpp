@@ -21,17 +21,18 @@ std::uint64_t all_reduce_bytes(Algorithm algorithm, std::uint64_t n, std::uint64
       return p * (p - 1) * n;
     case Algorithm::hierarchical:
       return 2 * (p - hosts) * n + 2 * (hosts - 1) * n;
-    default:  // rings, shared memory, servers beside the workers
+    default:  // rings, shared memory, servers next to the workers
       return 2 * (p - 1) * n;
   }
 }
 
 namespace {
 
-// Pushes and pulls of all ranks: in every step each worker sends its gradient, and fetches the
-// parameters, of what it does not own itself; and at the end it fetches them once more. The first
-// worker begins with masters and two moments for every part that is not its own server's. What
-// workers read at the end only to be compared (all_parameters, "masters") is not counted.
+// Pushes and pulls of all ranks: in every step each worker pushes its gradient and pulls the
+// parameters of the slices that it does not own, and at the end it pulls them once more. At the
+// start the first worker pushes masters and two moments for every slice that is not its own
+// server's. Reads at the end that only serve the comparison (all_parameters, "masters") are not
+// counted.
 std::uint64_t server_bytes(const JobOptions& options, std::uint64_t n, int p) {
   const auto steps = std::uint64_t(options.train.steps);
   const ServerRoles roles(options.server, p);
@@ -49,11 +50,11 @@ std::uint64_t server_bytes(const JobOptions& options, std::uint64_t n, int p) {
   return bytes;
 }
 
-// Gradients once to their owners. Stages 1 and 2: parameters once to all, and once before the first
-// step. Stage 3: a group is gathered for forward and for backward; the last stays in between, and
-// the embedding, which the head is tied to, comes once more for the head.
-// Hybrid: so on every host, and each slice is summed once more, over the hosts. Where only masters
-// are updated nobody uses parameters, and stage 3 gathers none.
+// Gradients are reduced to their owners once. Stages 1 and 2 gather parameters once per step, and
+// once before the first. Stage 3 gathers a group for forward and for backward; the last group stays
+// in between, and the embedding is gathered once more for the tied head.
+// Hybrid sharding does so on every host, and sums each slice once more over the hosts. If only
+// masters are updated, nothing uses the parameters, and stage 3 gathers none.
 std::uint64_t zero_bytes(const Strategy& strategy, const std::vector<std::uint64_t>& groups,
                          std::uint64_t world, std::uint64_t all_hosts) {
   const JobOptions& options = strategy.options;
@@ -71,7 +72,7 @@ std::uint64_t zero_bytes(const Strategy& strategy, const std::vector<std::uint64
   if (strategy.masters) return hosts * (p - 1) * steps * m + across;
   for (std::size_t g = 0; g < groups.size(); ++g)
     gathered += (g == 0 && options.model.tied ? 3 : g + 1 == groups.size() ? 1 : 2) * groups[g];
-  // From one micro-batch to the next the first group stays.
+  // The first group stays from one micro-batch to the next.
   return hosts * (p - 1) * steps *
              (micro_batches * (m + gathered) - (micro_batches - 1) * groups[0]) +
          across;
@@ -99,10 +100,10 @@ std::uint64_t replica_bytes_sent(const std::map<std::string, std::uint64_t>& sen
   return bytes;
 }
 
-// Parameters, gradients and AdamW's two moments; in bf16 and fp16 masters and moments in fp32, and
-// where gradients are summed in fp32 those sums: beside the gradients of one backward where every
-// rank has all. Workers of servers keep no moments, and a server has of its part the values it
-// gives out, their masters and the moments.
+// Parameters, gradients and AdamW's two moments. In bf16 and fp16 masters and moments are fp32.
+// With fp32 sums of gradients, those sums are added, next to the gradients of one backward if every
+// rank has all gradients. Workers of servers keep no moments; a server holds the values, masters
+// and moments of its slice.
 std::string memory_fault(const Strategy& strategy, const Run& run, std::uint64_t n, int owners) {
   if (run.served != 4 * run.server_part)
     return fmt::format("the server holds {} bytes and should hold {}", run.served,
@@ -112,7 +113,7 @@ std::string memory_fault(const Strategy& strategy, const Run& run, std::uint64_t
   const bool disk = strategy.options.zero.offload == Offload::disk;
   const std::uint64_t elements = n / strategy.element(), wide = strategy.narrow() ? 4 : 8;
   const std::uint64_t sums = elements * strategy.sum_element();
-  const auto held = [&](std::uint64_t bytes, int from) {  // with all, or shared out from a stage on
+  const auto held = [&](std::uint64_t bytes, int from) {  // whole, or sharded from a ZeRO stage on
     return zero < from ? bytes : disk && zero >= 3 ? 0 : bytes / std::uint64_t(owners);
   };
   const std::uint64_t moments = strategy.options.optim.name == OptimizerKind::adamw ||

@@ -62,8 +62,8 @@ MastersCheck check_masters(std::shared_ptr<Communicator> ranks, const JobOptions
   ZeroUpdate owner(stack, shards, options.optim, /*tier=*/nullptr, /*piece=*/0, scaling);
   owner.load(first);
 
-  // An account of its own, since not to count at all would leave torch with blocks that it does not
-  // know when owners free them later, and warns of.
+  // Uses its own account. Without one, torch would warn later, when owners free blocks that it does
+  // not know.
   const MemoryAccount aside;
   const at::Tensor master = flat(stack, master_type(type), first);
   SliceUpdate whole({{master, ranges_within(stack.units(), 0, master.numel(), type)}}, at::kCPU,
@@ -108,7 +108,7 @@ MastersCheck check_masters(std::shared_ptr<Communicator> ranks, const JobOptions
       const at::Tensor there = theirs[kind].flat.narrow(0, parameter.begin, parameter.numel());
       const double difference =
           (index.whole(theirs[kind].name, parameter).view({-1}) - there).abs().max().item<double>();
-      // NaN must not pass for small.
+      // NaN must not count as small.
       check.difference = difference <= check.difference ? check.difference
                          : std::isnan(difference)       ? std::numeric_limits<double>::infinity()
                                                         : difference;

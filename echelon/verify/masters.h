@@ -1,6 +1,7 @@
-// Whether owners of slices compute what one owner of everything computes, to the bit: ZeRO's update
-// and one over the whole flat buffer get the same gradients of a bf16 or fp16 model, and the same
-// norm. AdamW and SGD work element by element, so masters and moments must be equal.
+// Checks that owners of slices compute what a single owner of everything computes, to the bit.
+// ZeRO's update and an update of the whole flat buffer get the same gradients of a bf16 or fp16
+// model and the same norm. AdamW and SGD work element by element, so masters and moments must be
+// equal.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +20,8 @@ struct MastersCheck {
   MemoryUse memory;                   // of the owner
 };
 
-// `updates` updates of options.model by options.parallel.zero. In fp16 the second one overflows, on
-// the last rank only, and must be skipped on all.
+// Makes `updates` updates of options.model with options.parallel.zero. In fp16 the second one
+// overflows on the last rank, and all ranks must skip it.
 MastersCheck check_masters(std::shared_ptr<Communicator> ranks, const JobOptions& options,
                            std::int64_t updates);
 

@@ -32,7 +32,7 @@ const std::string& value(const MatrixChoice& choice, Factor factor) {
   return matrix_factors()[factor].values[std::size_t(choice[factor])];
 }
 
-// A pipeline has as many as it has ranks, or twice as many, so that every schedule can be.
+// A pipeline has as many as ranks or twice as many, so that every schedule is possible.
 int pieces_of(const MatrixChoice& choice) {
   const int ranks = shape_of(choice).pipeline;
   const std::array pieces = {1, ranks > 1 ? ranks : 2, ranks > 1 ? 2 * ranks : 3};
@@ -82,14 +82,14 @@ bool can_go_together(const MatrixChoice& choice) {
     if (!open(schedule) && (p > 1) != more(schedule)) return false;
     if (more(schedule) && value(choice, schedule) == "interleaved" && 2 * p > layers) return false;
     if (more(sequence) && t == 1) return false;
-    // One owner is for a state that is kept elsewhere.
+    // A single owner only makes sense with offload.
     if (more(zero) && d == 1 && is(offload, 0)) return false;
   }
   if (more(schedule) && value(choice, schedule) == "interleaved" && is(micro_batches, 0))
     return false;
   if (more(offload) && is(zero, 0)) return false;
   if (more(sums) && is(precision, 0)) return false;
-  // When gradients go to their owners is a question where they are added up there.
+  // zero.scatter only has an effect where owners accumulate gradients.
   const bool nothing_adds_up = is(zero, 0) || is(zero, 1) || is(micro_batches, 0);
   if (more(scatter) && nothing_adds_up) return false;
   if (is(scatter, 0) && choice[zero] >= 2 && more(micro_batches)) return false;
@@ -126,13 +126,13 @@ std::string name_of(const MatrixChoice& choice) {
 
 JobOptions job_of(const MatrixChoice& choice, const std::string& folder) {
   const auto [p, d, t] = shape_of(choice);
-  const std::int64_t even = largest_world / t * t;  // what divides over the tensor group
+  const std::int64_t even = largest_world / t * t;  // divides by the tensor group
   JobOptions job;
   job.model = {.family = value(choice, family),
                .layers = blocks,
                .width = 4 * even,
                .heads = even,
-               .vocab = 33,  // padded, whatever splits it
+               .vocab = 33,  // padded for every split
                .context = even,
                .tied = value(choice, tied) == "true",
                .dropout = std::stod(value(choice, dropout)),
@@ -155,9 +155,9 @@ JobOptions job_of(const MatrixChoice& choice, const std::string& folder) {
   if (p > 1) job.pipeline.schedule = from_name<PipelineOrder>(value(choice, schedule));
   job.pipeline.chunks = chunks_of(choice);
   job.pipeline.balance = BalanceBy::count;  // the same stages every time
-  job.zero.group = 0;                       // a group a layer
-  job.zero.scatter = from_name<ScatterOption>(value(choice, scatter));
-  job.zero.offload = from_name<Offload>(value(choice, offload));
+  job.zero.group = 0;                       // one group per layer
+  job.zero.scatter = value(choice, scatter);
+  job.zero.offload = value(choice, offload);
   if (job.zero.offload == Offload::disk) job.zero.offload_path = folder;
   if (job.zero.offload != Offload::none) job.zero.piece = 0.02;
   job.comm.timeout = 60;

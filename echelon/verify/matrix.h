@@ -1,9 +1,9 @@
-// The matrix of meshes that `echelon verify` goes through: all factorings of the worlds 1 to 8, and
-// everything that a job on a mesh can be told, pruned pairwise.
+// The matrix of meshes that `echelon verify` runs: all factorings of the worlds 1 to 8 and all
+// options of a job on a mesh, pruned pairwise.
 //
-// A choice has a value for every factor. Tried are not all choices that a job allows (there are
-// millions) but so many that every two values of two factors that can go together do so in one of
-// them: what fails between two options shows. All of it is a pure function: the same cells
+// A choice has a value for every factor. A job allows millions of choices. The matrix has only as
+// many as are needed for every pair of compatible values of two factors to occur together, so a
+// failure of two options in combination shows. The matrix is a pure function: the same cells
 // everywhere, in the same order.
 #pragma once
 
@@ -45,17 +45,17 @@ struct MatrixFactor {
 // In the order above. A mesh is "2x1x4": pipeline x data x tensor.
 const std::vector<MatrixFactor>& matrix_factors();
 
-// By matrix::Factor, which of its values; -1: not chosen yet.
+// The index of the chosen value, by matrix::Factor; -1: not chosen yet.
 using MatrixChoice = std::vector<int>;
 
-// Whether a job allows it, as far as it is chosen: what it refuses (zero.offload without
-// parallel.zero) and what would say nothing (a schedule without a pipeline) is left out.
+// Whether a job allows the values chosen so far. False for what a job refuses (zero.offload without
+// parallel.zero) and for what has no effect (a schedule without a pipeline).
 bool can_go_together(const MatrixChoice& choice);
 
-// So that all pairs are there; with every mesh, since those are values of a factor.
+// Covers all pairs, and every mesh, since meshes are values of a factor.
 std::vector<MatrixChoice> pairwise_choices();
-// A few of them, of worlds of 2, 3, 4 and 8: every value of every factor but the mesh is there, and
-// tensor groups with their rows split and whole.
+// A few of them, for worlds of 2, 3, 4 and 8: covers every value of every factor except the mesh,
+// and tensor groups with and without sequence parallelism.
 std::vector<MatrixChoice> quick_choices();
 
 MeshShape shape_of(const MatrixChoice& choice);
@@ -63,7 +63,7 @@ int world_of(const MatrixChoice& choice);
 std::string name_of(const MatrixChoice& choice);  // "2x2x1, ZeRO 3, 1f1b, bf16, …"
 
 // The job: a model whose six blocks, embedding and head can be eight stages, with heads and tokens
-// that divide over the tensor group. `folder` is for what is kept on disk.
+// that divide by the tensor group. `folder` is for offload to disk.
 JobOptions job_of(const MatrixChoice& choice, const std::string& folder);
 
 }  // namespace echelon

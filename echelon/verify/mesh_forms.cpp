@@ -49,14 +49,14 @@ class Form {
   int layers() const { return int(owner_.size()); }
   int owner(int layer) const { return owner_[std::size_t(layer)]; }
 
-  // Of the table, which a tensor group splits by rows and pads.
+  // Elements of the table, which a tensor group splits by rows and pads.
   Bytes table() const { return (Bytes(job_.model.vocab) + t_ - 1) / t_ * h_; }
 
-  // A stage that ties itself to another's table has a copy.
+  // A stage that is tied to the table of another one has a copy.
   bool tied_across() const { return job_.model.tied && p_ > 1; }
   bool has_tied(int layer) const { return tied_across() && (layer == 0 || layer + 1 == layers()); }
 
-  // The elements of each of a layer's parameters.
+  // Elements of each parameter of a layer.
   std::vector<Bytes> parameters(int layer) const {
     const auto norms = [&](int count) {
       return std::vector<Bytes>(std::size_t(count * form_.norm_vectors), h_);
@@ -76,8 +76,8 @@ class Form {
     return all;
   }
 
-  // Elements of a layer on one rank of a tensor group, with padding: of each parameter, and so that
-  // owners have as much each, of a copied table and of the rest.
+  // Elements of a layer on one rank of a tensor group, with the padding of each parameter and the
+  // padding to even slices, separately for a copied table and for the rest.
   Bytes group(int layer) const { return copied(layer) + rest(layer); }
   Bytes copied(int layer) const { return has_tied(layer) ? shared_out(aligned(table())) : 0; }
   Bytes rest(int layer) const {
@@ -146,9 +146,9 @@ class Form {
     return t_ * all * sum_element_;
   }
 
-  // Gradients go to their owners once a step, or whenever no micro-batch is half-way through them.
-  // Under zero-bubble one always is until the last, but on the first rank, whose weight parts
-  // follow at once. A copied table waits for the other stage.
+  // Gradients are reduced to their owners once per step, or whenever no micro-batch is half-way
+  // through the layer. With zero-bubble one always is until the last, except on the first rank,
+  // whose weight parts follow immediately. A copied table waits for the other stage.
   Bytes scatters(int layer) const {
     if (zero_ == 1 || job_.zero.scatter == ScatterOption::step) return 1;
     return job_.pipeline.schedule == PipelineOrder::zero_bubble && owner(layer) > 0 ? 1 : m_;
@@ -166,7 +166,7 @@ class Form {
     return t_ * (d_ - 1) * all * element_;
   }
 
-  // What two neighbouring uses have in common stays.
+  // A group that two consecutive uses share stays.
   void count_gathers(int rank, Bytes steps, std::vector<Bytes>& gathers) const {
     std::vector<int> here;
     const auto use = [&](int layer) {
@@ -180,7 +180,7 @@ class Form {
       for (int i = 0; i < end - begin; ++i) use(forward ? begin + i : end - 1 - i);
   }
 
-  // Runs of layers in the order in which a rank computes with their values: weight parts need none.
+  // Runs of layers in the order in which a rank uses their values; weight parts use none.
   struct Use {
     int begin, end;
     bool forward;
@@ -239,7 +239,7 @@ Ratio bubble_form(PipelineOrder schedule, const PipelineShape& shape) {
   return {p - 1, v * m};
 }
 
-// Costs are whole numbers, so the simulator's times are, and exact.
+// Costs are integers, so the simulator's times are exact integers.
 Ratio bubble_of(const PipelineSchedule& ran, const PipelineShape& shape) {
   const std::vector<StageCosts> unit(std::size_t(shape.stages()),
                                      {.forward = 1, .input = 1, .weight = 1});

@@ -23,7 +23,7 @@ Sizes llama_products(const ModelOptions& model, std::uint64_t t) {
   return {h * (h + 2 * keys) / t, h * h / t, 2 * h * ffn / t, h * ffn / t};
 }
 
-// Two queries a key where that divides, and rotary positions of which some are stretched.
+// Two queries per key if that divides, and rotary positions of which some are scaled.
 void shrink_llama(ModelOptions& model, std::int64_t tensor) {
   model.llama.kv_heads = model.heads % (2 * tensor) == 0 ? model.heads / 2 : model.heads;
   model.llama.ffn = 6 * model.heads;
@@ -45,7 +45,7 @@ const std::vector<ModelForm>& model_forms() {
 const ModelForm& form_of(const ModelOptions& model) {
   for (const auto& form : model_forms())
     if (model.family == form.family) return form;
-  throw Error("verify has no closed forms of the model family " + model.family);
+  throw Error("verify has no closed forms for the model family " + model.family);
 }
 
 }  // namespace echelon

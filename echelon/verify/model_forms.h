@@ -1,6 +1,6 @@
-// What the certificate knows of each model family, written down once more from its description and
-// not taken from models/: a tiny model whose sizes divide over a tensor group, and how large its
-// parameters are. A row a family.
+// What the certificate knows about each model family, derived from its description and independent
+// of models/: a tiny model whose sizes divide by a tensor group, and the sizes of its parameters.
+// One row per family.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +14,10 @@ namespace echelon {
 struct ModelForm {
   const char* family;
   int norm_vectors;     // parameters of a norm, each as wide as the model
-  bool position_table;  // beside that of the tokens
+  bool position_table;  // besides the token table
   // Elements of each matrix and bias of a block that one of `tensor` ranks has.
   std::vector<std::uint64_t> (*products)(const ModelOptions& model, std::uint64_t tensor);
-  // Sets the options that are the family's own, for as many heads as the model has.
+  // Sets the options of the family itself, for the model's number of heads.
   void (*shrink)(ModelOptions& model, std::int64_t tensor);
 };
 

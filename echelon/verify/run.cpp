@@ -24,7 +24,7 @@ at::Tensor all_parameters(Stack& stack, Trainer& trainer) {
   return at::cat(all);
 }
 
-// A trace tells buckets apart, "gradients 0", "gradients 1", …: they count together.
+// A trace numbers buckets, "gradients 0", "gradients 1", …; here they count together.
 std::map<std::string, std::uint64_t> sent_by(Ledger& ledger) {
   std::map<std::string, std::uint64_t> bytes;
   for (const auto& entry : ledger.entries()) {
@@ -40,7 +40,7 @@ void keep_groups(Run& run, const std::vector<std::uint64_t>& groups) {
   for (const auto bytes : groups) run.model_bytes += bytes;
 }
 
-// `servers` is null where ranks exchange among themselves, or there is one process.
+// `servers` is null without parameter servers.
 void train(const JobOptions& options, const Strategy* strategy, std::shared_ptr<Communicator> ranks,
            ServerJob* servers, Run& run) {
   const RandomTokens data(options.model.vocab, options.model.context, 1);
@@ -58,7 +58,7 @@ void train(const JobOptions& options, const Strategy* strategy, std::shared_ptr<
   if (pipeline) trainer.trace(true);
   trainer.run();
   run.memory = trainer.memory().now();
-  if (ranks) run.sent = sent_by(ranks->ledger());  // before all parameters are brought together
+  if (ranks) run.sent = sent_by(ranks->ledger());  // before all parameters are gathered
   if (pipeline)
     for (const auto& timed : slots_of(trainer.executor(), trainer.layout(), options.pipeline))
       run.slots.push_back(timed.slot);

@@ -34,8 +34,8 @@ std::uint64_t Strategy::element() const { return at::elementSize(type()); }
 std::uint64_t Strategy::sum_element() const { return sums_in_fp32(options.train) ? 4 : element(); }
 
 // Both round every activation, and a loss is the mean over the rows of a batch, which round
-// independently: a rounding of about ln 32, over the root of their number. A rank whose gradients
-// are left out moves it further (docs/precision.md).
+// independently: the rounding of a loss of about ln 32, divided by the root of their number.
+// Leaving out the gradients of one rank moves it further (docs/precision.md).
 double Strategy::bound() const {
   if (masters) return 0;
   if (!narrow()) return rounding;
@@ -91,7 +91,7 @@ void add_narrow(std::vector<Strategy>& all, bool two_hosts) {
     }
 }
 
-// What every stage and optimiser is tried with.
+// The variants of every stage and optimiser.
 const std::vector<std::pair<const char*, void (*)(JobOptions&, const std::string& folder)>>
     variations = {
         {"", [](JobOptions&, const std::string&) {}},
@@ -132,7 +132,7 @@ void add_zero(std::vector<Strategy>& all, const std::string& folder, bool per_ho
       }
 }
 
-// Recompute and dropout, where nothing is shared out (stage 0) and in every stage.
+// Recompute and dropout, without ZeRO (stage 0) and in every stage.
 void add_recompute(std::vector<Strategy>& all, Algorithm usual) {
   for (int stage = 0; stage <= 3; ++stage) {
     const auto cell = [&](const char* name, Recompute recompute, double dropout,
@@ -185,7 +185,7 @@ void add_data_parallel(std::vector<Strategy>& all, int world, bool two_hosts) {
   Strategy uneven = tiny("data parallel, weighted shares");
   uneven.algorithm = usual;
   const auto rest = uneven.options.train.batch - world;
-  uneven.shares.assign(std::size_t(world), 1);  // one each, and the rest to two of them
+  uneven.shares.assign(std::size_t(world), 1);  // one each, and the rest for two of them
   uneven.shares[0] += rest / 3;
   uneven.shares.back() += rest - rest / 3;
   all.push_back(uneven);

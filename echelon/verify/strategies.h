@@ -1,5 +1,5 @@
-// What `echelon verify` compares with one process: ways to train a tiny model. Those of ranks that
-// each have the whole model are listed here; verify_matrix.h has the meshes.
+// The strategies that `echelon verify` compares with one process. Those of ranks that each have the
+// whole model are listed here; matrix.h has the meshes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,29 +19,29 @@ struct Strategy {
   Algorithm algorithm = Algorithm::automatic;  // of sums of gradients over ranks
   std::vector<std::int64_t> shares = {};       // of the batch; empty: even
   bool masters = false;                        // compares updates, does not train
-  bool mesh = false;                           // its closed forms are those of verify_mesh_forms.h
+  bool mesh = false;                           // its closed forms are in mesh_forms.h
 
   at::ScalarType type() const;
   bool narrow() const { return type() != at::kDouble; }
   std::uint64_t element() const;      // bytes of a parameter
-  std::uint64_t sum_element() const;  // and of a gradient where it is summed
-  // How far parameters may be from those of one process, or losses in bf16 and fp16.
+  std::uint64_t sum_element() const;  // and of a gradient in a sum over ranks
+  // The largest allowed difference of parameters from one process; in bf16 and fp16, of losses.
   double bound() const;
 };
 
 // Five steps in fp64 of 24 samples of 8 tokens, two blocks of width 16.
 JobOptions tiny_job();
 
-// All of ranks that have the whole model: data parallel by every algorithm, parameter servers, ZeRO
-// and narrow types. `folder` is for what is kept on disk.
+// All strategies of ranks that have the whole model: data parallel with every algorithm, parameter
+// servers, ZeRO and narrow types. `folder` is for offload to disk.
 std::vector<Strategy> replica_strategies(int world, int hosts, const std::string& folder);
 
-// The one process whose parameters, or losses, a strategy's must be. It computes nothing again, and
-// has its batch in one piece, where that does not change how it rounds: a dropout mask that
-// depended on who draws it would show.
+// The job of one process whose parameters or losses a strategy must reproduce. It uses no
+// recompute, and no micro-batches where that does not change the rounding: a dropout mask that
+// depended on the rank that draws it would show.
 JobOptions alone(const Strategy& strategy);
 
-// What two jobs have in common that must end with the same parameters, as text.
+// The options that determine the final parameters, as text: jobs with the same text must agree.
 std::string computation(JobOptions options);
 
 }  // namespace echelon

@@ -31,7 +31,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// A folder of this process, for slices on disk.
+// A folder of this process for offload to disk.
 class ScratchDisk {
  public:
   ScratchDisk()
@@ -46,7 +46,7 @@ class ScratchDisk {
   std::filesystem::path path_;
 };
 
-// One process's runs, by what they compute. The first rank trains, and tells the others.
+// The runs of one process, by what they compute. The first rank trains and broadcasts the result.
 class References {
  public:
   explicit References(Communicator& ranks) : ranks_(ranks) {}
@@ -77,7 +77,7 @@ class References {
   std::map<std::string, Run> runs_;
 };
 
-// What is not a number must not pass for small.
+// NaN must not count as small.
 double larger(double most, double one) { return std::isnan(one) ? INFINITY : std::max(most, one); }
 
 double difference(const Strategy& strategy, const Run& run, References& references) {
@@ -129,8 +129,8 @@ void check_bytes(const Strategy& strategy, const std::map<std::string, std::uint
     compare(fmt::format(" for {}", tag), at(sent, tag), at(expected, tag));
 }
 
-// The orders of all ranks, as they really were: every pipeline of the mesh must have the bubble of
-// the formula, and keep as many micro-batches of activations as that says.
+// Checks the order in which ranks ran: every pipeline of the mesh must have the bubble of the
+// formula, and keep the activations of as many micro-batches as its schedule says.
 void check_pipelines(const Strategy& strategy, const std::vector<Order>& orders, VerifyCell& cell) {
   const PipelineShape shape = pipeline_of(strategy.options);
   const PipelineOrder order = strategy.options.pipeline.schedule;
@@ -178,7 +178,7 @@ Order order_of(const ordered_json& slots) {
   return order;
 }
 
-// What ranks say is wrong, each thing once.
+// The complaints of all ranks, each once.
 class Complaints {
  public:
   void add(int rank, const std::string& what) {
@@ -259,7 +259,7 @@ std::vector<Strategy> strategies_for(int world, int hosts, const VerifyOptions& 
   return all;
 }
 
-// Some of those that a fault concerns, from the first to the last.
+// Some of the cells that a fault affects, spread over all of them.
 std::vector<Strategy> concerned(const std::vector<Strategy>& all, const Fault& fault, int world) {
   constexpr std::size_t enough = 4;
   std::vector<Strategy> found, some;

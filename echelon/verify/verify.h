@@ -1,7 +1,7 @@
-// The certificate: every strategy trains a tiny model and is compared with one process, its bytes
-// with the closed form, its memory with the closed form, and the bubble of its pipeline, by the
-// order in which ranks really ran, with the closed form. In bf16 and fp16 the losses are compared,
-// and owners' updates to the bit (docs/verify.md).
+// The certificate: every strategy trains a tiny model and is compared with one process. Its bytes,
+// its memory and the bubble of its pipeline, by the order in which ranks ran, are compared with
+// closed forms. In bf16 and fp16 the losses are compared, and the updates of owners to the bit
+// (docs/verify.md).
 #pragma once
 
 #include <functional>
@@ -18,27 +18,27 @@ struct VerifyCell {
   std::string name;  // "data parallel, ring, a bucket a layer"
   int world = 1;
   std::string mesh = {};  // "2x2x1": pipeline x data x tensor
-  // From one process: of any parameter; in bf16 and fp16 of any step's loss, or of any master and
-  // moment given the same gradients.
+  // The largest difference from one process: of any parameter; in bf16 and fp16 of any step's loss,
+  // or of any master and moment given the same gradients.
   double max_abs_diff = 0;
-  double bound = 0;         // that it must keep
-  bool bytes_ok = false;    // what all ranks sent is the closed form's
-  bool memory_ok = false;   // so are the bytes of parameters, gradients and optimiser state
-  bool bubble_ok = true;    // so is the order of the pipeline's slots
-  std::string bubble = {};  // idle over ideal time, "3/8"; empty: no pipeline
-  std::vector<std::string> notes = {};  // what does not hold, a line each
-  double seconds = 0;                   // that it took, on all ranks together
+  double bound = 0;                     // of max_abs_diff
+  bool bytes_ok = false;                // the bytes sent equal the closed form
+  bool memory_ok = false;               // so do parameters, gradients and optimiser state
+  bool bubble_ok = true;                // so does the bubble of the pipeline
+  std::string bubble = {};              // idle over ideal time, "3/8"; empty: no pipeline
+  std::vector<std::string> notes = {};  // the failed checks, one line each
+  double seconds = 0;                   // that the cell took
 
   bool ok() const { return max_abs_diff <= bound && bytes_ok && memory_ok && bubble_ok; }
 };
 
 struct VerifyOptions {
-  bool quick = false;            // some cells, among which every value of every option is
-  const Fault* fault = nullptr;  // put into the ranks' runs: only cells that it concerns
+  bool quick = false;            // fewer cells, which cover every value of every option
+  const Fault* fault = nullptr;  // injected into the ranks' runs; only cells that it affects run
 };
 
-// All cells for the world of these ranks, of which each calls it; rank 0 gets the cells. `show` is
-// called with each as it is there.
+// Runs all cells for the world of these ranks. Collective; rank 0 gets the cells. Calls `show` with
+// each finished cell.
 std::vector<VerifyCell> verify_cells(std::shared_ptr<Communicator> ranks, const Meeting& meeting,
                                      const VerifyOptions& options,
                                      const std::function<void(const VerifyCell&)>& show);

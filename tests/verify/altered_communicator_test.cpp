@@ -1,4 +1,4 @@
-// A communicator between a job and its own: passes everything on, but for what is altered.
+// A communicator that forwards every call, except for what an alteration changes.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
@@ -39,7 +39,7 @@ at::Tensor numbers(std::initializer_list<double> values) {
   return at::tensor(std::vector<double>(values), at::kDouble);
 }
 
-// Every exchange once, rank r bringing r + 1; what came out, and the bytes by tag.
+// Makes every exchange once, with values r + 1 on rank r; returns the results and the bytes by tag.
 struct Exchanged {
   std::map<std::string, at::Tensor> results;
   Sent sent;
@@ -75,7 +75,7 @@ void expect_result(const Exchanged& seen, const std::string& name, const at::Ten
   EXPECT_TRUE(at::equal(result, expected)) << name << ": " << result << " is not " << expected;
 }
 
-TEST(AlteredCommunicator, PassesOnWhatIsNotAltered) {
+TEST(AlteredCommunicator, ForwardsWhatIsNotAltered) {
   std::vector<Sent> plain(2), passed(2);
   run_ranks_well({.world = 2}, [&](Group& group) {
     plain[std::size_t(group.rank())] =
@@ -94,7 +94,7 @@ TEST(AlteredCommunicator, PassesOnWhatIsNotAltered) {
   EXPECT_EQ(passed, plain);
 }
 
-TEST(AlteredCommunicator, WhatIsLeftOutGivesARankItsOwn) {
+TEST(AlteredCommunicator, ASkippedExchangeGivesARankItsOwn) {
   on_two(so_often(0), [](Communicator& ranks) {
     const Exchanged seen = exchange_all(ranks);
     const double own = ranks.rank() + 1;
@@ -108,7 +108,7 @@ TEST(AlteredCommunicator, WhatIsLeftOutGivesARankItsOwn) {
   });
 }
 
-TEST(AlteredCommunicator, WhatIsMadeTwiceSendsTwiceAndGivesTheSame) {
+TEST(AlteredCommunicator, ARepeatedExchangeSendsTwiceAndGivesTheSame) {
   std::vector<Exchanged> once(2);
   on_two(none, [&](Communicator& ranks) { once[std::size_t(ranks.rank())] = exchange_all(ranks); });
   on_two(so_often(2), [&](Communicator& ranks) {
@@ -120,7 +120,7 @@ TEST(AlteredCommunicator, WhatIsMadeTwiceSendsTwiceAndGivesTheSame) {
   });
 }
 
-TEST(AlteredCommunicator, AResultIsChangedOnceWhenItIsThere) {
+TEST(AlteredCommunicator, AResultIsChangedOnce) {
   on_two(
       [](Transfer& one) {
         return Change{.after = [sum = one.output] { at::Tensor(sum).mul_(10); }};
@@ -136,7 +136,7 @@ TEST(AlteredCommunicator, AResultIsChangedOnceWhenItIsThere) {
       });
 }
 
-TEST(AlteredCommunicator, APeerAndATensorCanBeOthers) {
+TEST(AlteredCommunicator, APeerAndATensorCanBeReplaced) {
   on_two(
       [](Transfer& one) {
         if (one.kind == Transfer::Kind::broadcast) one.peer = 1;

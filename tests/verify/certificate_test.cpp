@@ -1,4 +1,4 @@
-// What `echelon verify` says on a screen and writes down.
+// The text, JSON and HTML of `echelon verify`.
 #include "echelon/verify/certificate.h"
 
 #include <gtest/gtest.h>
@@ -82,7 +82,7 @@ TEST(Certificate, KeepsAllLinesToEightyColumns) {
   }
 }
 
-TEST(Certificate, ShowsWhatFailedFirstAndEscapesEverything) {
+TEST(Certificate, ShowsFailuresFirstAndEscapesEverything) {
   const std::string page = to_html({.cells = {cell("good one", 0), cell("<b>\"bad\" & one", 1)},
                                     .broken_worlds = 0,
                                     .command = "echelon verify --json '<x>'",
@@ -109,7 +109,7 @@ TEST(Certificate, HasEveryCellOnce) {
   EXPECT_EQ(count(page, "bad one"), 1);
 }
 
-TEST(Certificate, SaysWhetherTheFaultThatWasInjectedWasCaught) {
+TEST(Certificate, SaysWhetherAnInjectedFaultWasCaught) {
   const Fault& fault = *find_fault("lost-gradient");
   Certificate one{.cells = {cell("good one", 0), cell("bad one", 1)},
                   .command = "echelon verify --inject lost-gradient",
@@ -121,7 +121,7 @@ TEST(Certificate, SaysWhetherTheFaultThatWasInjectedWasCaught) {
             std::string::npos);
   EXPECT_NE(to_html(one).find(fault.what), std::string::npos);
   one.cells.pop_back();
-  one.broken_worlds = 1;  // which tells nothing of the fault
+  one.broken_worlds = 1;  // which says nothing about the fault
   EXPECT_NE(to_json(one).find("\"fault_caught\": false"), std::string::npos);
   EXPECT_NE(to_html(one).find("class=\"verdict bad\">The fault lost-gradient was injected, and NOT "
                               "caught: 0 of 1 cells failed<"),

@@ -32,7 +32,7 @@ Sent sent_by(Ledger& ledger) {
   return sent;
 }
 
-// Jobs: every fault concerns at least one of them.
+// Jobs: every fault affects at least one of them.
 struct Job {
   std::string name;
   JobOptions options;
@@ -100,7 +100,7 @@ std::vector<Job> jobs(const std::string& folder) {
   return all;
 }
 
-// What is held against what should be. Of all ranks.
+// The results of all ranks that are checked.
 struct Seen {
   at::Tensor parameters;
   Sent sent;
@@ -127,7 +127,7 @@ Order order_of(const Trainer& trainer) {
   return order;
 }
 
-// Idle over ideal of what ran, with slots of equal cost; 0 without a pipeline.
+// Idle over ideal time of the order that ran, with slots of equal cost; 0 without a pipeline.
 double bubble_of(const PipelineSchedule& orders) {
   PipelineShape shape{.ranks = int(orders.size())};
   for (const Slot& slot : orders.front()) {
@@ -137,7 +137,7 @@ double bubble_of(const PipelineSchedule& orders) {
   const StageCosts one{.forward = 1, .input = 1, .weight = 1};
   const Timeline replayed =
       simulate(orders, shape, std::vector<StageCosts>(std::size_t(shape.stages()), one));
-  return (replayed.end() - replayed.busy(0)) / replayed.busy(0);  // of whole numbers: exact
+  return (replayed.end() - replayed.busy(0)) / replayed.busy(0);  // exact, of integers
 }
 
 at::Tensor trained(const JobOptions& o, std::shared_ptr<Communicator> ranks,
@@ -173,13 +173,13 @@ Seen seen_on_ranks(const Job& job, const Fault* fault) {
                 });
   });
   for (const auto& one : each)
-    if (!one.parameters.defined()) return {};  // it threw, which was said
+    if (!one.parameters.defined()) return {};  // it threw, which was reported
   Seen all = each.front();
   for (std::size_t r = 1; r < world; ++r) {
     all.held.push_back(each[r].held.front());
     for (const auto& [tag, bytes] : each[r].sent) all.sent[tag] += bytes;
   }
-  // Ranks of one pipeline are one after another of all, a stage's data and tensor ranks apart.
+  // The ranks of one pipeline are data x tensor ranks apart.
   const auto stages = std::size_t(job.options.parallel.pipeline);
   PipelineSchedule first;
   for (std::size_t s = 0; s < stages; ++s) first.push_back(orders[s * world / stages]);
@@ -196,7 +196,7 @@ class VerifyFault : public testing::Test {
   static void SetUpTestSuite() { at::set_num_threads(1); }
 };
 
-TEST_F(VerifyFault, EachIsCaughtWhereverItShowsAndTheJobHoldsWithoutIt) {
+TEST_F(VerifyFault, EachIsCaughtAndTheJobHoldsWithoutIt) {
   const ScratchFolder folder;
   std::set<std::string> shown;
   for (const Job& job : jobs(folder.path().string())) {
@@ -273,7 +273,7 @@ TEST_F(VerifyFault, IsFoundByItsNameAlone) {
   EXPECT_EQ(find_fault("no-such-fault"), nullptr);
 }
 
-TEST_F(VerifyFault, ConcernsNoJobInWhichItCannotShow) {
+TEST_F(VerifyFault, AffectsNoJobInWhichItHasNoEffect) {
   JobOptions options;
   options.train.precision = Precision::fp64;
   for (const Fault& fault : all_faults()) {

@@ -1,4 +1,4 @@
-// What `echelon verify` tries, and what it expects.
+// The cells of `echelon verify` and their closed forms.
 #include "echelon/verify/matrix.h"
 
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 namespace echelon {
 namespace {
 
-// Which values of two factors are together in some choice; values are numbered through.
+// Which pairs of values occur in some choice; values of all factors are numbered consecutively.
 class Together {
  public:
   Together() {
@@ -145,7 +145,7 @@ Strategy small(int pipeline, int data, int tensor, int blocks = 2) {
   return one;
 }
 
-// One boundary: 4 samples of 2 tokens of 4 numbers, there and back. The table has 5 rows of 4.
+// One boundary: 4 samples of 2 tokens of 4 numbers, both ways. The table has 5 rows of 4.
 TEST(MeshForms, APipelineSendsActivationsAndTheTiedTable) {
   Strategy one = small(2, 1, 1);
   one.options.train.micro_batches = 2;
@@ -160,8 +160,8 @@ TEST(MeshForms, APipelineSendsActivationsAndTheTiedTable) {
   EXPECT_EQ(mesh_bytes(one).at("activations"), 3 * 2 * 4 * 2 * 4 * 8);
 }
 
-// 8 rows of 4 numbers are 256 bytes: 4 sums a block and one each for embedding and head; 10 halves
-// a block, 2 and 3 where rows are split.
+// 8 rows of 4 numbers are 256 bytes: 4 sums per block and one each for embedding and head; with
+// sequence parallelism 10 halves per block, 2 and 3.
 TEST(MeshForms, ATensorGroupSendsItsSums) {
   Strategy one = small(1, 1, 2);
   EXPECT_EQ(mesh_bytes(one), (Bytes{{"tensor", 2 * (4 * 2 + 1 + 1) * 256},
@@ -175,17 +175,17 @@ TEST(MeshForms, ATensorGroupSendsItsSums) {
   EXPECT_EQ(mesh_bytes(one).at("norms"), 2 * (5 * 2 + 2) * 4 * 8);
   one.options.model.recompute = Recompute::none;
   EXPECT_EQ(mesh_bytes(one).at("tensor"), (10 * 2 + 2 + 3) * 256);
-  // Where both ends of a boundary have half of the rows each, they carry half each.
+  // With sequence parallelism, each tensor rank sends its half of the rows.
   one = small(2, 1, 2);
   EXPECT_EQ(mesh_bytes(one).at("activations"), 2 * 2 * 256);
   one.options.parallel.sequence = true;
   EXPECT_EQ(mesh_bytes(one).at("activations"), 2 * 256);
 }
 
-// Padded to 32 elements a parameter and 64 a group: a block has 512, the positions of the embedding
-// 64, the head's norm 64, and both copies of the table, which are groups of their own, 64 too. The
-// first rank of 1f1b runs F0 F1 B0 B1, the second F0 B0 F1 B1, and what the neighbouring layers of
-// two of them need stays.
+// Padded to 32 elements per parameter and 64 per group: a block has 512, the positions of the
+// embedding 64, the head's norm 64, and both copies of the table, which are separate groups, 64
+// too. The first rank of 1f1b runs F0 F1 B0 B1, the second F0 B0 F1 B1. A group that two
+// consecutive slots need stays.
 TEST(MeshForms, Zero3GathersALayerForEverySlotThatNeedsIt) {
   Strategy one = small(2, 2, 1);
   one.options.train.micro_batches = 2;
@@ -198,16 +198,15 @@ TEST(MeshForms, Zero3GathersALayerForEverySlotThatNeedsIt) {
   EXPECT_EQ(mesh_bytes(one).at("parameters"),
             (4 * (table + positions) + 3 * block + 3 * block + 2 * (norm + table)) * 8);
   EXPECT_EQ(mesh_bytes(one).at("gradients"), (positions + 2 * block + norm + 2 * table) * 8);
-  one.options.zero.scatter =
-      ScatterOption::micro_batch;  // what is tied waits for its sum all the same
+  one.options.zero.scatter = ScatterOption::micro_batch;  // the tied table waits for its sum anyway
   EXPECT_EQ(mesh_bytes(one).at("gradients"), (2 * (positions + 2 * block + norm) + 2 * table) * 8);
   one.options.pipeline.schedule =
-      PipelineOrder::zero_bubble;  // the second rank always has weights to come
+      "zero-bubble";  // the second rank always has a weight part pending
   EXPECT_EQ(mesh_bytes(one).at("gradients"),
             (2 * (positions + block) + block + norm + 2 * table) * 8);
 }
 
-// Two that were written apart agree where both apply.
+// Two independent forms agree where both apply.
 TEST(MeshForms, AgreeWithThoseOfRanksThatHaveTheWholeModel) {
   for (const int ranks : {2, 3})
     for (int stage = 0; stage <= 3; ++stage)
@@ -254,8 +253,8 @@ TEST(MeshForms, TellAnotherOrderByItsBubble) {
   EXPECT_FALSE(bubble_of(one_f_one_b(shape), shape) ==
                bubble_form(PipelineOrder::zero_bubble, shape));
   auto late = one_f_one_b(shape);
-  std::swap(late[1][0], late[1][1]);  // its micro-batches change places
-  EXPECT_FALSE(bubble_of(late, shape) == bubble_form(PipelineOrder::one_f_one_b, shape));
+  std::swap(late[1][0], late[1][1]);  // swaps its micro-batches
+  EXPECT_FALSE(bubble_of(late, shape) == bubble_form("1f1b", shape));
 }
 
 }  // namespace
