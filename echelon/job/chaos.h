@@ -1,4 +1,4 @@
-// Trouble on purpose, for tests and demonstrations.
+// Deliberate slowness, for tests and demonstrations.
 #pragma once
 
 #include <string>
@@ -15,8 +15,8 @@ struct ChaosOptions {
     f.add("slow", slow, "ranks that compute slower, as in [\"1:3.0\"]: rank 1 three times");
   }
 
-  // How many times slower this rank is to be: 1 where nothing is said. Throws InvalidArgument, also
-  // for a rank that a job of so many has not.
+  // The factor by which a rank is slowed down; 1 by default. Throws InvalidArgument, also if the
+  // job has no such rank.
   double slowness(int rank, int ranks) const;
 };
 

@@ -1,4 +1,4 @@
-// What can be seen to be wrong with a job before it runs.
+// Checks of a job before it runs.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -28,8 +28,9 @@
 namespace echelon {
 namespace {
 
-// The number of heads nearest to what was asked for that divides the width and over a tensor group;
-// where there is none, since the group does not divide the width, with the nearest width.
+// The number of heads nearest to the requested one that divides the width and is divisible by the
+// tensor group. If there is none because the group does not divide the width, also the nearest
+// width.
 std::string heads_to_set(const ModelOptions& model, std::int64_t tensor) {
   const auto nearest_multiple = [](std::int64_t n, std::int64_t step) {
     return std::max(step, (n + step / 2) / step * step);
@@ -46,7 +47,7 @@ std::string heads_to_set(const ModelOptions& model, std::int64_t tensor) {
                      nearest_multiple(model.width, heads));
 }
 
-// The largest tensor group over which the heads can be shared out, as far as the ranks allow it.
+// The largest tensor group that divides the heads and that the ranks allow.
 std::string tensor_to_set(const JobOptions& options, const ModelOptions& model,
                           const MeshShape& mesh) {
   const auto allowed = [&](std::int64_t tensor) {
@@ -59,7 +60,7 @@ std::string tensor_to_set(const JobOptions& options, const ModelOptions& model,
       return false;
     }
   };
-  std::int64_t most = 0;  // whatever the ranks
+  std::int64_t most = 0;  // for any number of ranks
   for (std::int64_t tensor = mesh.tensor - 1; tensor >= 1; --tensor) {
     if (model.heads % tensor != 0) continue;
     if (allowed(tensor)) return fmt::format("parallel.tensor={}", tensor);
@@ -69,26 +70,25 @@ std::string tensor_to_set(const JobOptions& options, const ModelOptions& model,
   return fmt::format("parallel.tensor={} on {} rank{}", most, ranks, ranks == 1 ? "" : "s");
 }
 
-// Heads divide the width, and a tensor group has whole ones each. What is advised is enough for
-// both.
+// The heads must divide the width, and each rank of a tensor group must have whole heads. The
+// advice satisfies both.
 void check_heads(const JobRequest& request, const ModelOptions& model, const MeshShape& mesh) {
   const bool divides = model.width % model.heads == 0;
   if (mesh.tensor == 1 || (divides && model.heads % mesh.tensor == 0)) return;
-  // Weights and states that there are already decide on a model's sizes.
+  // Existing weights and states determine the sizes of a model.
   const bool decided = !model.init.empty() || !request.resume.empty();
   if (decided && !divides) return;  // the model itself refuses it
   std::vector<std::string> ways;
   if (!decided) ways.push_back(heads_to_set(model, mesh.tensor));
   if (divides) ways.push_back(tensor_to_set(request.options, model, mesh));
   throw InvalidArgument(
-      divides
-          ? fmt::format("model.heads = {} cannot be shared out over parallel.tensor = {}: set {}",
-                        model.heads, mesh.tensor, fmt::join(ways, ", or "))
-          : fmt::format("model.heads = {} does not divide model.width = {}: set {}", model.heads,
-                        model.width, fmt::join(ways, ", or ")));
+      divides ? fmt::format("model.heads = {} cannot be split over parallel.tensor = {}: set {}",
+                            model.heads, mesh.tensor, fmt::join(ways, ", or "))
+              : fmt::format("model.heads = {} does not divide model.width = {}: set {}",
+                            model.heads, model.width, fmt::join(ways, ", or ")));
 }
 
-// Whether the model can lie over the mesh, as far as that can be seen without ranks.
+// Checks that the model can be laid out over the mesh, as far as is known without ranks.
 void check_layout(const JobOptions& options, const ModelOptions& model, const MeshShape& mesh) {
   const Family& family = family_of(model);
   Stack stack = family.build(model);  // described, not allocated
@@ -116,7 +116,7 @@ bool same_parameters(const ModelOptions& one, const ModelOptions& other) {
   return shapes(one) == shapes(other);
 }
 
-// What two models' parameters can differ by.
+// The options by which the parameters of two models can differ.
 std::vector<OptionDifference> differing_sizes(ModelOptions one, ModelOptions other) {
   const auto text = [](ModelOptions& model) {
     return to_toml(fields_in("model", model), Comments::no);
@@ -133,11 +133,11 @@ std::vector<OptionDifference> differing_sizes(ModelOptions one, ModelOptions oth
   return all;
 }
 
-// Whether the state of a run that goes on is of this model and optimiser, by what it was saved
-// with.
+// Checks that the state of a resumed run fits this model and optimiser, by the options with which
+// it was saved.
 void check_state(const JobRequest& request) {
   const auto config = RunDirectory::open(request.resume).config();
-  if (!std::filesystem::exists(config)) return;  // the state itself then says what does not fit
+  if (!std::filesystem::exists(config)) return;  // restoring the state reports what does not fit
   JobOptions before, now = request.options;
   read_toml_file(fields_of(before), config);
   std::vector<std::string> had, has, set;
@@ -166,12 +166,12 @@ void check_state(const JobRequest& request) {
                   fmt::join(set, " and ")));
 }
 
-// Whether what a job names outside of itself is there: before there are ranks that would all say
-// it, and also where a job of one rank would not use it.
+// Checks that files and devices which a job names exist: before there are ranks that would all
+// report it, and also for options that a job of one rank does not use.
 void check_surroundings(const JobRequest& request) {
   const auto& options = request.options;
   if (!options.net.interface.empty()) interface_address(options.net.interface);
-  // Several ranks have met by then, and read rank 0's plan for that.
+  // Several ranks have already read rank 0's plan to connect.
   if (!options.comm.plan.empty() && !request.ranks) Plan::read(options.comm.plan);
   if (options.zero.offload == Offload::disk &&
       !std::filesystem::is_directory(options.zero.offload_path))

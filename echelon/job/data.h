@@ -1,4 +1,4 @@
-// What `echelon train` trains and validates on.
+// The data that `echelon train` trains and validates on.
 #pragma once
 
 #include <memory>
@@ -13,19 +13,18 @@ namespace echelon {
 // The job's text or random tokens as datasets.
 struct JobData {
   std::unique_ptr<const Dataset> training, validation;  // validation may be null
-  TextSplit text;                                       // what they are cut from; empty: nothing
+  TextSplit text;  // the text behind them; empty for random tokens
   std::string description;
-  bool bytes = false;  // tokens are bytes, so that bits per byte means something
+  bool bytes = false;  // tokens are bytes, so bits per byte is meaningful
   DataFingerprint fingerprint;
 
-  // Reads all of it for the fingerprint's digest, as far as it comes until the deadline; true: to
-  // the end.
+  // Reads the data for the digest of the fingerprint until the deadline. True: all of it was read.
   bool read_for_digest(const Deadline& until);
 };
 
 JobData open_data(const JobOptions& options);
 
-// Whether a job's tokens are the bytes of text: all data but random tokens.
+// Whether a job's tokens are the bytes of text: true except for random tokens.
 bool tokens_are_bytes(const DataOptions& options);
 
 }  // namespace echelon

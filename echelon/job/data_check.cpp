@@ -31,7 +31,7 @@ std::vector<std::string> everyones(Communicator* ranks, const std::string& mine)
 
 // The same on all ranks.
 struct Verdict {
-  std::string objection;  // in a sentence that says what to do; empty: there is none
+  std::string objection;  // a sentence that says what to do; empty: none
   bool allowed = false;   // by any rank
 };
 
@@ -65,8 +65,8 @@ Verdict verdict_on(const DataFingerprint& mine, const FormerData& former, Commun
   return {};
 }
 
-// In slices, after each of which the ranks meet: one with a slow disk lets the others wait, and no
-// wait may be longer than comm.timeout.
+// Reads in slices and synchronises after each: a rank with a slow disk makes the others wait, and
+// no wait may be longer than comm.timeout.
 void read_whole(JobData& data, Communicator* ranks, bool reads) {
   constexpr auto slice = std::chrono::milliseconds(500);
   auto to_say = is_first(ranks) ? Deadline::in(std::chrono::seconds(3)) : Deadline::never();
@@ -82,7 +82,7 @@ void read_whole(JobData& data, Communicator* ranks, bool reads) {
   }
 }
 
-// Where all have the same data: the first rank's sums of blocks, for those that did not read it.
+// If all have the same data: the first rank's checksums of blocks, for ranks that did not read it.
 void take_first_sums(const JobData& data, Communicator& ranks) {
   const auto mine = data.text.sums();
   const at::Tensor sums = at::empty({std::int64_t(mine.size())}, at::kLong);
@@ -111,7 +111,7 @@ void require_same_data(JobData& data, const FormerData& former, Communicator* ra
     return false;
   };
   const bool alike = consider();
-  // One rank of a host reads for all there that have the very same files.
+  // One rank of a host reads for all ranks there that have the same files.
   const std::string own = ranks ? std::to_string(ranks->rank()) : "",
                     files = alike && ranks ? ranks->host() + " " + data.text.stamp() : own;
   const auto everyones_files = everyones(ranks, files);
@@ -144,7 +144,8 @@ void check_guest_data(const std::string& text, const DataFingerprint& job) {
   const auto data = fingerprint_of(text.substr(begin, text.find('\n', begin) - begin));
   const auto how = difference(data, "the worker", job, "the job");
   if (how.empty()) return;
-  // The same text, cut into training and validation elsewhere: no other --data would help.
+  // The same text, split into training and validation at another place: another --data would not
+  // help.
   const bool split = data.tokeniser == job.tokeniser && data.files == job.files &&
                      data.training != job.training &&
                      data.training + data.validation == job.training + job.validation;

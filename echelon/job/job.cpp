@@ -1,5 +1,5 @@
-// The driver of a job. Every rank runs the same script, so that what ranks do together stands in it
-// once: Job::run() is its table of contents. What only the first rank does, showing and writing, is
+// The driver of a job. Every rank runs the same script, so every collective call is written once.
+// Job::run() is its table of contents. What only the first rank does, printing and writing, is
 // behind `reporter_`, which the others do not have.
 #include "echelon/job/job.h"
 
@@ -15,6 +15,7 @@
 #include "echelon/base/process_memory.h"
 #include "echelon/comm/job_ledger.h"
 #include "echelon/comm/texts.h"
+#include "echelon/job/async_phases.h"
 #include "echelon/job/data.h"
 #include "echelon/job/data_check.h"
 #include "echelon/job/pipeline_trace.h"
@@ -22,7 +23,6 @@
 #include "echelon/job/reporter.h"
 #include "echelon/job/run_directory.h"
 #include "echelon/job/server_job.h"
-#include "echelon/job/stale_spells.h"
 #include "echelon/job/sync_trace.h"
 #include "echelon/launch/environment.h"
 #include "echelon/models/family.h"
@@ -37,8 +37,8 @@ namespace {
 
 constexpr int columns = 80;  // of a pipeline's drawing
 
-// The run to go on with, which the first rank locks: every rank says so where it cannot. Nothing
-// for the others, and for a new run.
+// The run to resume, which the first rank locks; if it cannot, every rank throws. Nothing on other
+// ranks, and for a new run.
 std::optional<RunDirectory> lock_former_run(const JobRequest& request) {
   std::optional<RunDirectory> run;
   if (request.resume.empty()) return run;
@@ -55,7 +55,8 @@ std::optional<RunDirectory> lock_former_run(const JobRequest& request) {
   return run;
 }
 
-// As a state keeps it: two runs on the same data have the same state, wherever the data lie.
+// The form that a state keeps: two runs on the same data have the same state, wherever the files
+// are.
 std::string data_note(DataFingerprint data) {
   data.source.clear();
   return to_json(data);
@@ -108,7 +109,7 @@ class Job {
   JobEnd finish();
 
   void run_until(std::int64_t step) {
-    spells_ ? spells_->run_until(step, &stop_) : trainer_->run_until(step, &stop_);
+    phases_ ? phases_->run_until(step, &stop_) : trainer_->run_until(step, &stop_);
   }
   void save();
   void write_weights_folder();
@@ -120,12 +121,12 @@ class Job {
   const TrainOptions& steps() const { return request_.options.train; }
   bool first() const { return rank_ == 0; }
   bool resumes() const { return !request_.resume.empty(); }
-  // Workers of parameter servers each have the whole model. The first of them brings its values,
-  // validates and saves, alone; the others run to the end without a stop.
+  // Workers of parameter servers each have the whole model. Only the first pushes the initial
+  // values, validates and saves; the others run to the end without a stop.
   bool has_part_in_all() const { return !servers_ || first(); }
   bool validates() const { return data_.validation && has_part_in_all(); }
   bool saves() const { return first() || trainer_->saves_together(); }
-  // Workers of parameter servers that do not wait for each other may be gone at the end.
+  // Workers of parameter servers that do not wait for each other may have left by the end.
   bool others_may_be_gone() const {
     return servers_ && request_.options.server.mode != ServerMode::sync;
   }
@@ -140,17 +141,17 @@ class Job {
   const int rank_, ranks_, local_ranks_;
   std::optional<RunDirectory> former_;
   JobData data_;
-  std::uint64_t start_ = 0;  // the process's memory before there was a model
+  std::uint64_t start_ = 0;  // memory of the process before the model
   std::optional<PeakMemory> peak_;
   std::optional<Stack> stack_;
   std::optional<MemoryAccount> memory_here_;  // of the trainer and the server in this process
   std::optional<ServerJob> servers_;
   std::optional<Trainer> trainer_;
-  std::optional<StaleSpells> spells_;
+  std::optional<AsyncPhases> phases_;
   std::optional<SyncTrace> trace_;
   std::optional<PipelineTrace> drawing_;
   std::string timelines_;                   // of the drawing
-  std::vector<RankMemory> servers_memory_;  // asked for while they are there
+  std::vector<RankMemory> servers_memory_;  // requested while the servers run
   std::unique_ptr<Reporter> reporter_;      // of the first rank
 };
 
@@ -164,10 +165,10 @@ void Job::agree_on_options() {
 
 void Job::open_data_and_model() {
   data_ = open_data(options());
-  // Before all of the data is read, which may take a while.
+  // Before all data is read, which may take a while.
   if (request_.join.empty())
     require_memory(options(), ranks_, local_ranks_);
-  else  // the job will say how many share a batch
+  else  // the job will tell how many workers split a batch
     require_memory(options(), 0, local_ranks_, Role::guest);
   require_same_data(data_, former_data(former_), request_.ranks.get(),
                     options().train.allow_other_data);
@@ -176,24 +177,25 @@ void Job::open_data_and_model() {
   stack_.emplace(family_of(options().model).build(options().model));
 }
 
-// A worker that comes to the servers of a job that runs already.
+// A worker that joins the servers of a running job.
 JobEnd Job::visit() {
   Ledger ledger;
   trainer_.emplace(*stack_, *data_.training, options());
   fmt::print("connecting  to {}\n", request_.join);
   std::fflush(stdout);
   join_servers(request_.join, options(), data_.fingerprint, *trainer_, *stack_, ledger);
-  // Of what is free, this trainer has taken its part by now: only a limit can still be compared.
+  // This trainer has already allocated its part of the free memory: only a fixed limit can be
+  // compared.
   if (options().train.memory_mib > 0)
     require_memory(options(), trainer_->batch_parts(), 1, Role::guest);
   request_.training_begins();
   fmt::print("joined      {}\n", request_.join);
   std::fflush(stdout);
-  // As long as the job goes on.
+  // Until the job ends.
   trainer_->run_until(std::numeric_limits<std::int64_t>::max(), &stop_);
   fmt::print("left        after step {}, {}\n", trainer_->step(),
              stop_.load() ? "since it was told to" : "the job's last");
-  trainer_.reset();  // which has the ledger
+  trainer_.reset();  // which holds the ledger
   return JobEnd::finished;
 }
 
@@ -207,7 +209,7 @@ void Job::start_servers() {
   });
 }
 
-// A rank that only serves.
+// A rank that is only a server.
 JobEnd Job::serve() {
   request_.training_begins();
   servers_->all_have_come();
@@ -225,7 +227,8 @@ void Job::make_trainer() {
     trainer_->load(read_weights(options().model.init, options().model, *stack_));
   if (servers_) {
     servers_->attach(*trainer_, *stack_);
-    request_.training_begins();  // on all of them before any goes on: none waits for one that ended
+    request_
+        .training_begins();  // on all ranks before any continues: no rank waits for one that ended
     servers_->all_have_come();
   }
   trainer_->slow_down(options().chaos.slowness(rank_, ranks_));
@@ -234,7 +237,7 @@ void Job::make_trainer() {
 void Job::choose_how_to_synchronise() {
   if (options().sync.adapt) trainer_->adapt(options().sync);
   if (options().sync.allow_staleness > 0)
-    spells_.emplace(options(), *trainer_, *stack_, request_.ranks, listening_address(options()),
+    phases_.emplace(options(), *trainer_, *stack_, request_.ranks, listening_address(options()),
                     Token::find(), [this](const std::string& decision) {
                       trainer_->tell(DecisionReport{trainer_->step(), decision});
                     });
@@ -253,7 +256,7 @@ void Job::restore() {
 }
 
 void Job::begin() {
-  std::vector<std::string> left_behind;  // by ranks that were killed
+  std::vector<std::string> left_behind;  // files of killed ranks
   if (trainer_->tier() && request_.ranks)
     left_behind = gather_texts(*request_.ranks, trainer_->tier()->left_behind(), "offload");
   if (request_.ranks && is_expendable(options(), rank_, ranks_))
@@ -287,7 +290,7 @@ void Job::train() {
               ? std::min({next(steps().validate_every), next(steps().save_every), steps().steps})
               : steps().steps;
       run_until(until);
-      // Also when interrupted just here: a resumed run would not come back to it.
+      // Also if interrupted here: a resumed run would not come back to it.
       if (trainer_->step() < until) break;
       if (validates() && until < steps().steps && until % steps().validate_every == 0)
         trainer_->evaluate_together(*data_.validation, steps().validate_samples);
@@ -306,8 +309,8 @@ void Job::train() {
 
 JobEnd Job::finish() {
   const bool finished = trainer_->step() >= steps().steps;
-  // So that a finished run can be given more steps; with save_every the states of its own grid
-  // stay.
+  // So that a finished run can be given more steps. With save_every, the last of its own states
+  // stays.
   if (!finished || (steps().save_every == 0 && steps().save_last)) save();
   if (finished && steps().save_last) write_weights_folder();
   leave_servers();
@@ -326,13 +329,13 @@ JobEnd Job::finish() {
   return JobEnd::finished;
 }
 
-// Where the ranks share the state out all take part, and the first writes; otherwise it has all.
+// If ranks shard the state, all take part and the first writes; otherwise the first has all of it.
 void Job::save() {
   if (saves()) trainer_->save(reporter_ ? reporter_->run().state() : std::filesystem::path());
 }
 
-// Likewise: each parameter comes together on all ranks, in the stack's order, which the writer
-// keeps.
+// The same: all ranks gather each parameter, in the order of the stack, in which the writer asks
+// for them.
 void Job::write_weights_folder() {
   if (!saves()) return;
   const auto value = [&](const Parameter& parameter) { return trainer_->master(parameter); };
@@ -355,13 +358,13 @@ void Job::leave_servers() {
   servers_->wait();
 }
 
-// What all ranks sent; of this one alone where others may be gone.
+// The bytes that all ranks sent; only those of this rank if others may have left.
 std::string Job::gather_ledger() {
   return job_ledger(request_.ranks.get(),
                     others_may_be_gone() ? Extent::this_rank : Extent::all_ranks);
 }
 
-// What each rank took; of this one and the servers where others may be gone.
+// The memory of each rank; only that of this rank and the servers if others may have left.
 std::vector<RankMemory> Job::gather_memory() {
   auto all = memory_of_ranks(request_.ranks.get(), account().at_peak(), start_, peak_->bytes(),
                              others_may_be_gone());

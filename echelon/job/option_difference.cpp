@@ -14,7 +14,7 @@ bool compared(const std::string& key, Among among) {
          key != "comm.plan";
 }
 
-// Files may lie elsewhere on another machine.
+// Files may be elsewhere on another machine.
 bool is_file(const std::string& source) { return source != "\"stdlib\"" && source != "\"random\""; }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Whether two processes of a job were told the same, by their options as TOML.
+// Compares the options of two processes of a job, as TOML.
 #pragma once
 
 #include <string>
@@ -11,11 +11,11 @@ struct OptionDifference {
 };
 
 enum class Among {
-  ranks,   // all that shapes the job: not where they are, nor what they compute on
-  guests,  // what the gradient of a sample depends on: model, data, batch, seed and type
+  ranks,   // everything that shapes the job, except addresses and devices
+  guests,  // what the gradient of a sample depends on: model, data, batch, seed, type
 };
 
-// The options that must not differ and do.
+// The options that differ and must not.
 std::vector<OptionDifference> differences(const std::string& mine, const std::string& theirs,
                                           Among among);
 

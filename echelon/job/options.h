@@ -1,4 +1,4 @@
-// A job: everything that `echelon train` can be told.
+// All options of `echelon train`.
 #pragma once
 
 #include "echelon/base/options.h"

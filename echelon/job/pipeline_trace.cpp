@@ -39,8 +39,8 @@ std::optional<Slot::Kind> kind_of(const Action& action) {
   }
 }
 
-// Medians over the micro-batches, of which one may have waited for the machine. Where a backward is
-// in one piece, the simulator is given half of it as each part: it costs their sum.
+// Medians over micro-batches, one of which may have been delayed by the machine. If a backward is
+// not split, the simulator gets half of its time for each part: it costs their sum.
 std::vector<StageCosts> costs_of(const Timeline& timeline, const PipelineShape& shape) {
   std::map<std::pair<int, Slot::Kind>, std::vector<double>> seconds;  // by stage and kind
   for (std::size_t r = 0; r < timeline.ranks.size(); ++r)

@@ -1,5 +1,5 @@
-// What the ranks of a pipeline did in a step, beside what its schedule was predicted to do: on the
-// screen as lines of text, and as a picture, pipeline.svg.
+// Draws what the ranks of a pipeline did in a step, next to the prediction for its schedule: as
+// lines of text, and as a picture, pipeline.svg.
 #pragma once
 
 #include <chrono>
@@ -14,30 +14,30 @@
 
 namespace echelon {
 
-// What this rank did in the last step of a tracing executor, by seconds since `start`.
+// The slots of this rank in the last step of a tracing executor, in seconds since `start`.
 std::vector<TimedSlot> slots_of(const Executor& executor, const MeshLayout& layout,
                                 const PipelineOptions& options,
                                 std::chrono::steady_clock::time_point start = {});
 
-// The ranks of this rank's pipeline, as its drawings call them: "stage 1 (rank 2)", and with
-// several chunks "stages 0,2 (rank 0)".
+// The labels of the ranks of this rank's pipeline in drawings: "stage 1 (rank 2)", and with several
+// chunks "stages 0,2 (rank 0)".
 std::vector<std::string> pipeline_rows(const MeshLayout& layout);
 
-// What "idle" and "bubble" of the drawings are, in lines, with the closed forms beside what came
-// out.
+// Lines that explain "idle" and "bubble" of the drawings, with the closed forms next to the
+// results.
 std::string bubble_note(const PipelineOptions& options, const PipelineShape& shape,
                         const Timeline& predicted, const Timeline& measured);
 
 class PipelineTrace {
  public:
-  // Collective: all ranks' times count from here.
+  // Collective: the times of all ranks start here.
   PipelineTrace(const MeshLayout& layout, const PipelineOptions& options);
 
   // Keeps the last step of a tracing executor.
   void keep(const Executor& executor);
 
-  // Collective; rank 0 writes. Gives both timelines of the last step that was kept, for a terminal
-  // of `width` columns: as its slots were, and as the simulator has them from what they cost.
+  // Collective; rank 0 writes. Returns both timelines of the last step for a terminal of `width`
+  // columns: as it ran, and as the simulator predicts it from the costs of its slots.
   std::string write(const std::filesystem::path& svg, int width);
 
  private:

@@ -23,7 +23,7 @@ std::string clock_time(double seconds) {
                    : fmt::format("{}:{:02}", s / 60, s % 60);
 }
 
-// What is done differs from what is not by its shape where there are no colours.
+// Without colours, the done part of the bar has another shape.
 std::string bar_of(int cells, double done, bool colours) {
   const auto full = std::clamp(static_cast<int>(cells * done), 0, cells);
   std::string bar = colours ? "\x1b[36m" : "";
@@ -60,8 +60,8 @@ Progress::Progress(std::int64_t first_step, std::int64_t steps, bool bytes, Show
 
 Progress::~Progress() { terminal::keep(); }
 
-// The second is the first that bar_line leaves out: bits per byte, which the loss says too, then
-// the speed.
+// bar_line drops the second number first: bits per byte, which follows from the loss, then the
+// speed.
 std::vector<std::string> Progress::numbers_of(const StepReport& report) const {
   std::vector<std::string> numbers = {fmt::format("loss {:.3f}", report.loss)};
   if (bytes_) numbers.push_back(fmt::format("{:.3f} bits/byte", report.loss / std::numbers::ln2));
@@ -73,7 +73,7 @@ std::vector<std::string> Progress::numbers_of(const StepReport& report) const {
 }
 
 void Progress::step(const StepReport& report) {
-  // The first steps make plans and fault memory in; they say little about the time left.
+  // The first steps make plans and fault memory in; they do not predict the time left.
   const bool settling = report.step - first_ <= 3;
   smooth_seconds_ = settling ? report.seconds : 0.95 * smooth_seconds_ + 0.05 * report.seconds;
   const auto now = Clock::now();

@@ -1,5 +1,4 @@
-// What a person sees while a run goes on: a bar that redraws itself on a terminal, plain lines
-// elsewhere.
+// Progress of a run: a bar that redraws itself on a terminal, otherwise plain lines.
 #pragma once
 
 #include <chrono>
@@ -31,9 +30,9 @@ class Progress {
   double smooth_seconds_ = 0;  // of a step, a running mean
 };
 
-// A bar between `count` and the numbers, in fewer than so many columns. Where there is no room for
-// a bar, numbers are left out, from the second on, but for the last; on a narrow terminal there is
-// none.
+// A line with `count`, a bar and the numbers, shorter than `columns`. If the bar does not fit,
+// numbers are dropped from the second on, except for the last; on a narrow terminal there is no
+// bar.
 std::string bar_line(const std::string& count, const std::vector<std::string>& numbers, double done,
                      int columns, bool colours);
 

@@ -140,7 +140,7 @@ void Reporter::hear(const FaultReport& fault) {
 }
 
 void Reporter::peer_lost() const noexcept {
-  // The loss of the rank is the error to report, whatever the state is like.
+  // The lost rank is the error to report, whatever is wrong with the state.
   try {
     if (std::filesystem::exists(run_.state()))
       fmt::print(stderr, "the state after step {} is kept; go on with: {}\n",
@@ -175,7 +175,7 @@ void Reporter::show_sample() const {
   if (!job_.data.bytes) return;
   if (!job_.trainer.in_parts()) return print(sample_text(job_.stack, model.context));
   if (!job_.request.options.train.save_last) return;
-  // No rank has the model: from its weights, whole.
+  // No rank has the whole model: uses the weights that were written.
   Stack whole = family_of(model).build(model);
   whole.allocate(at::kCPU, at::kFloat, Gradients::no);
   whole.load(read_weights(run_.weights(), model, whole));

@@ -1,6 +1,6 @@
-// What the first rank shows and writes of a job, from the events of its trainer: the lines on
-// standard output, the bar, the run directory and its log. Other ranks have no Reporter, so nothing
-// in here talks to them.
+// Prints and writes a job on the first rank, from the events of its trainer: standard output, the
+// progress bar, the run directory and its log. Other ranks have no Reporter, so nothing here may
+// communicate.
 #pragma once
 
 #include <chrono>
@@ -21,33 +21,33 @@ namespace echelon {
 
 class Reporter {
  public:
-  // What a job consists of; all of it outlives the reporter.
+  // The parts of a job; all outlive the reporter.
   struct Job {
     const JobRequest& request;
     const JobData& data;
     Stack& stack;
     Trainer& trainer;
     const ServerJob* servers;              // null: none
-    std::vector<std::string> left_behind;  // by ranks of the run before that were killed
-    std::uint64_t start;                   // the process's memory before there was a model
+    std::vector<std::string> left_behind;  // files of killed ranks of an earlier run
+    std::uint64_t start;                   // memory of the process before the model
     int ranks, local_ranks;
   };
 
-  // Writes what is known before the first step into the run's folder and shows it.
+  // Writes and prints what is known before the first step.
   Reporter(Job job, RunDirectory run);
 
-  // From here on steps are shown, and timed.
+  // From here on steps are printed and timed.
   void training_begins();
   void say(const std::string& line);  // above the bar
-  void training_ends();               // the bar's last line stays
+  void training_ends();               // keeps the last line of the bar
 
-  // A rank was lost: how the job can go on, on standard error.
+  // A rank was lost: prints to standard error how to resume.
   void peer_lost() const noexcept;
-  // What to raise for it: with how to go on.
+  // The error to throw, with the command to resume.
   Error not_finite(const NotFinite& error) const;
 
   void interrupted();
-  // `timelines`: those that a trace of the pipeline drew; `peak`: of this process.
+  // `timelines`: drawn by the pipeline trace; `peak`: memory of this process.
   void finished(const std::vector<RankMemory>& memory, std::uint64_t peak,
                 const std::string& timelines);
 

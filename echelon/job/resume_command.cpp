@@ -5,7 +5,7 @@
 namespace echelon {
 namespace {
 
-// As one word for a shell.
+// Quoted as one word for a shell.
 std::string in_shell(const std::string& word) {
   constexpr std::string_view plain =
       "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./,:+-=@%";

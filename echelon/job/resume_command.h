@@ -8,10 +8,9 @@
 
 namespace echelon {
 
-// The command line that goes on with a run as it was started: by --nproc, srun, mpirun, or on
-// several machines by whatever started its ranks there. The first line can be given to a shell;
-// what a shell cannot be told follows in a line of its own. `more` are further arguments, as a
-// shell takes them.
+// The command line that resumes a run in the way it was started: with --nproc, srun, mpirun, or on
+// several machines with whatever started its ranks. The first line can be pasted into a shell; a
+// second line says what a command cannot. `more` are further arguments, quoted for a shell.
 std::string resume_command(const std::filesystem::path& run, const JobEnvironment& environment,
                            std::string_view more = "");
 

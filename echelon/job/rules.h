@@ -1,4 +1,4 @@
-// What the arguments of `echelon train` may not be, beside the options of a plan (plan/rules.h).
+// Which arguments of `echelon train` are refused, besides the options of a plan (plan/rules.h).
 #pragma once
 
 #include <string>
@@ -13,8 +13,8 @@ const std::vector<Rule<JobRequest>>& job_rules();
 
 std::string sentence_of(const Rule<JobRequest>& rule, const JobRequest& request, int ranks);
 
-// Throws InvalidArgument with the sentence of the first rule that is broken, of a job's own or of
-// its plan's. A guest (--join) has the options of the job that it joins, which were checked there.
+// Throws InvalidArgument with the sentence of the first broken rule of the job or its plan. The
+// options of a guest (--join) are those of the job that it joins, which checked them.
 void check_rules(const JobRequest& request, int ranks);
 
 }  // namespace echelon

@@ -36,7 +36,7 @@ RunDirectory RunDirectory::create(const fs::path& runs, std::string name) {
     std::tm local{};
     localtime_r(&now, &local);
     const std::string stamp = fmt::format("{:%Y-%m-%d-%H%M%S}", local);
-    // Two jobs may start in one second: the folder that is made decides, not a look beforehand.
+    // Two jobs may start in the same second: creating the folder decides, not a check before.
     std::error_code failed;
     fs::create_directories(runs, failed);
     name = stamp;
@@ -55,7 +55,7 @@ RunDirectory RunDirectory::create(const fs::path& runs, std::string name) {
     throw Error(fmt::format("cannot make the folder {}: {}", runs.string(), error.message()));
   if (!fs::create_directory(path, error))
     throw Error(fmt::format("cannot make the folder {}: {}", path.string(),
-                            error ? error.message() : "somebody else just did"));
+                            error ? error.message() : "another process just made it"));
   RunDirectory run(path);
   run.lock();
   return run;
@@ -80,7 +80,7 @@ void RunDirectory::lock() {
                                       path_.string(), lock_->holder()));
   if (!lock_->enforced())
     log::warn(
-        fmt::format("{} cannot be locked on its file system: see to it that no other job uses it",
+        fmt::format("{} cannot be locked on its file system: make sure that no other job uses it",
                     path_.string()));
   std::uint64_t bytes = 0;
   for (const auto& file :
@@ -120,7 +120,7 @@ void RunDirectory::rewind_metrics(std::int64_t step) {
 void RunDirectory::add_line(std::ofstream& file, const char* name, const std::string& line) {
   const fs::path path = path_ / name;
   if (!file.is_open()) file.open(path, std::ios::app);
-  file << line << '\n' << std::flush;  // a line is never lost by a crash of this process
+  file << line << '\n' << std::flush;  // a crash of this process loses no line
   if (!file) throw Error(with_errno("cannot write " + path.string()));
 }
 
@@ -137,7 +137,7 @@ void RunDirectory::add_step(const StepReport& report, bool bytes) {
     line["batch"] = report.batch;
   }
   add_line(metrics_, "metrics.jsonl", line.dump());
-  // Apart, so that two runs of one seed have the same metrics to the byte.
+  // In a separate file, so that two runs of one seed have the same metrics to the byte.
   const auto ms = [](double seconds) { return std::round(seconds * 1e6) / 1e3; };
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   const ordered_json time = {{"step", report.step},

@@ -1,6 +1,6 @@
-// A run's folder, runs/<name>/: config.toml (resolved), plan.json (what was chosen), metrics.jsonl
-// (a line a step), times.jsonl, ledger.json (bytes sent), memory.json, rank0.log, weights/ (at the
-// end) and state.safetensors (to go on from).
+// The folder of a run, runs/<name>/: config.toml (resolved), plan.json (choices), metrics.jsonl
+// (one line per step), times.jsonl, ledger.json (bytes sent), memory.json, rank0.log, weights/ (at
+// the end) and state.safetensors (to resume from).
 #pragma once
 
 #include <chrono>
@@ -19,19 +19,18 @@ namespace echelon {
 
 class RunDirectory {
  public:
-  // A new folder `runs`/`name`; an empty name takes the time. InvalidArgument where it exists
-  // already.
-  // Throws InvalidArgument where there can be no new run of that name; empty: there always can.
+  // Makes the folder `runs`/`name`; an empty name becomes the time. Throws InvalidArgument if the
+  // folder exists.
+  // Throws InvalidArgument if no new run can have that name; an empty name is always possible.
   static void require_new(const std::filesystem::path& runs, const std::string& name);
   static RunDirectory create(const std::filesystem::path& runs, std::string name);
 
-  // The folder of an earlier run that left a state, not locked. InvalidArgument where there is
+  // The folder of an earlier run with a saved state, not locked. Throws InvalidArgument if there is
   // none.
   static RunDirectory open(const std::filesystem::path& path);
 
-  // Keeps other processes from this run until this object goes, and removes what one that was
-  // killed has left of a file that it was writing. create() does so. Throws InvalidArgument, naming
-  // the process, where another has it.
+  // Locks the run for the lifetime of this object, and removes temporary files of a killed process.
+  // create() does so too. Throws InvalidArgument, naming the process, if another has the lock.
   void lock();
 
   const std::filesystem::path& path() const { return path_; }
@@ -40,8 +39,8 @@ class RunDirectory {
   std::filesystem::path weights() const { return path_ / "weights"; }
   std::filesystem::path log() const { return path_ / "rank0.log"; }
 
-  // Removes the metrics and times of steps after `step`, which a resumed run makes again; its time
-  // goes on where that of the steps that are left ends.
+  // Removes the metrics and times of steps after `step`, which a resumed run repeats. elapsed()
+  // continues from the last remaining step.
   void rewind_metrics(std::int64_t step);
   void add_step(const StepReport& report, bool bytes);
   void add_validation(std::int64_t step, double loss, bool bytes);
@@ -54,12 +53,12 @@ class RunDirectory {
   explicit RunDirectory(std::filesystem::path path) : path_(std::move(path)) {}
   void add_line(std::ofstream& file, const char* name, const std::string& line);
 
-  double elapsed() const;  // seconds that the run has taken, this process and those before it
+  double elapsed() const;  // seconds of the run, in this process and earlier ones
 
   std::filesystem::path path_;
   std::optional<FileLock> lock_;
   std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
-  double elapsed_before_ = 0;  // by processes before this one
+  double elapsed_before_ = 0;  // in earlier processes
   std::ofstream metrics_, times_;
 };
 

@@ -16,7 +16,7 @@
 namespace echelon {
 namespace {
 
-constexpr std::chrono::milliseconds a_moment{50};  // between looks at whether to stop
+constexpr std::chrono::milliseconds a_moment{50};  // between checks of `stop`
 
 std::vector<OwnedRange> even_ranges(const Stack& stack, std::size_t servers) {
   return cut_ranges(stack.values().numel(), std::vector<double>(servers, 1.0));
@@ -29,7 +29,8 @@ ServerJob::ServerJob(const JobOptions& options, Communicator& ranks, const std::
     : ServerJob(options, ranks, bind, token, data, options.train.steps, false) {}
 
 ServerJob::ServerJob(const JobOptions& options, Communicator& ranks, const std::string& bind,
-                     const Token& token, const DataFingerprint& data, std::int64_t end, bool spell)
+                     const Token& token, const DataFingerprint& data, std::int64_t end,
+                     bool async_phase)
     : options_(options), ranks_(ranks), token_(token), roles_(options.server, ranks.size()) {
   check_share(options.train, roles_.workers());
   const int mine = roles_.server_of(ranks.rank());
@@ -58,7 +59,7 @@ ServerJob::ServerJob(const JobOptions& options, Communicator& ranks, const std::
                                     one.key, one.mine, one.theirs));
                   check_guest_data(theirs, data);
                 },
-            .spell = spell},
+            .spell = async_phase},
         bind, options.net, token);
   const auto texts = gather_texts(ranks, server_ ? server_->address().text() : "", "servers");
   for (const auto& text : texts)
@@ -104,7 +105,7 @@ void ServerJob::attach(Trainer& trainer, const Stack& stack) {
     trainer.use_servers(std::move(setup), options_.net, token_,
                         ranks_.rank() == 0 ? ServerPart::first : ServerPart::rank, ranks_.ledger());
   } catch (const Error& error) {
-    // A server may have ended because another rank died: the ranks know which was first.
+    // A server may have ended because another rank died: the ranks know which died first.
     meet(error.what());
     throw;
   }
@@ -115,8 +116,8 @@ void ServerJob::meet(const std::string& objection) {
   if (!objection.empty()) return;
   for (std::size_t rank = 0; rank < objections.size(); ++rank)
     if (!objections[rank].empty())
-      throw PeerLost(fmt::format("rank {} could not come to the parameter servers: {}", rank,
-                                 objections[rank]));
+      throw PeerLost(
+          fmt::format("rank {} could not reach the parameter servers: {}", rank, objections[rank]));
 }
 
 void ServerJob::serve(const std::atomic<bool>& stop) {

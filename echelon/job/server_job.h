@@ -18,16 +18,15 @@ namespace echelon {
 
 class ServerJob {
  public:
-  // Starts this rank's server, if it has one, and tells all ranks where the servers are. `bind` is
-  // the numeric address to listen on.
-  // A worker that joins must have the same `data`; empty: nobody looks.
+  // Starts this rank's server, if it has one, and sends the addresses of all servers to all ranks.
+  // `bind` is the numeric address to listen on.
+  // A worker that joins must have the same `data`; empty: not checked.
   ServerJob(const JobOptions& options, Communicator& ranks, const std::string& bind,
             const Token& token, const DataFingerprint& data = {});
 
-  // A spell up to step `end`, of ranks that otherwise reduce among themselves
-  // (ParameterServer::Setup).
-  static ServerJob spell(const JobOptions& options, Communicator& ranks, const std::string& bind,
-                         const Token& token, std::int64_t end) {
+  // For an asynchronous phase up to step `end` of a synchronous job (ParameterServer::Setup).
+  static ServerJob async_phase(const JobOptions& options, Communicator& ranks,
+                               const std::string& bind, const Token& token, std::int64_t end) {
     return {options, ranks, bind, token, {}, end, true};
   }
 
@@ -36,17 +35,17 @@ class ServerJob {
 
   std::string addresses() const;  // of the servers, "host:port,host:port"
   void attach(Trainer& trainer, const Stack& stack);
-  // Every rank calls it once, those that work after attach(). Throws PeerLost where a rank died
-  // before, or could not reach the servers: later a job may do without some of its workers, but it
-  // begins with all.
+  // Every rank calls it once; workers call it after attach(). Throws PeerLost if a rank died before
+  // or could not reach the servers: a job may lose workers later, but it starts with all.
   void all_have_come() { meet(""); }
-  // Until the job's workers have left this rank's server. Throws what ended the job before its end.
+  // Waits until the job's workers have left this rank's server. Throws the error that ended the job
+  // early.
   void wait();
-  // The same for a rank that only serves: it ends the job after the present step once `stop` is
-  // set.
+  // The same for a rank that is only a server: when `stop` is set, it ends the job after the
+  // current step.
   void serve(const std::atomic<bool>& stop);
 
-  // What this rank's server, if it has one, tells the first worker of its memory.
+  // The memory that this rank's server, if it has one, reports to the first worker.
   void report_memory(std::function<std::string()> words) {
     if (server_) server_->report_memory(std::move(words));
   }
@@ -57,7 +56,7 @@ class ServerJob {
   void meet(const std::string& objection);
 
   ServerJob(const JobOptions& options, Communicator& ranks, const std::string& bind,
-            const Token& token, const DataFingerprint& data, std::int64_t end, bool spell);
+            const Token& token, const DataFingerprint& data, std::int64_t end, bool async_phase);
 
   JobOptions options_;
   Communicator& ranks_;
@@ -67,8 +66,8 @@ class ServerJob {
   std::vector<Address> addresses_;
 };
 
-// Makes a trainer outside of the job one of its workers. The two have the same model, options and
-// data; the job's token is this process's (ECHELON_TOKEN).
+// Makes a trainer outside of the job one of its workers. Both must have the same model, options and
+// data, and the same token (ECHELON_TOKEN).
 void join_servers(const std::string& addresses, const JobOptions& options,
                   const DataFingerprint& data, Trainer& trainer, const Stack& stack,
                   Ledger& ledger);

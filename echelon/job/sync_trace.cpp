@@ -16,7 +16,7 @@ double ms(std::chrono::steady_clock::duration time) {
   return std::chrono::duration<double, std::milli>(time).count();
 }
 
-// How a bucket went, by the ledger: its tag is the bucket's.
+// How a bucket was sent, by the ledger: its tag names the bucket.
 struct Way {
   Algorithm algorithm = Algorithm::automatic;
   std::uint64_t bytes = 0;
@@ -93,7 +93,7 @@ std::string SyncTrace::step(std::int64_t number, const Executor& executor) {
     end = std::max(end, one.end);
   }
   const bool kept = ++steps_ <= most_steps;
-  std::string lines;  // each begins with the end of the one before
+  std::string lines;  // each begins with the newline of the one before
   int buckets = 0;
   for (const auto& one : actions) {
     const std::string what = to_string(one.action);

@@ -1,13 +1,12 @@
-// What a step's synchronisation looked like: for learners on the screen, for Perfetto as a file.
+// Shows the synchronisation of a step, as lines of text and as a file for Perfetto.
 //
 //   step 4  backward 2.99 ms, 3 buckets; of reducing 0.65 ms hidden, 0.51 ms waited for
 //     bucket 0  195.8 KiB by shared: 195.8 KiB of the others', …      1.66 …    2.34 ms
-//     bucket 1  195.2 KiB by shared: 195.2 KiB of the others', …      2.98 …    3.06 ms, 0.07 after
-//     backward bucket 2  80.0 KiB by shared: 80.0 KiB of the others', …        3.07 …    3.09 ms,
-//     0.10 after backward
+//     bucket 1  195.2 KiB by shared: …      2.98 …    3.06 ms, 0.07 after backward
+//     bucket 2  80.0 KiB by shared: …       3.07 …    3.09 ms, 0.10 after backward
 //
-// trace.json is in the trace event format of Chromium, which Perfetto (ui.perfetto.dev) opens: a
-// process for each rank, with one line for computing and one for reducing.
+// trace.json has the trace event format of Chromium, which Perfetto (ui.perfetto.dev) opens: one
+// process per rank, with one line for computing and one for reducing.
 #pragma once
 
 #include <chrono>
@@ -22,10 +21,10 @@ namespace echelon {
 
 class SyncTrace {
  public:
-  // Collective: all ranks' times count from here.
+  // Collective: the times of all ranks start here.
   explicit SyncTrace(std::shared_ptr<Communicator> ranks);
 
-  // The last step of a tracing executor: keeps it for the file, and gives the lines.
+  // Keeps the last step of a tracing executor for the file, and returns its lines.
   std::string step(std::int64_t number, const Executor& executor);
 
   // Collective; rank 0 writes. The first `most_steps` steps are in it.
@@ -44,7 +43,7 @@ class SyncTrace {
   std::int64_t steps_ = 0;
 };
 
-// To whom a rank sends in an all-reduce: "rank 1", "ranks 0 and 2", "all".
+// The ranks that a rank sends to in an all-reduce: "rank 1", "ranks 0 and 2", "all".
 std::string receivers(Algorithm algorithm, int rank, int size);
 
 }  // namespace echelon

@@ -1,5 +1,5 @@
-// What a job says of options that do not go together, before there are ranks: advice that is
-// followed is enough.
+// Refusals of options that do not fit together, before there are ranks: following the advice is
+// enough.
 #include <gtest/gtest.h>
 
 #include <fmt/format.h>
@@ -107,15 +107,15 @@ TEST(JobCheck, AdvisesHeadsWithWhichTheJobStarts) {
 TEST(JobCheck, NamesTheOptionToSet) {
   const auto said = [](const Sizes& sizes) { return refusal(request_of(sizes), sizes.ranks); };
   EXPECT_EQ(said({.heads = 6, .width = 96, .tensor = 4, .ranks = 4}),
-            "model.heads = 6 cannot be shared out over parallel.tensor = 4: set model.heads=4, or "
+            "model.heads = 6 cannot be split over parallel.tensor = 4: set model.heads=4, or "
             "parallel.tensor=2");
   EXPECT_EQ(said({.heads = 5, .width = 16, .tensor = 2, .ranks = 2}),
             "model.heads = 5 does not divide model.width = 16: set model.heads=4");
   EXPECT_EQ(said({.heads = 5, .width = 20, .tensor = 3, .ranks = 3}),
-            "model.heads = 5 cannot be shared out over parallel.tensor = 3: set model.heads=6 "
+            "model.heads = 5 cannot be split over parallel.tensor = 3: set model.heads=6 "
             "model.width=18, or parallel.tensor=1");
   EXPECT_EQ(said({.heads = 6, .width = 96, .tensor = 4, .data = 2, .ranks = 8}),
-            "model.heads = 6 cannot be shared out over parallel.tensor = 4: set model.heads=4, or "
+            "model.heads = 6 cannot be split over parallel.tensor = 4: set model.heads=4, or "
             "parallel.tensor=3 on 6 ranks");
   EXPECT_EQ(said({.heads = 5, .width = 16, .tensor = 1, .ranks = 1}),
             "model.heads = 5 does not divide model.width = 16: set model.heads=4");

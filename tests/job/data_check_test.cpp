@@ -29,7 +29,7 @@ JobData data_of(const std::string& source) {
   return open_data(options);
 }
 
-// What every rank says to its data; empty: nothing. `allowed`: by this rank, or by all.
+// The objection of every rank to its data; empty: none. `allowed`: by this rank, or by all.
 std::vector<std::string> said(const std::vector<std::string>& sources, const FormerData& former,
                               bool allowed, int by = -1) {
   std::vector<std::string> all(sources.size());
@@ -93,7 +93,7 @@ TEST(DataCheck, ComparesEveryByte) {
     EXPECT_NE(sentence.find("not the same ones"), std::string::npos) << sentence;
 }
 
-// Bytes that this process has asked the kernel for.
+// Bytes that this process has requested from the kernel.
 std::int64_t bytes_read() {
   std::ifstream io("/proc/self/io");
   std::string key;
@@ -112,10 +112,10 @@ TEST(DataCheck, LetsOneRankOfAHostReadForAll) {
   std::vector<DataFingerprint> all(4);
   run_ranks_well({.world = 4}, [&](Group& group) {
     const auto ranks = native_communicator(group.shared_from_this());
-    JobData data = data_of(group.rank() < 3 ? a : b);  // another file is read on its own
+    JobData data = data_of(group.rank() < 3 ? a : b);  // another file is read separately
     require_same_data(data, {}, ranks.get(), false);
     all[std::size_t(group.rank())] = data.fingerprint;
-    // Those that did not read it know what was in it all the same.
+    // Ranks that did not read it know its checksums anyway.
     ranks->barrier({.blocking = true}).wait();
     if (group.rank() == 0) fs::last_write_time(a, fs::file_time_type::clock::now());
     ranks->barrier({.blocking = true}).wait();
@@ -199,7 +199,7 @@ TEST(DataCheck, RefusesAGuestWithOtherData) {
             std::string::npos);
 }
 
-TEST(DataCheck, TellsAllRanksWhatTheFirstObjectsTo) {
+TEST(DataCheck, TellsAllRanksTheObjectionOfTheFirst) {
   std::vector<std::string> heard(3);
   run_ranks_well({.world = 3}, [&](Group& group) {
     const auto ranks = native_communicator(group.shared_from_this());

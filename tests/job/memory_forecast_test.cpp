@@ -1,4 +1,4 @@
-// What is predicted before anything is allocated is what a trainer then takes.
+// The prediction before anything is allocated equals the memory that a trainer takes.
 #include "echelon/plan/memory_forecast.h"
 
 #include <gtest/gtest.h>
@@ -66,7 +66,7 @@ std::vector<Seen> measured_ranks(const JobOptions& options, int world) {
 
 Seen measured(const JobOptions& options, int world) { return measured_ranks(options, world)[0]; }
 
-// Of the rank that took the most, which is the one that is predicted.
+// The memory of the rank that took the most, which is the one that is predicted.
 MemoryUse most_measured(const JobOptions& options, int world) {
   const auto all = measured_ranks(options, world);
   return std::max_element(
@@ -103,8 +103,8 @@ TEST(MemoryForecast, IsExactForWhatAModelKeeps) {
         }
 }
 
-// Up to what is on its way when it happens to be done early.
-TEST(MemoryForecast, BoundsWhatIsLentToGroups) {
+// An upper bound, since an exchange may finish early.
+TEST(MemoryForecast, BoundsPooledMemoryOfGroups) {
   for (int stage = 2; stage <= 3; ++stage)
     for (const double prefetch : {0.0, 0.5, 64.0}) {
       JobOptions options = job(stage);
@@ -118,8 +118,8 @@ TEST(MemoryForecast, BoundsWhatIsLentToGroups) {
     }
 }
 
-// A group that waits for several micro-batches keeps its fp32 sums meanwhile: under zero-bubble on
-// the second rank, and where gradients go once a step.
+// A group that waits for several micro-batches keeps its fp32 sums: with zero-bubble on the second
+// rank, and if gradients are reduced once per step.
 TEST(MemoryForecast, BoundsTheSumsInFp32ThatGroupsKeep) {
   for (int stage = 2; stage <= 3; ++stage)
     for (const auto& [schedule, scatter] :
@@ -184,7 +184,7 @@ TEST(MemoryForecast, HoldsForEveryFamily) {
                 << memory_kind_names[std::size_t(kind)] << ", " << where;
           const double expected = double(predicted[MemoryKind::activations]),
                        activations = double(seen.peak[MemoryKind::activations]);
-          // What a backward holds beside them is bounded where ranks split it.
+          // With tensor parallelism, the additional memory of a backward is only bounded.
           EXPECT_GE(expected / activations, tensor == 1 ? 0.9 : 1)
               << where << ": " << expected << " bytes, seen " << activations;
           EXPECT_LE(expected / activations, tensor == 1 ? 1.1 : 1.3)
@@ -192,7 +192,7 @@ TEST(MemoryForecast, HoldsForEveryFamily) {
         }
 }
 
-// By rank, at the peak: of the trainer and of the server in the same process.
+// Peak memory by rank, of the trainer and the server in the same process.
 std::vector<MemoryUse> measured_with_servers(const JobOptions& options, int world, int slow_rank) {
   at::set_num_threads(1);
   const RandomTokens data(options.model.vocab, options.model.context, 1);
@@ -229,7 +229,7 @@ TEST(MemoryForecast, IsWithinATenthForSynchronousServers) {
     for (const int servers : {1, 2})
       for (const auto precision : {Precision::fp32, Precision::bf16}) {
         JobOptions options = job(0, precision);
-        options.model.context = 16;  // so that parameters are what counts
+        options.model.context = 16;  // so that parameters dominate
         options.model.width = 192;
         options.server = {.count = servers, .place = place};
         const int world = 3 + (place == ServerPlace::separate ? servers : 0);
@@ -240,7 +240,7 @@ TEST(MemoryForecast, IsWithinATenthForSynchronousServers) {
       }
 }
 
-// However slow a worker is, and however many gradients wait for it.
+// Holds however slow a worker is, and however many gradients wait for it.
 TEST(MemoryForecast, BoundsServersWithOldGradients) {
   for (const auto& [mode, precision, compensate] :
        {std::tuple<ServerMode, Precision, double>{ServerMode::bounded, Precision::fp32, 0},
@@ -299,7 +299,7 @@ TEST(MemoryForecast, RefusesServersThatDoNotFit) {
     EXPECT_NE(std::string(error.what()).find("It would fit with"), std::string::npos)
         << error.what();
   }
-  // A worker that joins serves nobody, and computes a share of the batch, however small.
+  // A worker that joins is no server, and computes a share of the batch, however small.
   EXPECT_NO_THROW(require_memory(options, 4, 1, Role::guest));
   EXPECT_NO_THROW(require_memory(options, 0, 1, Role::guest));
   EXPECT_NE(thrown<InvalidArgument>([&] {
@@ -309,7 +309,7 @@ TEST(MemoryForecast, RefusesServersThatDoNotFit) {
       << "of a job with one worker a share is the whole batch";
 }
 
-// However many ranks split a batch, one of them validates no more of it at a time.
+// A rank validates no more samples at a time than it trains on, however many ranks split a batch.
 TEST(MemoryForecast, HoldsForValidation) {
   at::set_num_threads(1);
   JobOptions options = job();
@@ -352,7 +352,7 @@ TEST(MemoryForecast, IsWithinATenthForTheLastRankOfAPipeline) {
     }
 }
 
-// How many messages are on their way at once depends on who is slow: no more than are predicted.
+// The number of messages in flight depends on which rank is slow; the prediction is an upper bound.
 TEST(MemoryForecast, BoundsWhatARankOfAPipelineSends) {
   for (const auto& [schedule, stages] :
        {std::pair<PipelineOrder, const char*>{PipelineOrder::gpipe, "5,1"},

@@ -1,6 +1,6 @@
-// Trains again what a run with parameter servers says it did, in one thread and without servers:
-// every gradient on the version of the parameters that the log claims, from the claimed batch.
-// Where a claim is not true, the parameters are not the run's.
+// Repeats a run with parameter servers from its log, in one thread and without servers: computes
+// every gradient on the version of the parameters and from the batch that the log names. If an
+// entry of the log is wrong, the parameters differ from the run's.
 #pragma once
 
 #include <ATen/TensorOperators.h>
@@ -30,7 +30,7 @@ struct LoggedStep {
   std::vector<std::int64_t> ages;    // by share; empty: of a synchronous step
 };
 
-// Writes what was reported as a run does, and reads that back.
+// Writes the reports as a run does, and reads them back.
 inline std::vector<LoggedStep> logged(const std::vector<StepReport>& reports,
                                       const std::filesystem::path& folder) {
   RunDirectory run = RunDirectory::create(folder, "replay");
@@ -54,8 +54,7 @@ struct Replayed {
   std::vector<double> losses, norms;  // by step
 };
 
-// `stack` is the model with its first values not yet given; `shares` those that a batch is cut
-// into.
+// `stack` is the model without initial values; `shares` is the number of shares of a batch.
 inline Replayed replay(Stack& stack, const Dataset& data, const TrainOptions& train,
                        OptimOptions optim, int shares, const std::vector<LoggedStep>& log) {
   at::NoGradGuard no_grad;

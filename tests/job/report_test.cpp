@@ -10,7 +10,7 @@
 namespace echelon {
 namespace {
 
-TEST(Report, GoesOnUnderTheTextWhereALineWouldPassEightyColumns) {
+TEST(Report, WrapsUnderTheTextAtEightyColumns) {
   EXPECT_EQ(report_line("data", "a book"), "data        a book\n");
   const std::string words = "eleven side eleven side eleven side eleven side eleven side ";
   EXPECT_EQ(report_line("pipeline", words + words),
@@ -41,7 +41,7 @@ TEST(Report, CountsColumnsNotBytes) {
             "run         … " + dots.substr(0, 66 * 3) + "\n");
 }
 
-TEST(Report, HasRowsOfMemoryThatFitBesideTheirHead) {
+TEST(Report, AlignsRowsOfMemoryWithTheirHead) {
   MemoryUse use;
   use.bytes.fill(std::uint64_t{12345} << 20);
   const std::string head = memory_head(), row = memory_row("rank 1023, the least", use);
@@ -108,7 +108,7 @@ TEST(PipelineTrace, NamesStagesWithTheRanksThatHaveThem) {
   EXPECT_EQ(pipeline_rows(dealt)[0], "stage 0 (rank 1)");
 }
 
-TEST(PipelineTrace, SaysWhatIdleAndBubbleAreWithTheClosedFormsBesideWhatCameOut) {
+TEST(PipelineTrace, ExplainsIdleAndBubbleWithTheirClosedFormsAndResults) {
   const Slot::Kind forward = Slot::Kind::forward;
   Timeline predicted, measured;
   predicted.ranks = {{{{forward, 0, 0}, 0, 8}}, {{{forward, 0, 0}, 3, 11}}};

@@ -42,7 +42,7 @@ TEST(ResumeCommand, UsesTheLauncherThatKnowsTheMachines) {
             "mpiexec -n 2 echelon train --resume runs/a");
 }
 
-TEST(ResumeCommand, SaysThatEveryMachineIsToBeginAgain) {
+TEST(ResumeCommand, SaysThatEveryMachineMustStartAgain) {
   EXPECT_EQ(
       resume_command("runs/a", started_by("RANK and WORLD_SIZE", 8, 4), "--set x=1"),
       "echelon train --resume runs/a --set x=1\n(on each of the 8 ranks, started as before: RANK "
@@ -51,7 +51,7 @@ TEST(ResumeCommand, SaysThatEveryMachineIsToBeginAgain) {
             "echelon train --resume runs/a\n(on each of the 2 ranks, started as before: torchrun)");
 }
 
-// What a shell makes of it: the words of its first line.
+// The words that a shell reads from the first line.
 std::vector<std::string> words_of(const std::string& command) {
   const std::string line = command.substr(0, command.find('\n'));
   const std::string script =
@@ -67,7 +67,7 @@ std::vector<std::string> words_of(const std::string& command) {
   return words;
 }
 
-TEST(ResumeCommand, IsOneThatAShellTakes) {
+TEST(ResumeCommand, IsQuotedForAShell) {
   for (const std::string run : {"runs/a", "runs/two words", "it's", "a$(b)`c`\"d\"", "(e);&|*"})
     for (const auto& environment :
          {JobEnvironment(), started_by("Open MPI", 8, 4), started_by("torchrun", 8, 4)})

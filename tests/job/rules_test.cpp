@@ -21,9 +21,9 @@ struct Example {
   std::string rule;
   std::vector<std::string> set;
   int ranks = 2;
-  // What follows the sentence's advice: all of it stands in the sentence, where it is not {fix}.
+  // The options that follow the advice; all of them are in the sentence, unless it has {fix}.
   std::vector<std::string> fix = {};
-  std::string said = {};  // in the sentence, where the fix is not an assignment
+  std::string said = {};  // in the sentence, if the fix is not an assignment
   int fixed_ranks = 0;    // 0: the same
   std::function<void(JobRequest&)> arguments = [](JobRequest&) {};
 };
@@ -185,7 +185,7 @@ std::string listed(const std::vector<std::pair<std::string, std::string>>& rules
   return text;
 }
 
-// "... or set a=1 and b=2": what stands for {fix}.
+// "... or set a=1 and b=2": the text of {fix}.
 std::vector<std::string> advised(const std::string& sentence) {
   std::vector<std::string> all;
   for (std::size_t at = 0; at < sentence.size();) {
@@ -262,7 +262,7 @@ TEST(Rules, RefuseAJobBeforeThereAreRanksAndATrainerAlike) {
   }
 }
 
-TEST(Rules, OfAnotherNameAreAMistakeOfTheCaller) {
+TEST(Rules, WithUnknownNamesAreAMistakeOfTheCaller) {
   EXPECT_THROW(breaks("ZeRO and sevrers", {}, 1), Error);
 }
 

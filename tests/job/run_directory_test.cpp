@@ -70,7 +70,7 @@ TEST(RunDirectory, StaysBelowTheFolderOfRuns) {
   EXPECT_TRUE(folder.names().empty());
 }
 
-TEST(RunDirectory, IsOpenedWhereThereIsAStateToGoOnFrom) {
+TEST(RunDirectory, IsOpenedIfThereIsAStateToResumeFrom) {
   ScratchFolder folder;
   const auto missing = (folder / "none").string();
   EXPECT_EQ(thrown<InvalidArgument>([&] { RunDirectory::open(missing); }),
@@ -112,7 +112,7 @@ TEST(RunDirectory, WritesALineAStep) {
   EXPECT_DOUBLE_EQ(all[2]["val_bits_per_byte"].get<double>(), 0.25 / std::log(2));
 }
 
-TEST(RunDirectory, RewindsItsMetricsToAStepAndGoesOnFromThere) {
+TEST(RunDirectory, RewindsItsMetricsToAStepAndContinuesFromThere) {
   ScratchFolder folder;
   {
     RunDirectory run = RunDirectory::create(folder.path(), "run");
@@ -134,7 +134,7 @@ TEST(RunDirectory, RewindsItsMetricsToAStepAndGoesOnFromThere) {
   }
 }
 
-TEST(RunDirectory, CountsItsTimeOnWhereTheStepsThatAreLeftEnd) {
+TEST(RunDirectory, ContinuesItsTimeAfterTheRemainingSteps) {
   ScratchFolder folder;
   RunDirectory run = RunDirectory::create(folder.path(), "run");
   write_file(run.path() / "times.jsonl",
@@ -153,7 +153,7 @@ TEST(RunDirectory, IsOneJobsAtATime) {
     RunDirectory run = RunDirectory::create(folder.path(), "run");
     write_file(run.config(), "");
     write_file(run.state(), "");
-    RunDirectory second = RunDirectory::open(run.path());  // to read what is there
+    RunDirectory second = RunDirectory::open(run.path());  // only to read
     const auto sentence = thrown<InvalidArgument>([&] { second.lock(); });
     EXPECT_EQ(sentence.find(
                   fmt::format("{} is in use by process {} on ", run.path().string(), ::getpid())),
@@ -167,7 +167,7 @@ TEST(RunDirectory, IsOneJobsAtATime) {
   EXPECT_THROW(second.lock(), InvalidArgument);
 }
 
-TEST(RunDirectory, DropsWhatIsNoMetricWhenItRewinds) {
+TEST(RunDirectory, DropsInvalidLinesWhenItRewinds) {
   ScratchFolder folder;
   RunDirectory run = RunDirectory::create(folder.path(), "run");
   run.rewind_metrics(1);  // no metrics yet

@@ -1,5 +1,5 @@
-// Parameter servers among strangers that know the job's token: whatever they ask for or leave
-// undone, the job goes on, ends when it is told to, and nothing of them is left.
+// Parameter servers with hostile clients that know the job's token: whatever they request or leave
+// undone, the job continues, ends when it is told to, and keeps nothing of them.
 #include <gtest/gtest.h>
 
 #include <ATen/TensorOperators.h>
@@ -71,7 +71,7 @@ Frame hello(std::uint64_t role, const std::string& options) {
   return FrameWriter().number(role).text("a stranger").text(options).frame(Peer::hello);
 }
 
-// Asks for something odd, and does not wait for the answer.
+// Makes an odd request and does not wait for the answer.
 void ask(Peer& peer, int which) {
   FrameWriter writer;
   const auto send = [&](std::uint8_t kind) { peer.send(writer.frame(kind), in_time()); };
@@ -124,19 +124,19 @@ void ask(Peer& peer, int which) {
       writer.number(0).text("again").text("");
       return send(Peer::hello);
     default:
-      return;  // says nothing any more
+      return;  // sends nothing more
   }
 }
 constexpr int kinds = 17;
 
-TEST(ServerAttack, EndsWhenItIsToldToWhateverStrangersHaveAskedFor) {
+TEST(ServerAttack, EndsWhenToldToWhateverStrangersHaveRequested) {
   Attacked job;
   std::vector<std::unique_ptr<Peer>> strangers;
   for (int i = 0; i < 250; ++i) {
     strangers.push_back(job.connect(hello(std::uint64_t(i % 3), i % 5 == 0 ? "" : "options")));
     try {
       ask(*strangers.back(), i % kinds);
-    } catch (const Error&) {  // it was turned away before
+    } catch (const Error&) {  // it was refused before
     }
   }
   job.server->stop();
@@ -149,7 +149,7 @@ TEST(ServerAttack, EndsWhenItIsToldToWhateverStrangersHaveAskedFor) {
       << "it waits for strangers, who may be silent for 60 s";
 }
 
-TEST(ServerAttack, ComputesTheSameWhateverStrangersAskFor) {
+TEST(ServerAttack, ComputesTheSameWhateverStrangersRequest) {
   Attacked job;
   std::vector<std::unique_ptr<Peer>> strangers;
   for (int kind = 1; kind < kinds; ++kind) {
@@ -174,7 +174,7 @@ TEST(ServerAttack, ComputesTheSameWhateverStrangersAskFor) {
   EXPECT_TRUE(told.spoiled.empty());
 }
 
-TEST(ServerAttack, SaysWhoMayAskForWhat) {
+TEST(ServerAttack, SaysWhoMayMakeWhichRequest) {
   Attacked job;
   const auto refused = [&](int which) {
     const auto peer = job.connect(hello(1, "options"));
@@ -201,7 +201,7 @@ TEST(ServerAttack, SaysWhoMayAskForWhat) {
   }
 }
 
-// A signal reaches every rank, and each says so; only the first may give up what was begun.
+// A signal reaches every rank, and each reports it; only the first may abandon steps in progress.
 TEST(ServerAttack, LetsEveryRankStopTheJob) {
   Attacked job(1);
   const auto rank = job.connect(hello(0, ""));
@@ -228,13 +228,13 @@ Frame push_frame(const Task& task) {
       .frame(Peer::push);
 }
 
-// What a peer is told when it sends a gradient of ones.
+// The answer to a gradient of ones.
 Outcome push_ones(Peer& peer, const Task& task) {
   const at::Tensor ones = at::zeros({64}, at::kDouble).fill_(1);
   return outcome([&] { peer.ask(push_frame(task), in_time(), wire::bytes_of(ones)); });
 }
 
-// Whatever task it names, a worker's gradient counts for its own alone.
+// Whatever task it names, a worker's gradient counts only for its own task.
 TEST(ServerAttack, TakesNoGradientForAnothersShare) {
   Attacked job;
   const auto guest = job.connect(hello(1, "options"));
@@ -289,7 +289,7 @@ TEST(ServerAttack, KeepsNoMoreForGuestsThanAJobCanHaveWaiting) {
   const auto refused = push_ones(guest, {.clock = far, .number = 6});
   EXPECT_EQ(refused.kind, "InvalidArgument");
   EXPECT_NE(refused.message.find("has no room for more"), std::string::npos) << refused.message;
-  // Nobody else is kept from sending, and nobody can guess what a share is called.
+  // Others can still send, and nobody can guess the number of a share.
   second.push(-1, "rank 1", {.number = 7}, 0.5, at::zeros({64}, at::kDouble));
   const int worker = first.join("rank 0"), other = first.join("rank 1");
   const auto a = first.next(worker, 0).task, b = first.next(other, 0).task;
@@ -313,7 +313,7 @@ TEST(ServerAttack, KeepsNothingOfGuestsThatLeft) {
   come_and_go(4);
   const auto threads = entries("/proc/self/task"), files = entries("/proc/self/fd");
   come_and_go(60);
-  // Those that left last may still be on their way out; the next guests sweep them up.
+  // The last ones may not have been removed yet; the next guests remove them.
   for (const auto deadline = Deadline::in(30s); !deadline.expired();) {
     come_and_go(1);
     if (entries("/proc/self/task") < threads + 10 && entries("/proc/self/fd") < files + 10) break;

@@ -1,5 +1,5 @@
-// What a run with parameter servers logs is what it did: replayed from its own metrics it gives the
-// same parameters. So the ages in it can be believed, and are within the bound.
+// A run with parameter servers logs what it did: a replay from its metrics gives the same
+// parameters. So the ages in the log are correct, and they are within the bound.
 #include <gtest/gtest.h>
 
 #include <ATen/Parallel.h>
@@ -26,7 +26,7 @@ JobOptions job_of(int servers, ServerMode mode, std::int64_t staleness) {
   options.optim.rate = 0.01;  // so that versions differ by far more than rounding
   options.comm.timeout = 60;
   options.server = {.count = servers, .mode = mode, .staleness = staleness};
-  options.server.fresh_wait = 0;  // nobody waits for newer parameters
+  options.server.fresh_wait = 0;  // no worker waits for newer parameters
   return options;
 }
 
@@ -76,7 +76,7 @@ void expect_the_log_to_be_true(const JobOptions& options, int world, const Seen&
     ASSERT_NEAR(again.losses[i], seen.reports[i].loss, bound) << "step " << i + 1;
     ASSERT_NEAR(again.norms[i], seen.reports[i].grad_norm, bound) << "step " << i + 1;
   }
-  // Had one share been of another version, it would have been noticed.
+  // A share of another version would be noticed.
   auto wrong = log;
   auto& ages = wrong[wrong.size() / 2].ages;
   ages.back() = ages.back() > 0 ? ages.back() - 1 : 1;
@@ -86,7 +86,7 @@ void expect_the_log_to_be_true(const JobOptions& options, int world, const Seen&
             1e3 * bound);
 }
 
-// The ages are those that the replay has shown to be true.
+// The replay has shown that the ages are correct.
 TEST(ServerReplay, KeepsTheBoundWhenAWorkerIsSlow) {
   for (const int servers : {1, 2, 3})
     for (const std::int64_t staleness : {1, 3}) {

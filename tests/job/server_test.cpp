@@ -1,5 +1,5 @@
-// Parameter servers train as one process does, refuse what they must, and go on without the dead.
-// Ranks as threads, servers and workers over real connections.
+// Parameter servers train as one process does, refuse bad requests, and continue without lost
+// workers. Ranks are threads; servers and workers use real connections.
 #include <gtest/gtest.h>
 
 #include <ATen/Parallel.h>
@@ -49,7 +49,7 @@ Result alone(const JobOptions& options) {
   return result;
 }
 
-// One rank's part. `before` may change how it behaves.
+// What one rank does. `before` may change its behaviour.
 Result with_servers(const JobOptions& options, Group& group, const Token& token,
                     const std::function<void(Trainer&)>& before = {}) {
   const auto ranks = native_communicator(group.shared_from_this());
@@ -101,7 +101,7 @@ TEST(ParameterServer, EqualsOneProcess) {
       }
 }
 
-// Later a job may do without a worker; but it does not begin without.
+// A job may lose a worker later, but it does not begin without it.
 TEST(ParameterServer, DoesNotBeginWithoutARankThatDied) {
   JobOptions options = tiny();
   options.server = {.count = 1, .mode = ServerMode::async};
@@ -122,7 +122,7 @@ TEST(ParameterServer, DoesNotBeginWithoutARankThatDied) {
   }
 }
 
-// Those that wait for it are told why it did not come.
+// The waiting ranks learn why it is missing.
 TEST(ParameterServer, DoesNotBeginWithoutARankThatCannotReachTheServers) {
   JobOptions options = tiny();
   options.server = {.count = 1, .mode = ServerMode::async};
@@ -138,7 +138,7 @@ TEST(ParameterServer, DoesNotBeginWithoutARankThatCannotReachTheServers) {
   EXPECT_EQ(outcomes[2].kind, "Refused") << outcomes[2].message;
   for (const int rank : {0, 1}) {
     EXPECT_EQ(outcomes[std::size_t(rank)].kind, "PeerLost");
-    EXPECT_NE(outcomes[std::size_t(rank)].message.find("rank 2 could not come"), std::string::npos)
+    EXPECT_NE(outcomes[std::size_t(rank)].message.find("rank 2 could not reach"), std::string::npos)
         << outcomes[std::size_t(rank)].message;
   }
 }
@@ -180,7 +180,7 @@ TEST(ParameterServer, SendsOnlyTheRowsThatWereTouched) {
   EXPECT_EQ(wire::runs_of(grad, matrices), (std::vector<wire::Run>{{8, 4}, {24, 16}}));
   EXPECT_EQ(wire::runs_of(at::full_like(grad, 1), matrices), (std::vector<wire::Run>{{0, 40}}));
 
-  // An embedding of its own: a batch touches few of its rows, and fewer bytes are pushed.
+  // An untied embedding: a batch touches few of its rows, and fewer bytes are pushed.
   at::set_num_threads(1);
   JobOptions options = tiny(false);
   options.model.vocab = 4096;
@@ -276,7 +276,7 @@ TEST(ParameterServer, DropsAWorkerThatIsSilentAndTellsItWhenItComesBack) {
   const auto given = one.server.next(silent, 0);
   ASSERT_TRUE(given.task);
   ParameterServer::Next next;
-  for (int share = 0; share < 2;) {  // its own, then the one that was given back
+  for (int share = 0; share < 2;) {  // its own, then the returned one
     next = one.server.next(other, 0);
     if (!next.task) continue;
     one.server.push(other, "rank 2", *next.task, 0.5, one.gradient());
@@ -300,7 +300,7 @@ TEST(ParameterServer, DropsAWorkerThatIsSilentAndTellsItWhenItComesBack) {
   }
 }
 
-// Over a connection: it must not be closed before the worker has heard why.
+// The connection must not be closed before the worker has received the reason.
 TEST(ParameterServer, AnswersADroppedWorkerOverItsConnection) {
   OneServer one({.mode = ServerMode::async, .patience = 0.3});
   const at::Tensor values = one.gradient(0), grads = one.gradient(1);
@@ -329,7 +329,7 @@ TEST(ParameterServer, AnswersADroppedWorkerOverItsConnection) {
       << seen.message;
 }
 
-// One that an exception ends says goodbye too, but did not leave as it should.
+// A worker that ends with an exception says goodbye too, but counts as lost.
 TEST(ParameterServer, CountsAWorkerThatFailedAsLost) {
   OneServer one({.mode = ServerMode::async}, 4);
   const at::Tensor values = one.gradient(0), grads = one.gradient(1);
@@ -345,7 +345,7 @@ TEST(ParameterServer, CountsAWorkerThatFailedAsLost) {
                                           grads, ledger);
   };
   const int stays = one.server.join("rank 0");
-  come("rank 1", nullptr).reset();  // leaves as it should
+  come("rank 1", nullptr).reset();  // leaves in order
   for (auto* local : {static_cast<ParameterServer*>(nullptr), &one.server})
     EXPECT_EQ(outcome([&] {
                 const auto worker = come(local ? "rank 3" : "rank 2", local);
@@ -419,7 +419,7 @@ class Shown {
   }
   int a() const { return a_; }
   int b() const { return b_; }
-  // What a worker is to compute, on the parameters as they are.
+  // The next task of a worker, on the current parameters.
   Task take(int worker) {
     std::size_t seen = 0;
     auto next = server_.next(worker, seen);
@@ -431,7 +431,7 @@ class Shown {
     server_.push(worker, "x", task, 0.5, at::zeros({64}, at::kDouble).fill_(0.5));
     server_.done(worker, task, 0);
   }
-  // Read by a third, who computes nothing.
+  // Read by a third client, which computes nothing.
   double value(std::int64_t after) {
     return server_.pull(c_, server_.newest(c_, after)).sum().item<double>() / 64;
   }
@@ -478,7 +478,7 @@ TEST(ParameterServer, CountsOldGradientsLess) {
   EXPECT_DOUBLE_EQ(after_three(true), -2.5);
 }
 
-// Two servers of a part each, over which a worker may take its time.
+// Two servers with a slice each, which a worker may read slowly.
 struct TwoServers {
   Token token = Token::random();
   ParameterServer first{setup(0), "127.0.0.1", {}, token}, second{setup(1), "127.0.0.1", {}, token};
@@ -542,7 +542,7 @@ TEST(ParameterServer, GivesAShareOneVersionOfAllParts) {
 TEST(ParameterServer, NamesTheRankOfTheFirstServerWhenThatIsGone) {
   const Token token = Token::random();
   auto setup = TwoServers::setup(0);
-  setup.name = "parameter server 0 (rank 4)";  // it may still answer that it ends
+  setup.name = "parameter server 0 (rank 4)";  // it may still answer that it is ending
   auto first = std::make_unique<ParameterServer>(setup, "127.0.0.1", NetOptions{}, token);
   setup = TwoServers::setup(1);
   setup.name = "parameter server 1 (rank 5)";
@@ -573,8 +573,8 @@ TEST(ParameterServer, KeepsNothingForAWorkerThatIsGone) {
       << seen.message;
 }
 
-// Of a state that is asked for while updates go on: either it is exactly that, or it is said to be
-// gone.
+// A state that is requested while updates continue is either exactly that version, or the answer is
+// that it is gone.
 TEST(ParameterServer, GivesAStateOfOneVersion) {
   Shown job({.mode = ServerMode::async});
   std::thread updates([&] {

@@ -1,5 +1,5 @@
-// What the first worker of parameter servers reads of the model while the others go on: masters of
-// one version on all servers, a parameter at a time.
+// The first worker of parameter servers reads the model while the others continue: masters of one
+// version on all servers, one parameter at a time.
 #include <gtest/gtest.h>
 
 #include <ATen/Parallel.h>
@@ -34,7 +34,7 @@ JobOptions job_of(const ServerOptions& servers, Precision precision = Precision:
   return options;
 }
 
-// Two servers of a part each; SGD at rate 1 and gradients of 1 make masters that count updates.
+// Two servers with a slice each; SGD at rate 1 and gradients of 1 make masters that count updates.
 struct TwoParts {
   Token token = Token::random();
   at::ScalarType type;
@@ -98,7 +98,7 @@ TEST(ServerWeights, AreOfOneVersionWhileUpdatesGoOn) {
     }
     const Task later = job.first.newest(job.reader, 0, ClockTable::Reads::masters);
     EXPECT_EQ(later.version, 4);
-    job.update();  // from here on nobody holds the first version
+    job.update();  // from here on no worker needs the first version
     EXPECT_EQ(mean_of(job.second.masters(later, 0, 64)), -4);
     for (auto* server : {&job.first, &job.second})
       EXPECT_NE(thrown<Error>([&] {
@@ -199,7 +199,7 @@ TEST(ServerWeights, TakeAParameterOfMemoryWhileOthersGoOn) {
             for (const auto& parameter : stack.parameters())
               largest = std::max(largest, parameter.numel());
             EXPECT_EQ(account.at_peak()[MemoryKind::optimizer], 0u);
-            // What the server in this process gives out, and what is written.
+            // The values that the server in this process serves, and the file's buffer.
             EXPECT_LE(account.at_peak().total(), std::uint64_t(2 * largest * 4 + 1024));
           }
         trainer.run();

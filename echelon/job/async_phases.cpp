@@ -1,4 +1,4 @@
-#include "echelon/job/stale_spells.h"
+#include "echelon/job/async_phases.h"
 
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
@@ -16,10 +16,10 @@
 namespace echelon {
 namespace {
 
-constexpr int intervals_of_a_spell = 20;
+constexpr int intervals_of_a_phase = 20;
 constexpr int intervals_to_know = 8;  // before anything is decided
 
-// However a spell ends, the trainer lets go of its servers before they go.
+// However a phase ends, the trainer drops its servers before they are destroyed.
 struct UsingServers {
   explicit UsingServers(Trainer& of) : trainer(of) {}
   ~UsingServers() { trainer.drop_servers(); }
@@ -34,7 +34,7 @@ double mean(const std::vector<double>& values) {
 
 }  // namespace
 
-StaleSpells::StaleSpells(const JobOptions& options, Trainer& trainer, const Stack& stack,
+AsyncPhases::AsyncPhases(const JobOptions& options, Trainer& trainer, const Stack& stack,
                          std::shared_ptr<Communicator> ranks, std::string bind, const Token& token,
                          std::function<void(const std::string&)> say)
     : options_(options),
@@ -56,21 +56,21 @@ StaleSpells::StaleSpells(const JobOptions& options, Trainer& trainer, const Stac
   options_.server.mode = ServerMode::bounded;
   options_.server.staleness = options.sync.allow_staleness;
   options_.server.patience =
-      options.comm.timeout;  // as long as ranks wait for each other otherwise
+      options.comm.timeout;  // the time that ranks of synchronous steps wait for each other
   options_.train.save_every = 0;
   trainer_.probe({.before_reduce = [this](const at::Tensor& part,
                                           double weight) { probe_.share(part, weight); },
                   .before_update = [this](const at::Tensor& grad) { probe_.mean(grad); }});
   trainer_.on_step([this](const StepReport& report) {
     losses_.push_back(report.loss);
-    if (in_spell_) return;
+    if (in_phase_) return;
     computing_.push_back(report.times.compute);
     steps_.push_back(report.seconds);
     band_.add(report.loss);
   });
 }
 
-void StaleSpells::run_until(std::int64_t until, const std::atomic<bool>* stop) {
+void AsyncPhases::run_until(std::int64_t until, const std::atomic<bool>* stop) {
   const auto every = options_.sync.every;
   while (trainer_.step() < until) {
     const auto end = std::min(until, (trainer_.step() / every + 1) * every);
@@ -78,12 +78,12 @@ void StaleSpells::run_until(std::int64_t until, const std::atomic<bool>* stop) {
     if (trainer_.step() < end) return;
     if (end % every != 0) continue;
     const auto known = look();
-    const auto spell_end = std::min(until, end + intervals_of_a_spell * every);
-    if (!known || end < not_before_ || spell_end - end < 2 * every) continue;
+    const auto phase_end = std::min(until, end + intervals_of_a_phase * every);
+    if (!known || end < not_before_ || phase_end - end < 2 * every) continue;
     const auto objection = known->objection();
     if (objection) {
-      // Again when it is another, or after as long as a spell would have been.
-      if (*objection != objection_ || end - told_ >= intervals_of_a_spell * every) {
+      // Logged again if it changes, or after the length of a phase.
+      if (*objection != objection_ || end - told_ >= intervals_of_a_phase * every) {
         say_(
             fmt::format("step {}: steps stay synchronous, {}: {}", end, *objection, known->text()));
         objection_ = *objection;
@@ -93,14 +93,14 @@ void StaleSpells::run_until(std::int64_t until, const std::atomic<bool>* stop) {
     }
     objection_.clear();
     say_(fmt::format("step {}: gradients may be {} old until step {}: {}", end,
-                     updates_in_words(known->staleness), spell_end, known->text()));
-    spell(spell_end, known->cost(), stop);
+                     updates_in_words(known->staleness), phase_end, known->text()));
+    phase(phase_end, known->cost(), stop);
   }
 }
 
-// All ranks put together what they measured. What should be the same on every rank is taken from
-// the first: all must decide alike, whatever rounding does.
-std::optional<StalenessCase> StaleSpells::look() {
+// Combines the measurements of all ranks. Values that should be the same on every rank are taken
+// from the first, so that all ranks decide alike despite rounding.
+std::optional<StalenessCase> AsyncPhases::look() {
   const auto mine = probe_.take();
   if (steps_.empty()) return {};
   const at::Tensor here = at::tensor({median(computing_), median(steps_), mine.shares, mine.means,
@@ -132,13 +132,13 @@ std::optional<StalenessCase> StaleSpells::look() {
                        predicted_,       trainer_.step() < options_.optim.warmup};
 }
 
-void StaleSpells::spell(std::int64_t end, double cost, const std::atomic<bool>* stop) {
-  ++spells_;
+void AsyncPhases::phase(std::int64_t end, double cost, const std::atomic<bool>* stop) {
+  ++phases_;
   const auto first = trainer_.step();
-  const Outcome outcome = run_spell(end, stop);
+  const Outcome outcome = run_phase(end, stop);
   const auto now = trainer_.step();
   probe_.forget();
-  // What the prediction does not know of this machine.
+  // Accounts for what the prediction does not know about this machine.
   off_ *= std::clamp(outcome.seconds / predicted_, 0.5, 2.0);
   const bool gained = step_seconds_ >= StalenessCase::worth_it * cost * outcome.seconds;
   say_(fmt::format(
@@ -158,19 +158,19 @@ void StaleSpells::spell(std::int64_t end, double cost, const std::atomic<bool>* 
   pause_ *= 2;
 }
 
-StaleSpells::Outcome StaleSpells::run_spell(std::int64_t end, const std::atomic<bool>* stop) {
+AsyncPhases::Outcome AsyncPhases::run_phase(std::int64_t end, const std::atomic<bool>* stop) {
   const auto began = std::chrono::steady_clock::now();
   const auto first = trainer_.step();
   Outcome outcome;
-  in_spell_ = true;
+  in_phase_ = true;
   losses_.clear();
   {
-    auto job = ServerJob::spell(options_, *ranks_, bind_, token_, end);
+    auto job = ServerJob::async_phase(options_, *ranks_, bind_, token_, end);
     job.attach(trainer_, stack_);
     const UsingServers until_left(trainer_);
-    // A server ends when all who came have left: nobody leaves before all have come.
+    // A server ends when all its workers have left: none may leave before all have connected.
     job.all_have_come();
-    const bool watches = ranks_->rank() == 0;  // it alone is told of every step
+    const bool watches = ranks_->rank() == 0;  // only rank 0 sees every step
     while (trainer_.step() < end) {
       const auto before = trainer_.step();
       trainer_.run_until(watches ? std::min(end, before + options_.sync.every) : end, stop);
@@ -188,7 +188,7 @@ StaleSpells::Outcome StaleSpells::run_spell(std::int64_t end, const std::atomic<
     trainer_.leave_servers();
     job.wait();
   }
-  in_spell_ = false;
+  in_phase_ = false;
   losses_.clear();
   if (!trainer_.spoiled().empty()) {
     const std::string why =
@@ -199,7 +199,7 @@ StaleSpells::Outcome StaleSpells::run_spell(std::int64_t end, const std::atomic<
   outcome.seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count() /
       double(std::max<std::int64_t>(1, trainer_.step() - first));
-  // As the first saw it.
+  // Rank 0's result counts.
   const at::Tensor told = at::zeros({3}, at::kDouble);
   auto* numbers = told.mutable_data_ptr<double>();
   numbers[0] = outcome.seconds;

@@ -1,5 +1,5 @@
-// Ranks that let gradients be old for a spell: as threads, with real servers.
-#include "echelon/job/stale_spells.h"
+// Ranks with asynchronous phases: as threads, with real servers.
+#include "echelon/job/async_phases.h"
 
 #include <gtest/gtest.h>
 
@@ -46,7 +46,7 @@ class Line : public Dataset {
 Stack line_model() {
   const UserModule body("body", {part::Linear{8, 1}});
   {
-    const at::NoGradGuard no_grad;  // torch's generator is everybody's
+    const at::NoGradGuard no_grad;  // torch's generator is shared
     body.parameters().at(0).fill_(0.25);
     body.parameters().at(1).fill_(0.5);
   }
@@ -74,11 +74,11 @@ struct Seen {
   std::vector<std::string> said;
   std::vector<at::Tensor> parameters;  // by rank
   std::vector<std::int64_t> steps;
-  int spells = 0;
+  int phases = 0;
 };
 
-// Three ranks, of which one is slow enough that staleness always pays. `heard` may act on what is
-// said.
+// Three ranks, of which one is slow enough that staleness always pays. `heard` may react to log
+// lines.
 Seen run(const JobOptions& options, const Line& data,
          const std::function<void(const std::string&)>& heard = {},
          const std::atomic<bool>* stop = nullptr) {
@@ -95,24 +95,24 @@ Seen run(const JobOptions& options, const Line& data,
     if (group.rank() == 2) trainer.slow_down(30);
     if (group.rank() == 0)
       trainer.on_step([&](const StepReport& report) { seen.reports.push_back(report); });
-    StaleSpells spells(options, trainer, stack, ranks, "127.0.0.1", token,
+    AsyncPhases phases(options, trainer, stack, ranks, "127.0.0.1", token,
                        [&](const std::string& text) {
                          seen.said.push_back(text);
                          if (heard) heard(text);
                        });
-    spells.run_until(options.train.steps, stop);
+    phases.run_until(options.train.steps, stop);
     seen.parameters[std::size_t(group.rank())] = stack.values().clone();
     seen.steps[std::size_t(group.rank())] = trainer.step();
-    if (group.rank() == 0) seen.spells = spells.spells();
+    if (group.rank() == 0) seen.phases = phases.phases();
   });
   return seen;
 }
 
-TEST(StaleSpells, ComeWhereTheyPayAndLeaveEveryRankTheSame) {
+TEST(AsyncPhases, BeginWhereTheyPayAndLeaveEveryRankTheSame) {
   const auto options = slowly_learning();
   const Line data;
   const Seen seen = run(options, data);
-  ASSERT_GE(seen.spells, 1) << (seen.said.empty() ? "nothing was said" : seen.said.back());
+  ASSERT_GE(seen.phases, 1) << (seen.said.empty() ? "nothing was said" : seen.said.back());
   ASSERT_EQ(seen.reports.size(), 120u);
   std::int64_t oldest = 0;
   for (std::size_t i = 0; i < seen.reports.size(); ++i) {
@@ -125,13 +125,13 @@ TEST(StaleSpells, ComeWhereTheyPayAndLeaveEveryRankTheSame) {
     EXPECT_TRUE(at::equal(seen.parameters[0], seen.parameters[std::size_t(r)])) << "rank " << r;
 }
 
-// What is logged of a run is what it did: whichever steps were of a spell, the ages are true.
-TEST(StaleSpells, ReplayFromTheirLogToTheSameParameters) {
+// The log of a run is what it did: the ages are correct in every step of a phase.
+TEST(AsyncPhases, ReplayFromTheirLogToTheSameParameters) {
   auto options = slowly_learning();
   options.optim.rate = 1e-2;  // versions differ by far more than rounding
   const Line data;
   const Seen seen = run(options, data);
-  ASSERT_GE(seen.spells, 1) << (seen.said.empty() ? "nothing was said" : seen.said.back());
+  ASSERT_GE(seen.phases, 1) << (seen.said.empty() ? "nothing was said" : seen.said.back());
   const ScratchFolder folder;
   const auto log = logged(seen.reports, folder.path());
   std::int64_t oldest = 0;
@@ -143,36 +143,36 @@ TEST(StaleSpells, ReplayFromTheirLogToTheSameParameters) {
   EXPECT_LT((again.values - seen.parameters[0]).abs().max().item<double>(), 1e-12);
 }
 
-TEST(StaleSpells, DoNotComeWhileTheRateRises) {
+TEST(AsyncPhases, DoNotBeginWhileTheRateRises) {
   auto options = slowly_learning();
   options.optim.warmup = 1000;
   const Line data;
   const Seen seen = run(options, data);
-  EXPECT_EQ(seen.spells, 0);
+  EXPECT_EQ(seen.phases, 0);
   for (const auto& report : seen.reports) EXPECT_TRUE(report.ages.empty());
 }
 
-// Where every worker waits for the newest parameters, a spell computes what synchronous steps do:
-// weights of shares, moments and their count all came and went.
-TEST(StaleSpells, ComputeTheSameWhereNothingGetsOld) {
+// If every worker waits for the newest parameters, a phase computes what synchronous steps do: the
+// weights of shares, the moments and their count are moved correctly.
+TEST(AsyncPhases, ComputeTheSameWhereNoGradientIsStale) {
   auto options = slowly_learning();
   options.train.micro_batches = 2;
   options.server.fresh_wait = 100;
   const Line data;
   const Seen seen = run(options, data);
-  ASSERT_GE(seen.spells, 1) << (seen.said.empty() ? "nothing was said" : seen.said.back());
-  std::size_t in_spells = 0;
+  ASSERT_GE(seen.phases, 1) << (seen.said.empty() ? "nothing was said" : seen.said.back());
+  std::size_t in_phases = 0;
   for (const auto& report : seen.reports) {
-    in_spells += !report.ages.empty();
+    in_phases += !report.ages.empty();
     for (const auto age : report.ages) EXPECT_EQ(age, 0);
   }
-  EXPECT_GE(in_spells, 40u);
+  EXPECT_GE(in_phases, 40u);
   options.sync.allow_staleness = 1;
   options.optim.schedule = RateSchedule::linear;
   auto never = options;
   never.sync.every = 1000;  // longer than the job: nothing is ever decided
   const Seen strict = run(never, data);
-  EXPECT_EQ(strict.spells, 0);
+  EXPECT_EQ(strict.phases, 0);
   ASSERT_EQ(seen.reports.size(), strict.reports.size());
   for (std::size_t i = 0; i < seen.reports.size(); ++i) {
     EXPECT_NEAR(seen.reports[i].loss, strict.reports[i].loss, 1e-12) << "step " << i + 1;
@@ -181,8 +181,8 @@ TEST(StaleSpells, ComputeTheSameWhereNothingGetsOld) {
   EXPECT_LT((seen.parameters[0] - strict.parameters[0]).abs().max().item<double>(), 1e-12);
 }
 
-// Everybody ends with the weights before the step that went wrong, and can save them.
-TEST(StaleSpells, EndWithTheLastGoodWeightsWhenAGradientIsNotFinite) {
+// All ranks end with the weights before the failed step, and can save them.
+TEST(AsyncPhases, EndWithTheLastGoodWeightsWhenAGradientIsNotFinite) {
   const auto options = slowly_learning();
   Line data;
   std::vector<at::Tensor> kept(3);
@@ -195,13 +195,13 @@ TEST(StaleSpells, EndWithTheLastGoodWeightsWhenAGradientIsNotFinite) {
     Stack stack = line_model();
     Trainer trainer(stack, data, options, ranks);
     if (group.rank() == 2) trainer.slow_down(30);
-    StaleSpells spells(options, trainer, stack, ranks, "127.0.0.1", token,
+    AsyncPhases phases(options, trainer, stack, ranks, "127.0.0.1", token,
                        [&](const std::string& text) {
                          if (text.find("may be") != std::string::npos)
                            data.factor = std::numeric_limits<double>::quiet_NaN();
                        });
     try {
-      spells.run_until(options.train.steps);
+      phases.run_until(options.train.steps);
     } catch (const NotFinite&) {
       kept[r] = stack.values().clone();
       steps[r] = trainer.step();
@@ -218,7 +218,7 @@ TEST(StaleSpells, EndWithTheLastGoodWeightsWhenAGradientIsNotFinite) {
   }
 }
 
-TEST(StaleSpells, AreUndoneWhenTheLossLeavesItsBand) {
+TEST(AsyncPhases, EndWhenTheLossLeavesItsBand) {
   const auto options = slowly_learning();
   Line data;
   const Seen seen = run(options, data, [&](const std::string& text) {
@@ -227,24 +227,24 @@ TEST(StaleSpells, AreUndoneWhenTheLossLeavesItsBand) {
   const auto begun = std::find_if(seen.said.begin(), seen.said.end(), [](const std::string& text) {
     return text.find("may be") != std::string::npos;
   });
-  ASSERT_GE(seen.said.end() - begun, 2) << "a spell began, and what came of it was said";
+  ASSERT_GE(seen.said.end() - begun, 2) << "a phase began, and its result was logged";
   EXPECT_NE((begun + 1)->find("left its band"), std::string::npos) << *(begun + 1);
   ASSERT_EQ(seen.reports.size(), 120u);
-  std::vector<std::size_t> lengths = {0};  // of synchronous steps, of the first spell, …
+  std::vector<std::size_t> lengths = {0};  // of synchronous steps, of the first phase, …
   for (std::size_t i = 0; i < seen.reports.size(); ++i) {
     if (i > 0 && seen.reports[i].ages.empty() != seen.reports[i - 1].ages.empty())
       lengths.push_back(0);
     ++lengths.back();
   }
   ASSERT_GE(lengths.size(), 3u);
-  EXPECT_LE(lengths[1], 10u) << "steps, of the 40 that the spell was meant for";
+  EXPECT_LE(lengths[1], 10u) << "steps, of the 40 that the phase was meant for";
   EXPECT_GE(lengths[1], 2u);
   EXPECT_GE(lengths[2], 16u) << "steps of the pause that follows";
   for (int r = 1; r < 3; ++r)
     EXPECT_TRUE(at::equal(seen.parameters[0], seen.parameters[std::size_t(r)])) << "rank " << r;
 }
 
-TEST(StaleSpells, EndWithTheJob) {
+TEST(AsyncPhases, EndWithTheJob) {
   const auto options = slowly_learning();
   const Line data;
   std::atomic<bool> stop = false;
@@ -261,7 +261,7 @@ TEST(StaleSpells, EndWithTheJob) {
   EXPECT_TRUE(at::equal(seen.parameters[0], seen.parameters[2]));
 }
 
-TEST(StaleSpells, AreForRanksThatReduceAmongThemselves) {
+TEST(AsyncPhases, AreRefusedForRanksThatDoNotReduceAmongThemselves) {
   auto options = slowly_learning();
   options.server.count = 1;
   const Line data;
@@ -269,7 +269,7 @@ TEST(StaleSpells, AreForRanksThatReduceAmongThemselves) {
     const auto ranks = native_communicator(group.shared_from_this());
     Stack stack = line_model();
     Trainer trainer(stack, data, options, ranks);
-    EXPECT_THROW(StaleSpells(options, trainer, stack, ranks, "127.0.0.1", Token::random(), {}),
+    EXPECT_THROW(AsyncPhases(options, trainer, stack, ranks, "127.0.0.1", Token::random(), {}),
                  InvalidArgument);
   });
 }
