@@ -1,5 +1,5 @@
-// What a model is trained on: samples by index. A batch is any list of indices, so who draws which
-// sample is decided elsewhere (sampler.h).
+// Training data: samples by index. A batch is any list of indices; sampler.h decides which samples
+// a step uses.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,7 +25,7 @@ class Dataset {
 class TensorDataset : public Dataset {
  public:
   TensorDataset(at::Tensor inputs,
-                at::Tensor targets);  // equal first dimensions, or InvalidArgument
+                at::Tensor targets);  // throws InvalidArgument unless first dimensions are equal
   std::int64_t size() const override { return inputs_.size(0); }
   Batch get(std::span<const std::int64_t> indices) const override;
 

@@ -1,6 +1,6 @@
-// Which samples a step sees: a pure function of (seed, step, place in the global batch). Nothing is
-// stored, so any number of ranks draws the same global batch, and a resumed run goes on where it
-// was. Every sample is seen once an epoch, in an order of that epoch's own.
+// The samples of a step: a pure function of (seed, step, place in the global batch). Nothing is
+// stored, so any number of ranks draws the same global batch, and a resumed run continues with the
+// next samples. Every sample is drawn once per epoch, in another order each epoch.
 #pragma once
 
 #include <cstdint>

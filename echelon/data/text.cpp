@@ -22,12 +22,11 @@ constexpr std::size_t most_files = 30000;
 
 struct Found {
   std::vector<fs::path> files;
-  std::vector<std::string> names;  // relative, what the order and the split go by
+  std::vector<std::string> names;  // relative; they determine the order and the split
 };
 
-// Adds the files of the folder that is `below` the root (empty: the root itself), to
-// `names`. A folder is read whole but for hidden entries and links to folders; of the standard
-// library only what is its own source.
+// Adds the files of the folder `below` the root (empty: the root itself) to `names`. Skips hidden
+// entries and links to folders; of the standard library it takes only its own sources.
 void add_names(const fs::path& root, const std::string& below, bool stdlib,
                std::vector<std::string>& names) {
   const fs::path folder = below.empty() ? root : root / below;
@@ -94,7 +93,7 @@ Found find_source(const std::string& source) {
   if (source == "stdlib") {
     if (!fs::is_directory(ECHELON_STDLIB_DIR)) {
       throw InvalidArgument(
-          fmt::format("the Python standard library is not at {} any more; give text with --data",
+          fmt::format("the Python standard library is no longer at {}; give text with --data",
                       ECHELON_STDLIB_DIR));
     }
     return find_files(ECHELON_STDLIB_DIR, /*stdlib=*/true);
@@ -136,7 +135,7 @@ std::uint64_t Text::sample() const {
   };
   if (size_ <= pages * page)
     add(0, size_);
-  else  // evenly, the first page and the last among them
+  else  // evenly spread, including the first and the last page
     for (std::int64_t i = 0; i < pages; ++i) add((size_ - page) * i / (pages - 1), page);
   return checksum(std::as_bytes(std::span(bytes)));
 }
@@ -228,7 +227,7 @@ TextSplit open_text(const std::string& source, double validation, std::int64_t l
     throw InvalidArgument(fmt::format("there is no file to read in {}", source));
   try {
     if (validation > 0 && split.files > 1) split_by_file(split, found, validation);
-    // One file, or too few for their names to give both parts something.
+    // One file, or too few for a split by names to fill both parts.
     const auto enough = [&](const auto& text) { return text != nullptr && text->size() > length; };
     if (!enough(split.training) || !enough(split.validation))
       split_at_end(split, found, validation);

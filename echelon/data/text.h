@@ -14,41 +14,40 @@
 
 namespace echelon {
 
-// Several files, one after another, as one sequence of bytes. They are read when bytes are asked
-// for; as many as the process's limit allows stay open, those used last. A file that is changed
-// meanwhile is noticed: where it still has the bytes that it had (it was touched, copied, or grew)
-// it is read on, a read of any others is an Error.
-// Several threads may read.
+// Several files as one sequence of bytes. Files are read on demand; the most recently used ones
+// stay open, as many as the process's limit allows. A file that changes meanwhile is noticed: if it
+// still has the same bytes (it was touched, copied, or grew), reading continues; reading changed
+// bytes is an Error. Several threads may read.
 class Text {
  public:
   explicit Text(const std::vector<std::filesystem::path>& files);  // in this order
   Text(std::shared_ptr<const Text> whole, std::int64_t begin,
-       std::int64_t end);  // a part of another
+       std::int64_t end);  // a part of another text
   ~Text();
 
   std::int64_t size() const { return size_; }
   void read(std::int64_t offset,
-            std::span<std::uint8_t> out) const;  // InvalidArgument past the end
+            std::span<std::uint8_t> out) const;  // throws InvalidArgument past the end
 
-  // A checksum of a few pages all over it: tells most texts apart at once.
+  // A checksum of a few pages spread over the text: it tells most texts apart immediately.
   std::uint64_t sample() const;
-  // Reads all of it for digest(), as far as it comes until the deadline; true: to the end.
+  // Reads the text for digest() until the deadline. True: all of it was read.
   bool read_for_digest(const Deadline& until) const;
-  // A checksum of all bytes, once they were read.
+  // A checksum of all bytes, available once they were read.
   std::uint64_t digest() const;
 
-  // Which files these are and when they were last changed: equal on one host where they are the
-  // very same, so that one process can read them for all there.
+  // Identifies the files and their modification times. Equal on one host if the files are the same,
+  // so one process can read them for all.
   std::uint64_t stamp() const;
-  // What read_for_digest() has found out: a number for each block, zeros where it was not called.
-  // With those of a text that has the same bytes it need not be.
+  // The results of read_for_digest(): a checksum per block, zeros if it was not called. A text that
+  // gets those of another text with the same bytes need not be read.
   std::vector<std::uint64_t> sums() const;
   void take_sums(std::span<const std::uint64_t> sums) const;
 
  private:
   class Files;
 
-  std::shared_ptr<const Text> whole_;  // of which this is a part; else `files_`
+  std::shared_ptr<const Text> whole_;  // of which this is a part; otherwise `files_` is set
   std::int64_t begin_ = 0;
   std::unique_ptr<Files> files_;
   std::int64_t size_ = 0;
@@ -68,25 +67,25 @@ class TextWindows : public Dataset {
 
 struct TextSplit {
   std::shared_ptr<const Text> training;
-  std::shared_ptr<const Text> validation;  // nullptr where nothing is kept for it
+  std::shared_ptr<const Text> validation;  // nullptr without validation
   std::size_t files = 0;
   std::string description;  // "624 files of the Python 3.11 standard library"
 
-  // Without the digest, which takes reading all of it: read_for_digest() first, as in Text.
+  // Without the digest unless read_for_digest() was called, as in Text.
   DataFingerprint fingerprint() const;
   bool read_for_digest(const Deadline& until) const;
   std::string digest() const;
 
-  // As in Text, of both parts; nothing where there is no text.
+  // As in Text, of both parts; nothing if there is no text.
   std::string stamp() const;
   std::vector<std::uint64_t> sums() const;
   void take_sums(std::span<const std::uint64_t> sums) const;
 };
 
 // `source` is "stdlib", a file or a folder (every regular file below it, in the order of their
-// names). Several files are split by file, chosen by a hash of the file's relative name; one file,
-// or too few for that, give the end of their text to validation. Throws InvalidArgument where there
-// is nothing to read, or less than one window of `length` in either part.
+// names). Several files are split by file, chosen by a hash of the relative name. With one file, or
+// too few for that, validation gets the end of the text. Throws InvalidArgument if there is nothing
+// to read, or less than one window of `length` in either part.
 TextSplit open_text(const std::string& source, double validation, std::int64_t length);
 
 }  // namespace echelon

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::uint64_t block_size = std::uint64_t{1} << 20;
 
-// A quarter of what the process may have: a job has two texts, and connections beside them.
+// A quarter of the process's limit: a job has two texts, and connections too.
 std::size_t most_open() {
   constexpr rlim_t least = 8, most = 2048;
   rlimit limit = {};
@@ -31,8 +31,8 @@ std::uint64_t combined(std::uint64_t a, std::uint64_t b) {
 
 [[noreturn]] void refuse(const std::filesystem::path& path, std::uint64_t size, std::uint64_t now) {
   throw Error(fmt::format(
-      "{} was changed while the job was reading it: it has {}; leave it as it is until the job has "
-      "ended, and put the former text back to go on",
+      "{} was changed while the job was reading it: it has {}; restore the former text to resume, and do "
+      "not change it until the job has ended",
       path.string(),
       now == size ? "other text now" : fmt::format("{} bytes now, and had {}", now, size)));
 }
@@ -79,7 +79,7 @@ std::span<const std::byte> Text::Files::read_block(const File& file, const Input
   return block_;
 }
 
-// What is given is what was compared: the file may be changed again meanwhile.
+// Returns the bytes that were compared: the file may change again meanwhile.
 void Text::Files::read_compared(File& file, const InputFile& source, const FileStamp& now,
                                 std::uint64_t begin, std::span<std::byte> out) {
   const bool known = file.sums.size() == file.blocks();
@@ -110,7 +110,7 @@ void Text::Files::read(std::int64_t offset, std::span<std::byte> out) {
     if (n == 0) continue;
     const InputFile& source = opened(index);
     source.read(begin, out.first(n));
-    // A stamp that is the same afterwards was the same when the bytes were read.
+    // If the stamp is the same afterwards, it was the same during the read.
     const FileStamp now = source.stamp();
     if (now != file.stamp || file.changed_in(begin, begin + n))
       read_compared(file, source, now, begin, out.first(n));
@@ -128,7 +128,7 @@ bool Text::Files::read_for_digest(const Deadline& until) {
       if (until.expired()) return false;
       file.sums.push_back(checksum(read_block(file, source, file.sums.size())));
     }
-    // Without the sums of what it had nothing can be said for a file that was changed.
+    // Without checksums of its former bytes, a changed file cannot be checked.
     if (const FileStamp now = source.stamp(); now != file.stamp)
       refuse(file.path, file.size, now.size);
   }
@@ -140,7 +140,7 @@ std::uint64_t Text::Files::digest() {
   std::uint64_t sum = files_.size();
   for (const auto& file : files_) {
     if (file.sums.size() < file.blocks())
-      throw Error("a digest was asked for before the text was read for it");
+      throw Error("a digest was requested before the text was read for it");
     std::uint64_t all = 0;
     for (const auto one : file.sums) all = combined(all, one);
     sum = combined(sum, combined(file.size, all));

@@ -1,9 +1,9 @@
-// The files of a text, and whether they still are what they were.
+// The files of a text, and the detection of changes to them.
 //
-// Of every block of a file (1 MiB) a checksum is kept once it was read for the digest, 8 bytes
-// each. A read of a file whose stamp is still the same is a plain read. After a change the blocks
-// that are asked for are compared with their checksums: at most two for a sample, so that no step
-// waits for a whole file to be read again. Each is compared once for every change.
+// Once a block of a file (1 MiB) was read for the digest, its checksum is kept (8 bytes). A file
+// whose stamp is the same is read directly. After a change, the requested blocks are compared with
+// their checksums: at most two per sample, so that no step waits for a whole file to be read again.
+// Each block is compared once per change.
 #pragma once
 
 #include <cstdint>
@@ -35,10 +35,10 @@ class Text::Files {
  private:
   struct File {
     std::filesystem::path path;
-    std::uint64_t size;                    // at first; a file may grow
-    FileStamp stamp;                       // as it was seen last
-    std::vector<std::uint64_t> sums = {};  // of its blocks, as far as they were read for the digest
-    // By block: not compared with its sum since the stamp is another. Empty: there was no change.
+    std::uint64_t size;                    // at the start; a file may grow
+    FileStamp stamp;                       // as last seen
+    std::vector<std::uint64_t> sums = {};  // checksums of blocks read for the digest
+    // By block: whether it must still be compared since the last change. Empty: no change.
     std::vector<bool> changed = {};
 
     std::size_t blocks() const;
@@ -47,18 +47,18 @@ class Text::Files {
   using Open = std::list<std::pair<std::size_t, InputFile>>;
 
   const InputFile& opened(std::size_t file);
-  // Until the next call.
+  // Valid until the next call.
   std::span<const std::byte> read_block(const File& file, const InputFile& source,
                                         std::size_t block);
-  // `now` is a stamp from before.
+  // `now` is a stamp taken before.
   void read_compared(File& file, const InputFile& source, const FileStamp& now, std::uint64_t begin,
                      std::span<std::byte> out);
 
-  std::mutex mutex_;  // of all below
+  std::mutex mutex_;  // guards all below
   std::vector<File> files_;
   std::vector<std::int64_t> ends_;      // of each file in the sequence
-  Open open_;                           // the one used last is the last
-  std::vector<Open::iterator> places_;  // of each file in `open_`; its end: not open
+  Open open_;                           // most recently used last
+  std::vector<Open::iterator> places_;  // of each file in `open_`; end(): not open
   std::size_t digested_ = 0;            // files that were read for the digest
   std::vector<std::byte> block_;
 };

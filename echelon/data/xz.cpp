@@ -15,12 +15,12 @@ namespace echelon {
 std::optional<std::uint64_t> xz_size(std::span<const std::uint8_t> bytes) {
   lzma_options_lzma options;
   lzma_lzma_preset(&options, 9);
-  // Preset 9 takes 64 MiB of window and ten times that of tables; a window as large as the input
+  // Preset 9 has a window of 64 MiB and ten times that in tables; a window as large as the input
   // finds the same matches.
   options.dict_size = static_cast<std::uint32_t>(
       std::clamp<std::size_t>(bytes.size(), LZMA_DICT_SIZE_MIN, options.dict_size));
   lzma_filter filters[] = {{LZMA_FILTER_LZMA2, &options}, {LZMA_VLI_UNKNOWN, nullptr}};
-  // As a stream, which is how the program writes: the one-call encoder's block header is larger.
+  // As a stream, as the xz program does: the one-call encoder's block header is larger.
   lzma_stream stream = LZMA_STREAM_INIT;
   lzma_ret status = lzma_stream_encoder(&stream, filters, LZMA_CHECK_CRC64);
   stream.next_in = bytes.data();

@@ -1,4 +1,4 @@
-// How small `xz -9` makes some bytes: the yardstick beside a language model's bits per byte.
+// The size of some bytes after `xz -9`: a baseline for a language model's bits per byte.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace echelon {
 
-// Bytes of the .xz file, or nothing where liblzma is not built in.
+// Bytes of the .xz file, or nothing if liblzma is not built in.
 std::optional<std::uint64_t> xz_size(std::span<const std::uint8_t> bytes);
 
 }  // namespace echelon

@@ -8,7 +8,7 @@
 namespace echelon {
 namespace {
 
-// All that the first `steps` steps draw, in order.
+// All samples of the first `steps` steps, in order.
 std::vector<std::int64_t> drawn(const Sampler& sampler, std::int64_t steps, std::int64_t batch) {
   std::vector<std::int64_t> all;
   for (std::int64_t step = 0; step < steps; ++step) {
@@ -82,7 +82,7 @@ TEST(Sampler, DrawsAnotherOrderForAnotherSeed) {
   EXPECT_LE(same, 8);
 }
 
-TEST(Sampler, GoesOnIntoTheNextEpochWithinABatchLargerThanTheData) {
+TEST(Sampler, ContinuesIntoTheNextEpochWithinABatchLargerThanTheData) {
   auto one_step = Sampler(1, 3, 6).indices(0, 0, 6);
   std::sort(one_step.begin(), one_step.end());
   EXPECT_EQ(one_step, (std::vector<std::int64_t>{0, 0, 1, 1, 2, 2}));

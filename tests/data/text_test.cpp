@@ -102,8 +102,8 @@ TEST(Text, RefusesToReadPastItsEnd) {
             "bytes -1 to 1 were asked for of a text of 3");
 }
 
-// Overwrites a file in place, as an editor or cp does. The kernel's clock of files ticks every few
-// milliseconds; a change within one tick of the last look is not seen.
+// Overwrites a file in place, as an editor or cp does. The clock of file times ticks every few
+// milliseconds; a change within one tick of the last check is not seen.
 void overwrite(const fs::path& path, const std::string& content, bool append = false) {
   ::usleep(20'000);
   std::ofstream(path, append ? std::ios::app : std::ios::trunc) << content;
@@ -111,7 +111,7 @@ void overwrite(const fs::path& path, const std::string& content, bool append = f
 
 bool read_whole(const Text& text) { return text.read_for_digest(Deadline::never()); }
 
-// How many files a process may have open, for a while.
+// Limits the open files of this process for its lifetime.
 class FileLimit {
  public:
   explicit FileLimit(rlim_t files) {
@@ -125,7 +125,7 @@ class FileLimit {
   rlimit before_ = {};
 };
 
-// Names of files in a folder that this process has open.
+// Names of the files of a folder that this process has open.
 std::set<std::string> open_in(const fs::path& folder) {
   std::set<std::string> names;
   for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {
@@ -206,7 +206,7 @@ TEST(Text, SaysThatAFileWasChangedWhileItIsRead) {
   }
 }
 
-TEST(Text, IsReadOnWhereAChangedFileStillBeginsAsItDid) {
+TEST(Text, ContinuesIfAChangedFileStillBeginsTheSame) {
   ScratchFolder folder;
   const auto file = write(folder / "a", letters(3000));
   const Text text({file});
@@ -217,7 +217,7 @@ TEST(Text, IsReadOnWhereAChangedFileStillBeginsAsItDid) {
   EXPECT_EQ(all(text), letters(3000)) << "it was written again";
 }
 
-// No time passes in which a changed file is trusted, however long its digest took.
+// A changed file is never trusted, however long its digest took.
 TEST(Text, NoticesAChangeRightAfterAHarmlessOne) {
   ScratchFolder folder;
   const std::string content = letters(16 << 20);
@@ -233,7 +233,7 @@ TEST(Text, NoticesAChangeRightAfterAHarmlessOne) {
   EXPECT_EQ(read(text, 50, 10), content.substr(50, 10)) << "the former text is back";
 }
 
-// A step must not wait until a file of any size was read again.
+// A step must not wait until a large file was read again.
 TEST(Text, ComparesOnlyWhatItReadsOfAChangedFile) {
   ScratchFolder folder;
   std::string content = letters(4 << 20);
@@ -306,7 +306,7 @@ TEST(Text, ReadsForItsDigestABitAtATime) {
   EXPECT_TRUE(bit_by_bit.read_for_digest(Deadline::in({}))) << "there is nothing left to read";
 }
 
-TEST(Text, HasASampleThatTellsMostApart) {
+TEST(Text, HasASampleThatTellsMostTextsApart) {
   ScratchFolder folder;
   const std::string content = letters(1 << 20);
   const auto sample = [&](const std::string& bytes) {
@@ -435,7 +435,7 @@ TEST(OpenText, GivesTheEndOfTooFewFilesToValidation) {
   ScratchFolder folder;
   write(folder / "a", letters(600));
   write(folder / "b", letters(500));
-  // Neither file falls to validation by its name.
+  // Neither file is assigned to validation by its name.
   const TextSplit split = open_text(folder.path().string(), 0.05, 16);
   EXPECT_EQ(split.training->size(), 1045);
   EXPECT_EQ(split.validation->size(), 55);
@@ -518,7 +518,7 @@ TEST(OpenText, SaysThatItIsNoText) {
   EXPECT_EQ(sentence.find("(an error of another kind)"), std::string::npos) << sentence;
 }
 
-// Root may read everything, so the test gives that right up for a while.
+// Root may read everything, so the test drops that right for a while.
 class WithoutRights {
  public:
   WithoutRights() : given_up_(::geteuid() == 0 && ::seteuid(65534) == 0) {}
@@ -530,7 +530,7 @@ class WithoutRights {
   bool given_up_;
 };
 
-TEST(OpenText, SaysWhatItMayNotReadInsteadOfLeavingItOut) {
+TEST(OpenText, NamesUnreadableFilesInsteadOfSkippingThem) {
   ScratchFolder folder;
   fs::permissions(folder.path(), fs::perms::all);
   write(folder / "a/readable", letters(100));

@@ -13,8 +13,8 @@
 namespace echelon {
 namespace {
 
-// What the program makes of a file, or 0 where it is missing. Single-threaded, as xz was
-// before 5.6.
+// The size of a file compressed by the xz program, or 0 if the program is missing. Single-threaded,
+// as xz was before 5.6.
 std::uint64_t xz_program(const std::string& text) {
   ScratchFolder folder;
   write_file(folder / "text", text);
@@ -26,7 +26,7 @@ std::uint64_t xz_program(const std::string& text) {
   return read == 1 ? size : 0;
 }
 
-// Words that come back, as text has them: few enough that every match length and distance occurs.
+// Repeating words, as in text: few enough that every match length and distance occurs.
 std::string prose(std::size_t words) {
   std::string text;
   for (std::size_t i = 0; i < words; ++i) {
