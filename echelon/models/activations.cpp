@@ -4,14 +4,15 @@
 
 namespace echelon {
 
-// Its input, the norm's output and the logits' gradient, and a block of rows of logarithms.
+// The input, the output of the norm, the gradient of the logits, and a block of rows of
+// log-probabilities.
 LayerActivations loss_activations(const ModelOptions& options, const ActivationShape& shape) {
   const auto d = std::uint64_t(options.width), vocab = std::uint64_t(options.vocab);
   const std::uint64_t part = (vocab + shape.tensor - 1) / shape.tensor;
   const std::uint64_t normed = options.recompute == Recompute::selective ? 0 : d;
   const std::uint64_t block = std::min<std::uint64_t>(shape.tokens * part * shape.element(),
                                                       shape.cuda ? 512 << 20 : 4 << 20);
-  // fp16 has that block in fp32; of bf16 a CPU has an fp32 copy, and what it makes of it.
+  // In fp16 that block is fp32. In bf16 a CPU has an fp32 copy of it, and its result.
   const std::uint64_t rows = shape.type == at::kHalf                      ? 2 * block
                              : shape.type == at::kBFloat16 && !shape.cuda ? 4 * block
                                                                           : block;

@@ -1,5 +1,5 @@
-// What the layers of a model hold of a micro-batch beside parameters, by formula: each family has
-// one (docs/recompute.md), and the forecast of a job's memory adds them up along its step.
+// Formulas for the activations that the layers of a model hold for a micro-batch. Each family has
+// its own (docs/recompute.md), and the memory forecast adds them up along a step.
 #pragma once
 
 #include <ATen/core/ScalarType.h>
@@ -10,27 +10,27 @@
 
 namespace echelon {
 
-// A micro-batch as one rank computes with it.
+// A micro-batch as one rank sees it.
 struct ActivationShape {
   std::uint64_t tokens = 0;  // of all its samples
   at::ScalarType type = at::kFloat;
   std::uint64_t tensor = 1;     // ranks that split the products
-  bool rows_are_split = false;  // and the rows between them
+  bool rows_are_split = false;  // sequence parallelism
   bool cuda = false;
 
   std::uint64_t element() const { return at::elementSize(type); }
   std::uint64_t by_rows() const { return rows_are_split ? tensor : 1; }
 };
 
-// Of one layer, in bytes.
+// Bytes of one layer.
 struct LayerActivations {
   std::uint64_t kept = 0;      // from its forward to its backward
   std::uint64_t put_off = 0;   // from its input part to its weight part
-  std::uint64_t forward = 0;   // beside what is kept, while it runs
-  std::uint64_t backward = 0;  // likewise, with the gradient that comes in
+  std::uint64_t forward = 0;   // while it runs, in addition to `kept`
+  std::uint64_t backward = 0;  // the same, with the incoming gradient
 };
 
-// Of a last layer that is a norm and the loss over the vocabulary (nn/vocabulary_loss.h).
+// A last layer with a norm and the loss over the vocabulary (nn/vocabulary_loss.h).
 LayerActivations loss_activations(const ModelOptions& options, const ActivationShape& shape);
 
 // A gradient of the residual stream.

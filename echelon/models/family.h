@@ -1,12 +1,12 @@
 // The model families. A family is a folder here and one row of the registry (registry.cpp): a
-// Family that says how its models are built, split, forecast, read and written. Whoever trains,
-// plans or verifies a model asks for its family and knows none by name:
+// Family that defines how its models are built, split, forecast, read and written. Code that
+// trains, plans or verifies a model asks for its family and knows no family by name:
 //
 //   const Family& family = family_of(options);
 //   Stack stack = family.build(options);
 //   apply(family.split(options), stack, mesh.tensor);
 //
-// docs/models.md says how to add one.
+// docs/models.md explains how to add one.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -39,8 +39,8 @@ struct Family {
   const char* name;   // model.family, and "model_type" in a folder's config.json
   const char* title;  // for people: "GPT of 979k parameters"
 
-  // Throws InvalidArgument where the sizes do not fit together, or an option is another family's.
-  // What an option may be by itself has been checked.
+  // Throws InvalidArgument if the sizes do not fit together, or an option belongs to another
+  // family. The bounds of single options have been checked before.
   void (*check)(const ModelOptions& options);
   // The model, described and not allocated. Checks the options first.
   Stack (*build)(const ModelOptions& options);
@@ -52,17 +52,17 @@ struct Family {
   // "3 layers, width 160, 5 heads, context 64"
   std::string (*describe)(const ModelOptions& options);
 
-  // The folders of Hugging Face (weights_folder.h). The options that a config.json stands for:
-  // InvalidArgument where it describes what the family does not build.
+  // Hugging Face folders (weights_folder.h). The options that a config.json describes; throws
+  // InvalidArgument if the family cannot build that model.
   ModelOptions (*read_config)(const FolderConfig& config);
   // The fields of config.json, as a JSON object; "model_type" is added.
   std::string (*write_config)(const ModelOptions& options);
   // The tensors of the file that make up a parameter, in the parameter's order.
   std::vector<WeightPart> (*weights)(const ModelOptions& options, const Parameter& parameter);
-  // What the names of all tensors but the output layer's begin with; the bare model's leave it out.
+  // The prefix of all tensor names except the output layer's; a bare model has no prefix.
   const char* prefix;
 
-  // Whether no parameter depends on model.context: it can then be another than the weights' own.
+  // Whether no parameter depends on model.context, so that it may differ from that of the weights.
   bool any_context = false;
 
   // Options of the section "model" that no other family has; null: none.
@@ -72,12 +72,15 @@ struct Family {
 // In the order of the registry.
 std::span<const Family* const> families();
 
-// By model.family; InvalidArgument for one that is not there.
+// By model.family; throws InvalidArgument for an unknown one.
 const Family& family_of(const ModelOptions& options);
-// By name; null: there is none.
+// By name; null if unknown.
 const Family* find_family(std::string_view name);
 
-// Throws InvalidArgument where the options are no model, or have some that are another family's.
+// The value of model.recompute.
+Recompute recompute_of(const ModelOptions& options);
+
+// Throws InvalidArgument if the options do not describe a model, or belong to another family.
 void check(const ModelOptions& options);
 
 }  // namespace echelon

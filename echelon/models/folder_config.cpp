@@ -29,7 +29,7 @@ FolderConfig::FolderConfig(fs::path folder) : folder_(std::move(folder)) {
   if (!fs::exists(path()))
     throw InvalidArgument(fmt::format("{} has no config.json", folder_.string()));
   const std::string text = read_file(path());
-  JsonReader::parse(text, path());  // says where it is not JSON
+  JsonReader::parse(text, path());  // its error says where the text is not JSON
   json all = json::parse(text);
   if (!all.is_object()) throw Corrupt(fmt::format("{} is not a JSON object", path()));
   values_ = std::make_shared<const Values>(Values{std::move(all)});

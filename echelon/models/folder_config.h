@@ -11,7 +11,7 @@ namespace echelon {
 
 class FolderConfig {
  public:
-  // InvalidArgument where there is no folder or no config.json; Corrupt where that is no JSON
+  // Throws InvalidArgument if there is no folder or no config.json, Corrupt if it is not a JSON
   // object.
   explicit FolderConfig(std::filesystem::path folder);
   ~FolderConfig();
@@ -19,17 +19,17 @@ class FolderConfig {
   const std::filesystem::path& folder() const { return folder_; }
   std::string path() const { return (folder_ / "config.json").string(); }
 
-  // A key that is null counts as missing. Corrupt where a value is not of the kind asked for.
+  // A null value counts as missing. Throws Corrupt if a value has another type.
   bool has(const char* key) const;
-  // A positive number of reasonable size; without a fallback it must be there.
+  // A positive number of reasonable size; without a fallback it is required.
   std::int64_t integer(const char* key, std::optional<std::int64_t> fallback = {}) const;
   double number(const char* key, double fallback) const;
   bool flag(const char* key, bool fallback) const;
   std::string text(const char* key, const std::string& fallback) const;
-  // An object within; nothing where the key is missing.
+  // A nested object; nothing if the key is missing.
   std::optional<FolderConfig> section(const char* key) const;
 
-  // Throws InvalidArgument where the key is there with another value than `wanted`, which is JSON:
+  // Throws InvalidArgument if the key has another value than `wanted`, which is JSON:
   // "{folder} has {key} = …; Echelon's {title} is built for …".
   void require(const char* title, const char* key, const std::string& wanted) const;
 

@@ -12,8 +12,7 @@ namespace echelon {
 
 struct ModelOptions;
 
-// Of every family that is registered (family.h), in its order: its name, and the options that it
-// alone has.
+// The name and the own options of every registered family (family.h), in the order of the registry.
 std::vector<std::string> family_names();
 void add_family_fields(ModelOptions& options, Fields& fields);
 

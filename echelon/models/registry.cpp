@@ -1,4 +1,4 @@
-// Every model family, a line each.
+// All model families, one line each.
 #include "echelon/models/family.h"
 #include "echelon/models/gpt2/gpt2.h"
 #include "echelon/models/llama/llama.h"

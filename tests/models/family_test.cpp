@@ -50,7 +50,7 @@ TEST(Family, OptionsOfAnotherAreRefused) {
   check(options);
 }
 
-TEST(Family, AFolderOfWeightsDecidesOnIt) {
+TEST(Family, IsDeterminedByAFolderOfWeights) {
   for (const Family* family : families()) {
     const ScratchFolder folder;
     write(folder.path(), tiny(family->name));

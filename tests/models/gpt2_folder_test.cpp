@@ -32,8 +32,7 @@ void write(const fs::path& folder, const ModelOptions& options, const Stack& sta
   write_weights(folder, options, stack, stack.type(), [](const Parameter& p) { return p.value; });
 }
 
-// The same file with its tensors changed: another name, another value, or gone where the name is
-// empty.
+// The same file with changed tensors: another name, another value, or removed if the name is empty.
 void rewrite(const fs::path& folder,
              const std::function<void(std::string& name, at::Tensor& value)>& change) {
   std::vector<NamedTensor> tensors;

@@ -63,10 +63,10 @@ TEST(Llama, IsRefusedWhereSizesDoNotFitTogether) {
   EXPECT_EQ(refusal([](auto& o) { o.llama.kv_heads = 12; }),
             "model.kv_heads = 12 does not divide model.heads = 6: set model.kv_heads=6");
   EXPECT_EQ(refusal([](auto& o) { o.heads = 8; }),
-            "a head of model.width / model.heads = 24 / 8 = 3 numbers cannot be turned pair by "
-            "pair by rotary positions: it must be even");
+            "a head of model.width / model.heads = 24 / 8 = 3 numbers cannot be rotated in "
+            "pairs by rotary positions: it must be even");
   EXPECT_EQ(refusal([](auto& o) { o.llama.rope_factor = 0.5; }),
-            "model.rope_factor = 0.5 would press wavelengths together: give at least 1");
+            "model.rope_factor = 0.5 would shorten wavelengths: give at least 1");
   EXPECT_EQ(refusal([](auto& o) { o.llama.rope_low = 4; }),
             "model.rope_low = 4 must be below model.rope_high = 4");
 }
@@ -125,10 +125,10 @@ std::map<std::string, at::Tensor> gradients(const ModelOptions& options, bool we
   return all;
 }
 
-TEST(Llama, HasTheSameGradientsWhateverIsComputedAgainOrLater) {
+TEST(Llama, HasTheSameGradientsWithRecomputeAndDeferredWeightGradients) {
   ModelOptions options = small();
   options.dropout = 0.2;
-  options.tied = false;  // of a tied table two gradients are added, in another order
+  options.tied = false;  // the two gradients of a tied table would be added in another order
   const auto plain = gradients(options, false);
   const auto expect_same = [&](const auto& other, std::string_view how) {
     for (const auto& [name, tensor] : plain) {
@@ -174,7 +174,7 @@ TEST(Llama, FoldersKeepSizesAndEveryBit) {
       for (const auto& p : stack.parameters()) {
         EXPECT_TRUE(at::equal(other.find(p.name)->value, p.value)) << p.name;
       }
-      // Queries, keys and values are tensors of their own there, and matrices [out, in].
+      // In the file, queries, keys and values are separate tensors, and matrices are [out, in].
       const safetensors::Reader reader(folder / "model.safetensors");
       const at::Tensor& qkv = stack.find("model.layers.1.self_attn.qkv_proj.weight")->value;
       const auto there = [&](const std::string& name) {
@@ -187,8 +187,7 @@ TEST(Llama, FoldersKeepSizesAndEveryBit) {
     }
 }
 
-// What a rank reads of a folder is its part of each parameter: queries, keys and values of its own
-// heads.
+// A rank reads its part of each parameter from a folder: queries, keys and values of its own heads.
 TEST(Llama, AFolderGivesEveryRankItsPart) {
   const Stack whole = filled(small(), at::kFloat);
   const ScratchFolder folder;

@@ -23,7 +23,7 @@ void check_sizes(const ModelOptions& options) {
         fmt::format("model.heads = {} does not divide model.width = {}: set model.heads={}",
                     options.heads, options.width, fewer));
   }
-  // Far beyond any machine, and far below where counts of bytes overflow.
+  // Far more than any machine holds, and far below the overflow of byte counts.
   const double width = static_cast<double>(options.width);
   const double parameters = 12.0 * static_cast<double>(options.layers) * width * width +
                             static_cast<double>(2 * options.vocab + options.context) * width;
@@ -35,13 +35,13 @@ void check_sizes(const ModelOptions& options) {
   }
 }
 
-// docs/recompute.md has the terms; what a block's backward holds beside them was measured.
+// docs/recompute.md has the terms; the additional memory of a block's backward was measured.
 std::vector<LayerActivations> activations(const ModelOptions& options,
                                           const ActivationShape& shape) {
   const auto d = std::uint64_t(options.width), h = std::uint64_t(options.heads);
   const std::uint64_t element = shape.element(), tokens = shape.tokens;
-  // Ranks that split matrices have a part of what products give (of 16 d elements of a token 12),
-  // and, where they split rows, of the rest too.
+  // With tensor parallelism a rank has a part of the outputs of products (12 of the 16 d elements
+  // of a token), and with sequence parallelism a part of the rest too.
   const std::uint64_t narrow =
       (4 / shape.by_rows() + h / shape.tensor) * std::max<std::uint64_t>(4, element);
   const auto of = [&](std::uint64_t parts, std::uint64_t others) {

@@ -1,5 +1,5 @@
-// GPT with the GPT-2 architecture as a Stack: embedding, blocks, head. Parameters carry Hugging
-// Face's names and layouts, so weights pass both ways without translation.
+// GPT-2 as a Stack: embedding, blocks, head. Parameters have Hugging Face's names and layouts, so
+// weights are read and written without conversion.
 #pragma once
 
 #include "echelon/models/family.h"

@@ -10,8 +10,8 @@
 namespace echelon {
 namespace {
 
-// What forward keeps, by place in pass.saved; attention appends its own after `count`. Those that a
-// selective pass drops, being cheap to compute again, are undefined then.
+// The tensors that forward keeps, by index in pass.saved; attention appends its own after `count`.
+// With selective recompute, the dropped ones are undefined.
 enum Saved : std::size_t {
   input,
   mean1,
@@ -40,7 +40,7 @@ GptBlock::GptBlock(const ModelOptions& options, int index)
 
 void GptBlock::declare(Declaration& declaration) {
   const auto d = options_.width;
-  // GPT-2 scales the projections into the residual stream by the number of them.
+  // GPT-2 scales the initial projections into the residual stream by their number.
   const double residual_stddev = 0.02 / std::sqrt(2.0 * static_cast<double>(options_.layers));
   norm1_.declare(declaration, name_ + "ln_1", d);
   attend_.declare(declaration, name_ + "attn.c_attn", d, 3 * d, 0.02);
@@ -50,7 +50,7 @@ void GptBlock::declare(Declaration& declaration) {
   contract_.declare(declaration, name_ + "mlp.c_proj", 4 * d, d, residual_stddev);
 }
 
-// As many as the projection gave.
+// As many as the projection returned.
 std::int64_t GptBlock::heads_in(const at::Tensor& qkv) const {
   return qkv.size(2) / 3 / (options_.width / options_.heads);
 }

@@ -1,6 +1,6 @@
 // GPT-2's transformer block, pre-norm: x + attention(norm(x)), then x + mlp(norm(x)) with
-// tanh-GELU. Dropout acts on what either branch adds, not on the attention's weights: those are
-// never in memory.
+// tanh-GELU. Dropout applies to the output of either branch, not to the attention weights, which
+// are never in memory.
 #pragma once
 
 #include <string>

@@ -7,7 +7,7 @@ enum Saved : std::size_t {
   input,
   mean,
   rstd,
-  normed,  // a selective pass drops it
+  normed,  // dropped with selective recompute
   grad_logits
 };
 

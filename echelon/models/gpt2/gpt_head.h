@@ -1,5 +1,5 @@
 // GPT-2's last layer: final norm, logits over the vocabulary, mean cross-entropy against the next
-// tokens. Without a target it gives the logits.
+// tokens. Without a target it returns the logits.
 #pragma once
 
 #include "echelon/models/options.h"
@@ -22,7 +22,7 @@ class GptHead : public Layer {
  private:
   ModelOptions options_;
   LayerNorm norm_;
-  VocabularyLoss loss_;  // over the embedding's table where tied
+  VocabularyLoss loss_;  // over the embedding's table if tied
 };
 
 }  // namespace echelon

@@ -28,8 +28,8 @@ void check_sizes(const ModelOptions& options) {
   const LlamaSizes sizes(options);
   if (sizes.head_width % 2 != 0)
     refuse(
-        fmt::format("a head of model.width / model.heads = {} / {} = {} numbers cannot be turned "
-                    "pair by pair by rotary positions: it must be even",
+        fmt::format("a head of model.width / model.heads = {} / {} = {} numbers cannot be rotated "
+                    "in pairs by rotary positions: it must be even",
                     options.width, options.heads, sizes.head_width));
   if (sizes.heads % sizes.kv_heads != 0)
     refuse(
@@ -37,12 +37,12 @@ void check_sizes(const ModelOptions& options) {
                     sizes.kv_heads, sizes.heads,
                     largest_divisor(sizes.heads, std::min(sizes.heads, sizes.kv_heads))));
   if (options.llama.rope_factor < 1)
-    refuse(fmt::format("model.rope_factor = {} would press wavelengths together: give at least 1",
+    refuse(fmt::format("model.rope_factor = {} would shorten wavelengths: give at least 1",
                        options.llama.rope_factor));
   if (options.llama.rope_factor != 1 && options.llama.rope_low >= options.llama.rope_high)
     refuse(fmt::format("model.rope_low = {} must be below model.rope_high = {}",
                        options.llama.rope_low, options.llama.rope_high));
-  // Far beyond any machine, and far below where counts of bytes overflow.
+  // Far more than any machine holds, and far below the overflow of byte counts.
   const double width = static_cast<double>(options.width);
   const double parameters = width * (static_cast<double>(options.layers) *
                                          (2 * width + 2 * width + 3.0 * double(sizes.ffn)) +
@@ -54,15 +54,15 @@ void check_sizes(const ModelOptions& options) {
                     parameters));
 }
 
-// docs/recompute.md has the terms; what a block's backward holds beside them was measured.
+// docs/models.md has the terms; the additional memory of a block's backward was measured.
 std::vector<LayerActivations> activations(const ModelOptions& options,
                                           const ActivationShape& shape) {
   const LlamaSizes sizes(options);
   const auto d = std::uint64_t(options.width), ffn = std::uint64_t(sizes.ffn);
   const auto qkv = std::uint64_t(sizes.all_heads() * sizes.head_width);
   const std::uint64_t element = shape.element(), tokens = shape.tokens;
-  // Ranks that split matrices have a part of what products give, and, where they split rows, of
-  // the rest too.
+  // With tensor parallelism a rank has a part of the outputs of products, and with sequence
+  // parallelism a part of the rest too.
   const auto of = [&](std::uint64_t products, std::uint64_t others) {
     return (products / shape.tensor + others / shape.by_rows()) * element;
   };
@@ -73,8 +73,7 @@ std::vector<LayerActivations> activations(const ModelOptions& options,
                              : options.recompute == Recompute::selective
                                  ? of(qkv + d + 2 * ffn, 2 * d) + narrow
                                  : whole;
-  // The gradients of gate and up; where torch computes them, also the products that they are made
-  // of, and norms in fp32.
+  // The gradients of gate and up. If torch computes them, also their factors, and norms in fp32.
   const bool own_kernels = shape.type == at::kFloat && !shape.cuda;
   const std::uint64_t busy = own_kernels ? of(2 * ffn, 0) : of(3 * ffn, 0) + 2 * d * element;
   const std::uint64_t backward = options.recompute == Recompute::full ? whole - of(0, d) + busy

@@ -1,11 +1,10 @@
-// Llama (Touvron et al., "LLaMA", 2023; Llama 2 and 3 are of the same kind) as a Stack: embedding,
-// blocks, head. Norms are RMS norms, positions rotary, the hidden layer SwiGLU; several queries can
-// share a key and a value (model.kv_heads); nothing has a bias.
+// Llama (Touvron et al., "LLaMA", 2023; Llama 2 and 3 have the same architecture) as a Stack:
+// embedding, blocks, head. It has RMS norms, rotary positions, SwiGLU and no biases. Several
+// queries can share a key and a value (model.kv_heads).
 //
-// Two products take one input each: queries, keys and values are one parameter
-// (self_attn.qkv_proj), gate and up another (mlp.gate_up_proj), with matrices as [in, out]. Hugging
-// Face's LlamaForCausalLM keeps them apart and as [out, in]: reading and writing a folder
-// translates (llama_folder.cpp).
+// Queries, keys and values are one parameter (self_attn.qkv_proj), and gate and up are another
+// (mlp.gate_up_proj), with matrices as [in, out]. Hugging Face's LlamaForCausalLM stores them
+// separately and as [out, in]; reading and writing a folder converts them (llama_folder.cpp).
 #pragma once
 
 #include "echelon/models/family.h"
@@ -14,7 +13,7 @@ namespace echelon {
 
 extern const Family llama_family;
 
-// Sizes with what 0 stands for filled in.
+// Sizes, with zeros replaced by their defaults.
 struct LlamaSizes {
   explicit LlamaSizes(const ModelOptions& options);
 
@@ -26,7 +25,7 @@ struct LlamaSizes {
 Stack llama(const ModelOptions& options);
 SplitPlan llama_plan(const ModelOptions& options);
 
-// The folder of Hugging Face; see Family.
+// The Hugging Face folder; see Family.
 ModelOptions read_llama_config(const FolderConfig& config);
 std::string write_llama_config(const ModelOptions& options);
 std::vector<WeightPart> llama_weights(const ModelOptions& options, const Parameter& parameter);

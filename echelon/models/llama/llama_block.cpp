@@ -11,8 +11,8 @@
 namespace echelon {
 namespace {
 
-// What forward keeps, by place in pass.saved; attention appends its own after `count`. Those that a
-// selective pass drops, being cheap to compute again, are undefined then.
+// The tensors that forward keeps, by index in pass.saved; attention appends its own after `count`.
+// With selective recompute, the dropped ones are undefined.
 enum Saved : std::size_t {
   input,
   rstd1,
@@ -42,7 +42,7 @@ LlamaBlock::LlamaBlock(const ModelOptions& options, int index, std::shared_ptr<R
 void LlamaBlock::declare(Declaration& declaration) {
   const auto d = options_.width, ffn = sizes_.ffn;
   const double epsilon = options_.llama.norm_epsilon;
-  // The projections into the residual stream, by their number, as GPT-2's.
+  // Scales the initial projections into the residual stream by their number, as GPT-2 does.
   const double residual_stddev = 0.02 / std::sqrt(2.0 * static_cast<double>(options_.layers));
   constexpr auto no_bias = Linear::Bias::no;
   norm1_.declare(declaration, name_ + "input_layernorm", d, epsilon);

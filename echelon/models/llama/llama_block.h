@@ -1,6 +1,6 @@
 // Llama's transformer block, pre-norm: x + attention(norm(x)), then x + mlp(norm(x)), where queries
 // and keys are rotated by their positions and the mlp is down(silu(gate) * up). Dropout, which
-// Llama itself has none of, acts on what either branch adds.
+// Llama itself does not have, applies to the output of either branch.
 #pragma once
 
 #include <memory>
@@ -29,7 +29,7 @@ class LlamaBlock : public Layer {
   bool shapes_tell_cost() const override { return true; }
 
  private:
-  // This rank's, as many as the projection gave.
+  // The heads of this rank, as many as the projection returned.
   struct Heads {
     std::int64_t queries, keys;
   };

@@ -3,11 +3,11 @@
 namespace echelon {
 namespace {
 
-// What the head keeps.
+// The tensors that the head keeps.
 enum Saved : std::size_t {
   input,
   rstd,
-  normed,  // a selective pass drops it
+  normed,  // dropped with selective recompute
   grad_logits
 };
 

@@ -30,7 +30,7 @@ class LlamaEmbedding : public Layer {
   Dropout drop_;
 };
 
-// Without a target it gives the logits.
+// Without a target it returns the logits.
 class LlamaHead : public Layer {
  public:
   explicit LlamaHead(const ModelOptions& options) : options_(options) {}
@@ -44,7 +44,7 @@ class LlamaHead : public Layer {
  private:
   ModelOptions options_;
   RmsNorm norm_;
-  VocabularyLoss loss_;  // over the embedding's table where tied
+  VocabularyLoss loss_;  // over the embedding's table if tied
 };
 
 }  // namespace echelon

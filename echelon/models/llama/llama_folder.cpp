@@ -1,6 +1,6 @@
-// LlamaForCausalLM of Hugging Face, in both directions. Its config.json says rope_theta and
-// rope_scaling (transformers 4) or has both in rope_parameters (5); what is written is the former,
-// which both read.
+// Reads and writes Hugging Face's LlamaForCausalLM. Its config.json has rope_theta and rope_scaling
+// (transformers 4) or both in rope_parameters (5). Echelon writes the former, which both versions
+// read.
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
@@ -89,7 +89,7 @@ std::string write_llama_config(const ModelOptions& options) {
   return config.dump();
 }
 
-// Of [in, out] columns that are several matrices of the file, each [out, in].
+// Columns of an [in, out] parameter that are one matrix of the file, [out, in].
 std::vector<WeightPart> llama_weights(const ModelOptions& options, const Parameter& parameter) {
   const std::string& name = parameter.name;
   const auto shape = parameter.whole_shape();

@@ -6,7 +6,7 @@
 
 namespace echelon {
 
-// What a Llama has beside the sizes of every model.
+// The options of a Llama besides the sizes of every model.
 struct LlamaOptions {
   std::int64_t kv_heads = 0;
   std::int64_t ffn = 0;
