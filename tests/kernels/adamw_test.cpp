@@ -1,4 +1,4 @@
-// AdamW on raw memory against its formula, written as the paper has it, in doubles.
+// AdamW on raw memory against the formula of the paper, in doubles.
 #include "echelon/kernels/cpu/adamw.h"
 
 #include <algorithm>

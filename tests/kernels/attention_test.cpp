@@ -1,5 +1,5 @@
 // Attention on raw memory against plain loops in doubles: sizes that fill no block, grouped
-// queries, rows with a stride of their own.
+// queries, strided rows.
 #include "echelon/kernels/cpu/attention.h"
 
 #include <cmath>
@@ -15,7 +15,7 @@ namespace {
 
 using Size = std::int64_t;
 
-// q, k, v or a gradient with a few numbers between the rows that belong to nobody.
+// q, k, v or a gradient with a few unused numbers between the rows.
 struct Rows {
   Rows(const AttentionShape& shape, Size heads, std::uint32_t seed)
       : stride(heads * shape.head_width + 3),
@@ -41,7 +41,7 @@ struct Tensors {
         grad_v(s, s.kv_heads, 8),
         lse(static_cast<std::size_t>(s.batch * s.query_heads * s.tokens)) {}
 
-  // By the kernel, in so many ranges.
+  // By the kernel, in the given number of ranges.
   void run(Size ranges) {
     const auto over = [&](Size units, Size scratch_size, const auto& fn) {
       for (Size i = 0; i < ranges; ++i) {
@@ -69,7 +69,7 @@ struct Tensors {
   std::vector<float> lse;
 };
 
-// What `run` has to give, in doubles. What lies between the rows stays as it was.
+// The expected result of `run`, in doubles. Numbers between the rows stay unchanged.
 struct Expected {
   std::vector<double> out, grad_q, grad_k, grad_v, lse;
 };
@@ -149,7 +149,7 @@ void expect_plain(const AttentionShape& shape) {
   EXPECT_TRUE(close(t.grad_v.numbers, expected.grad_v, 2e-6)) << "grad_v: " << sizes;
 }
 
-TEST(AttentionKernel, IsThePlainLoopAtOddSizes) {
+TEST(AttentionKernel, AgreesWithThePlainLoopAtOddSizes) {
   for (const Size tokens : {1, 2, 7, 47, 49, 97, 150})
     for (const Size head_width : {1, 5, 24, 67})
       expect_plain({.batch = 2,

@@ -28,7 +28,7 @@ TEST(GeluKernel, IsItsFormulaAtEveryLength) {
     std::vector<float> x = noise(count, 1);
     for (float& value : x) value *= 12;
     const std::vector<float> grad = noise(count, 2);
-    // One more, which belongs to nobody.
+    // One more element, which must stay unchanged.
     std::vector<float> y(x.size() + 1, 42.0f), grad_x = grad;
     grad_x.push_back(42.0f);
     cpu::tanh_gelu(x.data(), y.data(), count);

@@ -24,7 +24,8 @@ std::vector<T> noise(std::int64_t count, std::uint32_t seed) {
   return out;
 }
 
-// Every element within `tolerance` of the largest expected value, or of 1 where that is smaller.
+// Expects every element within `tolerance` times the largest expected value, or times 1 if that is
+// smaller.
 template <class T, class Expected>
 testing::AssertionResult close(const std::vector<T>& actual, const std::vector<Expected>& expected,
                                double tolerance) {

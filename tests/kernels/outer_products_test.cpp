@@ -1,4 +1,4 @@
-// Sums of outer products on raw memory against plain loops in doubles, with strides of their own.
+// Sums of outer products on raw memory against plain loops in doubles, with strides.
 #include "echelon/kernels/cpu/outer_products.h"
 
 #include <algorithm>
@@ -43,7 +43,7 @@ struct Numbers {
   std::vector<float> x, y, product, sums;
 };
 
-TEST(OuterProductsKernel, IsThePlainLoopAtOddSizes) {
+TEST(OuterProductsKernel, AgreesWithThePlainLoopAtOddSizes) {
   for (const Sizes& sizes : {Sizes{1, 1, 1}, Sizes{3, 12, 32}, Sizes{130, 25, 33},
                              Sizes{257, 11, 70}, Sizes{128, 48, 64}, Sizes{5, 100, 1}})
     for (const bool add : {false, true}) {
@@ -73,7 +73,7 @@ TEST(OuterProductsKernel, IsThePlainLoopAtOddSizes) {
     }
 }
 
-TEST(OuterProductsKernel, LeavesOutSumsThatNobodyWants) {
+TEST(OuterProductsKernel, SkipsSumsThatAreNotRequested) {
   Numbers with({40, 30, 20}), without({40, 30, 20});
   const std::vector<float> before = without.sums;
   OuterProducts<float> arguments = without.arguments(false);

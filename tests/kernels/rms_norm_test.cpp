@@ -17,7 +17,7 @@ TEST(RmsNormKernel, IsItsFormulaAtEveryWidth) {
   for (const std::int64_t width : {1, 3, 4, 15, 16, 17, 31, 203}) {
     const std::vector<float> x = noise(rows * width, 1), grad = noise(rows * width, 2),
                              weight = noise(width, 3);
-    // One more, which belongs to nobody.
+    // One more element, which must stay unchanged.
     std::vector<float> y(x.size() + 1, 42.0f), rstd(rows + 1, 42.0f), grad_x(x.size() + 1, 42.0f),
         grad_weight(weight.size() + 1, 42.0f);
     const cpu::RmsRows of{x.data(), weight.data(), rows, width};

@@ -18,7 +18,7 @@ TEST(SwigluKernel, IsItsFormulaAtEveryWidth) {
     std::vector<float> hidden = noise(rows * 2 * width, 1);
     for (float& value : hidden) value *= 12;
     const std::vector<float> grad = noise(rows * width, 2);
-    // One more, which belongs to nobody.
+    // One more element, which must stay unchanged.
     std::vector<float> y(grad.size() + 1, 42.0f), grad_hidden(hidden.size() + 1, 42.0f);
     cpu::swiglu(hidden.data(), y.data(), rows, width);
     cpu::swiglu_backward(hidden.data(), grad.data(), grad_hidden.data(), rows, width);
@@ -38,7 +38,7 @@ TEST(SwigluKernel, IsItsFormulaAtEveryWidth) {
   }
 }
 
-TEST(SwigluKernel, ShowsWhatIsNotANumberAndStaysFiniteElsewhere) {
+TEST(SwigluKernel, PropagatesNaNAndStaysFiniteElsewhere) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const std::vector<float> hidden = {-1e30f, 1e30f, nan, 1, 1, 1, 1, nan};  // gates, then ups
   const std::vector<float> grad = {1, 1, 1, 1};

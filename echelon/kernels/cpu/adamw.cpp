@@ -40,7 +40,7 @@ ECHELON_INLINE void run(T* __restrict w, const Grad* __restrict g, T* __restrict
   }
 }
 
-// Clones are made of functions, not of templates.
+// Clones must be functions, not templates.
 ECHELON_CLONES void run_double(double* w, const double* g, double* m, double* v, std::int64_t n,
                                const Factors<double>& f) {
   run(w, g, m, v, n, f);

@@ -1,6 +1,6 @@
-// AdamW on a CPU: one pass over values, gradient and moments. An element's new values do not depend
-// on where a range begins or ends, so a caller may cut it for its threads. A CUDA kernel takes a
-// stream as well, and its scalars from the device's memory.
+// AdamW on a CPU: one pass over values, gradient and moments. The result of an element does not
+// depend on where a range begins or ends, so a caller may split it over threads. A CUDA kernel also
+// takes a stream, and reads its scalars from device memory.
 #pragma once
 
 #include <cstdint>

@@ -1,12 +1,12 @@
 // One head of one sequence at a time, in blocks of queries and keys (Dao et al., "FlashAttention",
-// 2022). Weights lie with a key to a row and a query to a lane, so that what softmax does to one
-// query it does to sixteen at once. All products, two in the forward and five in the backward, are
-// of one kind: six rows times sixteen columns, where the left factor is read number by number,
-// along a row or down a column, and only the right one by lanes. So q and the output's gradient are
-// transposed (for k q^T and v grad^T), everything else is used as it lies.
+// 2022). Weights are stored with one key per row and one query per lane, so that softmax works on
+// sixteen queries at once. All products, two in the forward and five in the backward, have one
+// form: six rows times sixteen columns. The left factor is read element by element, along a row or
+// down a column; only the right factor is read by lanes. So q and the output's gradient are
+// transposed (for k q^T and v grad^T), and everything else is used in its own layout.
 //
-// Rows come in sixes and columns in sixteens: heads and blocks are padded, and what is computed in
-// the padding is masked, as the future is, or not copied out.
+// Tiles have six rows and sixteen columns: heads and blocks are padded, and results in the padding
+// are masked, like the future, or not copied out.
 #include "echelon/kernels/cpu/attention.h"
 
 #include <algorithm>
@@ -23,10 +23,10 @@ namespace {
 using Size = std::int64_t;
 
 constexpr Size tile_rows = 6, tile_columns = 16;
-// A block's weights and what they are multiplied with fit the first two caches.
+// The weights of a block and their factors fit into the first two caches.
 constexpr Size query_block = 48, key_block = 96;
 static_assert(query_block % tile_columns == 0 && query_block % tile_rows == 0);
-// A block of keys that begins early enough for one query of a block does so for all of them.
+// If one query of a block sees the first key of a block of keys, all of its queries do.
 static_assert(key_block % query_block == 0);
 constexpr Size weights_size = key_block * query_block;
 
@@ -52,7 +52,7 @@ struct Tile {
   Floats<L> at[tile_rows][registers];
 };
 
-// For every register of a tile, with its row and its number in that.
+// For every register of a tile, with its row and its index in the row.
 #define EACH_OF_TILE                                                \
   _Pragma("GCC unroll 6") for (int row = 0; row < tile_rows; ++row) \
       _Pragma("GCC unroll 4") for (int i = 0; i < Tile<L>::registers; ++i)
@@ -83,13 +83,13 @@ ECHELON_INLINE Tile<L> add_product(Tile<L> tile, const float* left, Size left_ro
   return tile;
 }
 
-// 2^x for x up to 0; below what exp2 can do it is 0.
+// 2^x for x <= 0; 0 below the range of exp2.
 template <class L>
 ECHELON_INLINE Floats<L> weight(Floats<L> x) {
   return x < -126.0f ? Floats<L>{} : exp2<L>(x);
 }
 
-// Sets `value` where a query comes before its key; the tile's are those from `query` and `key` on.
+// Sets `value` where a query comes before its key; the tile begins at `query` and `key`.
 template <class L>
 ECHELON_INLINE void set_future(Tile<L>& tile, Size key, Size query, float value) {
   if (key + tile_rows <= query + 1) return;
@@ -101,7 +101,7 @@ ECHELON_INLINE void set_future(Tile<L>& tile, Size key, Size query, float value)
   }
 }
 
-// Rows of `width` to rows padded with zeros, and rows of zeros after them.
+// Copies rows of `width` to rows padded with zeros, followed by rows of zeros.
 template <class L>
 ECHELON_INLINE void pack(float* to, Size padded_rows, TokenRows<const float> rows_in, Size rows,
                          const Head& head) {
@@ -123,8 +123,8 @@ ECHELON_INLINE void unpack_row(float* to, const float* from, float factor, const
   for (; column < head.width; ++column) to[column] = from[column] * factor;
 }
 
-// Turns a square of numbers, a row a register: row and column are the two halves of a number's
-// address, and each round rotates that by one bit.
+// Transposes a square of numbers, one row per register: row and column are the two halves of a
+// number's address, and each round rotates the address by one bit.
 template <class L, std::size_t... i>
 ECHELON_INLINE void turn(Floats<L>* x, std::index_sequence<i...>) {
   constexpr int width = L::width, half = width / 2;
@@ -158,7 +158,7 @@ ECHELON_INLINE void transpose(float* to, const float* from, float factor, const 
       }
 }
 
-// x . y, with a sum a lane.
+// x . y, with one sum per lane.
 template <class L>
 ECHELON_INLINE float dot(const float* x, const float* y, Size length) {
   Floats<L> sums{};
@@ -178,10 +178,10 @@ ECHELON_INLINE TokenRows<T> rows_from(TokenRows<T> rows, Size token, Size column
 
 struct Forward {
   Head head;
-  TokenRows<const float> q, k, v;  // of the head's first token, as everything here
+  TokenRows<const float> q, k, v;  // at the head's first token, as everything here
   TokenRows<float> out;
   float *lse, *scratch;
-  bool packed;  // the scratch has these keys and values already, for the query head before
+  bool packed;  // the scratch still has these keys and values from the previous query head
 };
 
 Size forward_scratch(const Head& head) {
@@ -212,7 +212,7 @@ ECHELON_INLINE void forward_kernel(const Forward& a) {
     std::fill(sums, sums + head.queries_size(), 0.0f);
     std::fill(highest, highest + query_block, -infinity);
     std::fill(total, total + query_block, 0.0f);
-    // Tiles of rows reach beyond those of columns, which are all that is written.
+    // Tiles of rows reach beyond those of columns; only the latter are written.
     if (count < query_block) std::fill(weights, weights + weights_size, 0.0f);
     for (Size first_key = 0; first_key < first + count; first_key += key_block) {
       const Size before = first - first_key;  // keys of this block before the first query
@@ -263,7 +263,7 @@ ECHELON_INLINE void forward_kernel(const Forward& a) {
 }
 ECHELON_LANES_FUNCTION(forward, Forward, forward_kernel)
 
-// One head of keys and values, and the query heads that read it, which lie side by side.
+// One head of keys and values, and the query heads that read it, which are adjacent.
 struct Backward {
   Head head;
   Size query_heads;
@@ -335,7 +335,7 @@ ECHELON_INLINE void backward_kernel(const Backward& a) {
         }
         for (Size column = 0; column < width; column += tile_columns) {
           for (Size key = 0; key < std::min(key_block, before + count); key += tile_rows) {
-            // Queries before the key have no weight.
+            // Queries before the key have weight 0.
             const Size query = std::max<Size>(0, key - before), place = key * query_block + query;
             float* at = grad_values + (first_key + key) * width + column;
             store_tile<L>(at, width,
@@ -382,7 +382,7 @@ Size attention_backward_scratch(const AttentionShape& shape) {
 
 void attention_forward(const AttentionForward<float>& a, Size begin, Size end, float* scratch) {
   const AttentionShape& shape = a.shape;
-  Size packed = -1;  // the unit of keys and values that is in the scratch
+  Size packed = -1;  // the unit whose keys and values are in the scratch
   for (Size unit = begin; unit < end; ++unit) {
     const Size sequence = unit / shape.query_heads, head = unit % shape.query_heads,
                kv_head = head / shape.queries_per_kv();

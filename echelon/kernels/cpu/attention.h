@@ -1,9 +1,9 @@
 // Causal self-attention in fp32 on a CPU, forward and backward, without the scores in memory
 // (attention.cpp has the algorithm).
 //
-// A caller cuts [0, units) into ranges and calls the kernel for each, on as many threads as it
-// likes: a unit's result has the same bits in any range. A CUDA kernel takes the same arguments and
-// a stream in place of the range and the scratch.
+// A caller splits [0, units) into ranges and calls the kernel for each, on any number of threads:
+// the result of a unit has the same bits in any range. A CUDA kernel takes the same arguments, with
+// a stream instead of the range and the scratch.
 #pragma once
 
 #include "echelon/kernels/attention.h"
@@ -12,7 +12,7 @@ namespace echelon::kernels::cpu {
 
 inline constexpr std::int64_t attention_widest_head = 256;
 
-// Floats that one call needs at `scratch`; it is fastest where that begins at a cache line.
+// Floats that one call needs at `scratch`; fastest if aligned to a cache line.
 std::int64_t attention_forward_scratch(const AttentionShape& shape);
 std::int64_t attention_backward_scratch(const AttentionShape& shape);
 
@@ -20,8 +20,9 @@ std::int64_t attention_backward_scratch(const AttentionShape& shape);
 void attention_forward(const AttentionForward<float>& arguments, std::int64_t begin,
                        std::int64_t end, float* scratch);
 
-// Units are the key/value heads of all sequences: unit = sequence * kv_heads + head. A unit has
-// the gradients of its query heads too; those of its keys and values are summed in their order.
+// Units are the key/value heads of all sequences: unit = sequence * kv_heads + head. A unit also
+// computes the gradients of its query heads; those of its keys and values are summed in the order
+// of the query heads.
 void attention_backward(const AttentionBackward<float>& arguments, std::int64_t begin,
                         std::int64_t end, float* scratch);
 

@@ -1,8 +1,8 @@
-// ECHELON_CLONES before a function: it is compiled for several processors, and the best that the
-// machine has is chosen when the program is loaded. For functions, not for templates.
+// ECHELON_CLONES compiles a function for several processors; the best version for the machine is
+// selected when the program is loaded. For functions, not for templates.
 #pragma once
 
-// The choice runs before a sanitizer is ready for it.
+// The selection runs before a sanitizer is initialised.
 #if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__) && \
     !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define ECHELON_HAS_CLONES
@@ -11,5 +11,6 @@
 #define ECHELON_CLONES
 #endif
 
-// What a clone calls, and templates that clones are made of: compiled with it, not for the oldest.
+// For functions that a clone calls, and templates that it uses: they are inlined, so that they are
+// compiled for its processor and not for the oldest.
 #define ECHELON_INLINE inline __attribute__((always_inline))

@@ -13,7 +13,7 @@ namespace {
 constexpr float cubic = 0.044715f;
 constexpr float slope = 1.5957691216f;  // 2 sqrt(2/pi)
 constexpr float slope_log2 = slope * std::numbers::log2e_v<float>;
-// From here on s is 0 or 1 to all its digits, and 2^t still a float.
+// Beyond this, s is 0 or 1 to full precision, and 2^t is still a finite float.
 constexpr float edge = 10;
 
 template <class L>
@@ -27,7 +27,7 @@ ECHELON_INLINE Logistic<L> logistic(Floats<L> x) {
   return {power, 1 / (1 + power)};
 }
 
-// A NaN stays one.
+// NaN stays NaN.
 template <class L>
 ECHELON_INLINE Floats<L> at_least(Floats<L> x, float bound) {
   return x < bound ? all<L>(bound) : x;

@@ -1,5 +1,5 @@
 // GELU in its tanh approximation, x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), in fp32 on a CPU.
-// An element's bits do not depend on where a range begins. A CUDA kernel takes a stream as well.
+// The bits of an element do not depend on where a range begins. A CUDA kernel also takes a stream.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@ namespace echelon::kernels::cpu {
 
 void tanh_gelu(const float* x, float* y, std::int64_t count);
 
-// Makes the gradient of tanh_gelu(x) that of x, in place.
+// Turns the gradient of tanh_gelu(x) into that of x, in place.
 void tanh_gelu_backward(const float* x, float* grad, std::int64_t count);
 
 }  // namespace echelon::kernels::cpu

@@ -1,12 +1,12 @@
-// Kernels for CPUs that work on as many floats at once as a register holds: 16 with AVX-512, 8 with
-// AVX2, 4 elsewhere. A kernel is a template over their number,
+// SIMD kernels for CPUs: a register holds 16 floats with AVX-512, 8 with AVX2, 4 otherwise. A
+// kernel is a template over their number,
 //
 //   template <class L> ECHELON_INLINE void kernel(const Arguments& arguments);
 //   ECHELON_LANES_FUNCTION(function, Arguments, kernel)
 //
-// and the second line makes of it `void function(const Arguments&)`, compiled for each of these
-// processors; which one runs is chosen when the program is loaded, as with ECHELON_CLONES. What the
-// kernel calls must be inlined, or it would be compiled for the oldest of them.
+// and the second line defines `void function(const Arguments&)`, compiled for each of these
+// processors; the version is selected when the program is loaded, as with ECHELON_CLONES. Functions
+// that the kernel calls must be inlined, or they would be compiled for the oldest processor.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@ namespace echelon::kernels::cpu {
 template <int count>
 struct Lanes {
   static constexpr int width = count;
-  // With `using` the compiler forgets the attribute.
+  // With `using` the compiler drops the attribute.
   typedef float Floats __attribute__((vector_size(width * sizeof(float))));
   typedef std::uint32_t Bits __attribute__((vector_size(width * sizeof(float))));
 };
@@ -53,7 +53,7 @@ ECHELON_INLINE void store(float* to, Floats<L> x) {
   std::memcpy(to, &x, sizeof x);
 }
 
-// The first `count` of them; the others are 0.
+// Loads the first `count` floats; the others are 0.
 template <class L>
 ECHELON_INLINE Floats<L> load(const float* from, std::int64_t count) {
   Floats<L> x{};
@@ -70,12 +70,12 @@ ECHELON_INLINE Floats<L> all(float x) {
   return x - Floats<L>{};
 }
 
-// 2^x for -126.5 < x < 127.5 within 1e-7 of it; a NaN stays one. With n the integer next to x it is
-// 2^n, made of its bits, times 2^(x-n), whose polynomial is off by 2e-9.
+// 2^x for -126.5 < x < 127.5 with a relative error of 1e-7; NaN stays NaN. With n the integer
+// nearest to x it is 2^n, made from its bits, times 2^(x-n), a polynomial with an error of 2e-9.
 template <class L>
 ECHELON_INLINE Floats<L> exp2(Floats<L> x) {
   using Bits = typename L::Bits;
-  constexpr float round = 0x1.8p23f;  // a float of this size has no bits behind the point
+  constexpr float round = 0x1.8p23f;  // a float of this size has no fractional bits
   const Floats<L> shifted = x + round;
   const Floats<L> rest = x - (shifted - round);
   Floats<L> p = 1.53458118e-4f * rest + 1.33999312e-3f;

@@ -1,10 +1,10 @@
-// Twelve columns of x times two registers of columns of y at a time: with AVX-512 that is 24 sums
-// in registers, to which a row adds 24 products and for which it is loaded 14 times, of the two
-// loads and two halves of a product that a cycle has on a Zen 4. The rows come in blocks, so that
-// what a tile reads of them is still in the first cache for x and in the second for y when the next
-// tile wants it; after a block the sums go to memory.
+// A tile is twelve columns of x times two registers of columns of y. With AVX-512 that is 24 sums
+// in registers; each row takes 14 loads and 24 multiply-adds, and a Zen 4 core starts two loads and
+// one such multiply-add (two halves) per cycle. Rows are processed in blocks, so that the data of a
+// tile is still in the first cache for x and in the second for y when the next tile reads it. After
+// a block the sums are written to memory.
 //
-// Tiles at the right and lower edge are filled up with columns of zeros.
+// Tiles at the right and lower edge are padded with columns of zeros.
 #include "echelon/kernels/cpu/outer_products.h"
 
 #include <algorithm>
@@ -21,7 +21,7 @@ constexpr Size block_rows = 128;
 
 template <class L>
 struct Tile {
-  // 32 registers with AVX-512, elsewhere 16.
+  // 32 registers with AVX-512, otherwise 16.
   static constexpr int rows = L::width == 16 ? 12 : 6, registers = 2;
   static constexpr int columns = registers * L::width;
 };
@@ -31,12 +31,12 @@ struct Tile {
 
 using Rows = Matrix<const float>;
 
-// What is added to, of a tile or of all of it.
+// The destination of a tile or of the whole product.
 struct Target {
   float* product;
   Size stride;
-  bool add;     // false: what is there is not read
-  float* sums;  // of y's rows; null: not wanted
+  bool add;     // false: overwrite
+  float* sums;  // column sums of y; null: not needed
   bool add_sums;
 
   Target from(Size row, Size column) const {
@@ -53,7 +53,7 @@ template <class L, bool with_sums>
 ECHELON_INLINE void add_tile(Rows x, Rows y, Size rows, float scale, const Target& to) {
   constexpr int width = L::width;
   Floats<L> products[Tile<L>::rows][Tile<L>::registers] = {}, sums[Tile<L>::registers] = {};
-  // After the loop it is wanted at once.
+  // Needed right after the loop.
   EACH_ROW EACH_REGISTER __builtin_prefetch(to.product + row * to.stride + i * width, 1);
 #pragma GCC unroll 2
   for (Size n = 0; n < rows; ++n, x.data += x.stride, y.data += y.stride) {
@@ -68,8 +68,8 @@ ECHELON_INLINE void add_tile(Rows x, Rows y, Size rows, float scale, const Targe
     EACH_REGISTER accumulate<L>(to.sums + i * width, to.add_sums, 1, sums[i]);
 }
 
-// A tile of which so many rows and columns are there: in a place of its own, by the same
-// operations, or an element's bits would depend on where it lies.
+// A tile with fewer rows and columns: computed in a temporary tile by the same operations, or the
+// bits of an element would depend on its position.
 template <class L>
 ECHELON_INLINE void add_edge(Rows x, Rows y, Size rows, float scale, const Target& to,
                              Size tile_rows, Size tile_columns) {
@@ -86,7 +86,7 @@ ECHELON_INLINE void add_edge(Rows x, Rows y, Size rows, float scale, const Targe
   if (to.sums) std::memcpy(to.sums, sums, columns);
 }
 
-// The first `columns` of so many rows, and zeros up to `padded` of them.
+// The first `columns` of each row, padded with zeros to `padded`.
 ECHELON_INLINE Rows filled_up(Rows from, Size rows, Size columns, Size padded, float* to) {
   for (Size n = 0; n < rows; ++n) {
     const float* const row = from.data + n * from.stride;

@@ -1,5 +1,5 @@
-// A row twice: its sum of squares, then its values. Backward, with n = x rstd and g the gradient of
-// y: the mean of g w n first, then grad_x = rstd (g w - n mean) and grad_w += g n.
+// Two passes over a row: its sum of squares, then its values. Backward, with n = x rstd and g the
+// gradient of y: first the mean of g w n, then grad_x = rstd (g w - n mean) and grad_w += g n.
 #include "echelon/kernels/cpu/rms_norm.h"
 
 #include <algorithm>

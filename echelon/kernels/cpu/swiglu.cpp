@@ -9,7 +9,7 @@
 namespace echelon::kernels::cpu {
 namespace {
 
-// Beyond it s is 0 or 1 to all its digits, and 2^t still a float.
+// Beyond this, s is 0 or 1 to full precision, and 2^t is still a finite float.
 constexpr float edge = 87;
 
 template <class L>
@@ -17,7 +17,7 @@ struct Logistic {
   Floats<L> power, value;  // 2^t and s
 };
 
-// A NaN stays one.
+// NaN stays NaN.
 template <class L>
 ECHELON_INLINE Logistic<L> logistic(Floats<L> x) {
   const Floats<L> from_below = x < -edge ? all<L>(-edge) : x;
