@@ -1,5 +1,5 @@
-# Writes echelon/base/build_config.h: what configuring found. The commit is apart, in a source of its own
-# that is checked at every build and changes only with the commit: one file is compiled again, not all.
+# Writes echelon/base/build_config.h with the results of configuring. The commit is in a separate source, which is
+# checked at every build and changes only with the commit, so that one file is compiled again and not all.
 
 execute_process(
   COMMAND "${ECHELON_PYTHON}" -c "import sysconfig; print(sysconfig.get_paths()['stdlib'])"

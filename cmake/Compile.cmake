@@ -12,16 +12,16 @@ target_compile_options(
             $<$<CXX_COMPILER_ID:GNU>:-Wno-error=stringop-overflow>
             $<$<CXX_COMPILER_ID:GNU>:-Wno-error=restrict>)
 
-# What every target of ours is compiled with, and no user of ours: after torch's folders, so that code
-# which sees torch sees the fmt that torch's headers were written for.
+# Headers for our own targets, not for their users. They come after torch's folders, so that code which includes torch
+# uses the fmt that torch's headers were written for.
 function(echelon_headers target)
   target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}" "${PROJECT_BINARY_DIR}/generated")
   target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:echelon_deps_headers>
                                           $<BUILD_INTERFACE:echelon_warnings>)
 endfunction()
 
-# fmt's functions for all sources that see one fmt, torch's or the distribution's: each has a namespace of
-# its own. A version that fmt.cpp does not fit is compiled with every source instead.
+# Compiles fmt's functions once for all sources that use the same fmt, torch's or the distribution's: each has its own
+# namespace. If fmt.cpp does not fit the version, fmt is compiled with every source instead.
 function(echelon_fmt target)
   add_library(${target} STATIC "${PROJECT_SOURCE_DIR}/cmake/fmt.cpp")
   target_link_libraries(${target} PUBLIC ${ARGN})
@@ -31,7 +31,7 @@ function(echelon_fmt target)
     get_target_property(of_library ${library} INTERFACE_INCLUDE_DIRECTORIES)
     list(APPEND folders ${of_library})
   endforeach()
-  # As the build is compiled: what is inlined in it may be there without.
+  # With the build's own options: what they inline may exist without them.
   set(CMAKE_TRY_COMPILE_CONFIGURATION ${CMAKE_BUILD_TYPE})
   try_compile(
     ${target}_fits
@@ -46,9 +46,9 @@ function(echelon_fmt target)
 endfunction()
 echelon_fmt(echelon_fmt)
 
-# Headers that most sources include, parsed once: about a third of a source's time. What they include is written in the
-# sources all the same; -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON shows whether it is.
-# The compiler takes them only where its options are the same (a source with options of its own has the property
+# Headers that most sources include, parsed once: about a third of the time of a source. Sources still include what they
+# use; -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON checks that.
+# The compiler uses a precompiled header only with the same options (a source with its own options has the property
 # SKIP_PRECOMPILE_HEADERS); -fpch-preprocess is for ccache.
 set(ECHELON_TORCH_FREE_HEADERS
     <algorithm> <array> <atomic> <chrono> <condition_variable> <cstdint> <cstring> <filesystem> <functional> <limits>
@@ -74,7 +74,7 @@ if(ECHELON_TORCH)
   echelon_precompile(echelon_torch_fmt torch ${ECHELON_COMMON_HEADERS})
 endif()
 
-# A target's private side. With TORCH_FREE, it sees no torch.
+# Private settings of a target. With TORCH_FREE, it does not see torch.
 function(echelon_private target)
   cmake_parse_arguments(ARG "TORCH_FREE" "" "" ${ARGN})
   echelon_headers(${target})

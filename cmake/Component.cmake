@@ -4,8 +4,8 @@
 #
 # makes echelon_NAME (alias echelon::NAME), which sees the repository root and the components it depends on.
 # Third-party headers are private to the sources: what a user includes needs torch and nothing else.
-# Parts that a build may lack are ECHELON_PARTS: cuda.cpp and *_cuda.cpp are compiled only with that part,
-# cuda_none.cpp and *_cuda_none.cpp (the stubs that say it is missing) only without; likewise for mpi, nccl
+# ECHELON_PARTS are optional parts of a build: cuda.cpp and *_cuda.cpp are compiled only with that part,
+# cuda_none.cpp and *_cuda_none.cpp (stubs that say it is missing) only without it; the same holds for mpi, nccl
 # and uring. A component with no source yet is an interface library.
 
 include(GNUInstallDirs)

@@ -25,8 +25,8 @@ echelon_header_dependency(fmt fmt/format.h libfmt-dev)
 echelon_header_dependency(spdlog spdlog/spdlog.h libspdlog-dev)
 echelon_header_dependency(nlohmann_json nlohmann/json.hpp nlohmann-json3-dev)
 
-# OpenSSL: proofs of the job's token, and TLS. From ECHELON_DEPS/include where a machine has the library
-# without its headers.
+# OpenSSL: proofs of the job's token, and TLS. Headers may come from ECHELON_DEPS/include if a machine has only the
+# library.
 find_path(OPENSSL_INCLUDE_DIR openssl/ssl.h)
 if(NOT OPENSSL_INCLUDE_DIR AND ECHELON_DEPS)
   find_path(OPENSSL_INCLUDE_DIR openssl/ssl.h PATHS "${ECHELON_DEPS}/include" NO_DEFAULT_PATH)
@@ -47,7 +47,7 @@ if(ECHELON_TORCH)
   endif()
 endif()
 
-# NCCL: the wheel beside a CUDA torch, which torch itself has loaded; else the system's.
+# NCCL: that of the wheel next to a CUDA torch, which torch itself loads; otherwise the system's.
 if(TORCH_HAS_CUDA)
   cmake_path(GET TORCH_ROOT PARENT_PATH site_packages)
   find_path(ECHELON_NCCL_INCLUDE nccl.h PATHS "${site_packages}/nvidia/nccl/include" NO_DEFAULT_PATH NO_CACHE)
@@ -62,14 +62,14 @@ if(TORCH_HAS_CUDA)
   endif()
 endif()
 
-# io_uring, for slices that are kept on disk; without it threads read and write them.
+# io_uring, for offload to disk; without it, threads read and write.
 find_path(ECHELON_URING_INCLUDE liburing.h NO_CACHE)
 find_library(ECHELON_URING_LIBRARY uring NO_CACHE)
 if(ECHELON_URING_INCLUDE AND ECHELON_URING_LIBRARY)
   list(APPEND ECHELON_PARTS uring)
 endif()
 
-# xz, for the size that a run's result is compared with. ECHELON_LZMA is the library to link, or empty.
+# xz, the baseline for a run's bits per byte. ECHELON_LZMA is the library to link, or empty.
 set(ECHELON_LZMA "")
 find_package(LibLZMA QUIET)
 if(LIBLZMA_FOUND)

@@ -1,13 +1,13 @@
-# find_package(echelon) gives echelon::echelon and a target for each component. Torch is found again by the
-# user's project, through ECHELON_PYTHON or TORCH_ROOT, by default where it was found here.
+# find_package(echelon) defines echelon::echelon and a target for each component. The user's project finds torch again,
+# through ECHELON_PYTHON or TORCH_ROOT, by default where it was found here.
 
 include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
 
-# The installed program must not need the folder it was built in. It finds torch's libraries in a folder of its own
-# prefix, relative to itself, so the prefix can be moved. Those of a CPU build of torch are copied there, with their
-# licence. A CUDA build is gigabytes over a dozen packages: unless asked to copy it, the program looks for it where it
-# was when this was configured. `cmake --install build --component Unspecified` leaves torch out.
+# The installed program must not need its build folder. It finds torch's libraries in its prefix, relative to itself, so
+# the prefix can be moved. The libraries of a CPU build of torch are copied there, with their licence. A CUDA build is
+# gigabytes in a dozen packages: it is copied only on request, and otherwise loaded from where it was when Echelon was
+# configured. `cmake --install build --component Unspecified` leaves torch out.
 set(copy_torch ON)
 if(TORCH_CUDA_VERSION)
   set(copy_torch OFF)
@@ -23,7 +23,7 @@ if(TARGET echelon)
   endif()
 endif()
 if(ECHELON_INSTALL_TORCH)
-  # What the program loads, and what that loads: torch ships its own OpenMP.
+  # The libraries that the program loads, and their dependencies: torch ships its own OpenMP.
   file(GLOB torch_libraries "${TORCH_ROOT}/lib/libc10*.so*" "${TORCH_ROOT}/lib/libtorch.so*"
        "${TORCH_ROOT}/lib/libtorch_cpu.so*" "${TORCH_ROOT}/lib/libtorch_cuda*.so*" "${TORCH_ROOT}/lib/libgomp*.so*"
        "${TORCH_ROOT}/lib/libcu*.so*" "${TORCH_ROOT}/lib/libnv*.so*")

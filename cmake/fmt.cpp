@@ -1,6 +1,6 @@
-// The functions of fmt, compiled once for all sources that see the same fmt. With FMT_HEADER_ONLY
-// every source compiles them again, which takes up to a quarter of its time; there is nothing here
-// then.
+// The functions of fmt, compiled once for all sources that use the same fmt. With FMT_HEADER_ONLY
+// this file is empty, and every source compiles them again, which takes up to a quarter of its
+// time.
 #ifndef FMT_HEADER_ONLY
 
 #include <fmt/format-inl.h>

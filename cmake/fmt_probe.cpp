@@ -1,5 +1,5 @@
-// Asks for what sources ask of fmt, so that a version which fmt.cpp does not fit is found when a
-// build is configured.
+// Uses what our sources use of fmt, so that configuring a build finds out if fmt.cpp does not fit
+// the version.
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>

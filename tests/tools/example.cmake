@@ -1,6 +1,6 @@
 # Installs the build, configures an example against the installed package, builds it and runs it, on RANKS ranks.
-# For each KEY=VALUE in ALIKE it runs once more, on two ranks and with that option: the loss it ends with must be the
-# first run's, to one in the last digit that it prints.
+# For each KEY=VALUE in ALIKE it runs once more, on two ranks and with that option: the final loss must equal that of the
+# first run, to one unit in the last printed digit.
 # cmake -DNAME=… -DRANKS=1 -DALIKE=… -DBUILD_DIR=… -DSOURCE_DIR=… -DTORCH_ROOT=… -DLAUNCHER=… -P example.cmake
 
 set(work "${BUILD_DIR}/${NAME}_example")
@@ -16,7 +16,7 @@ foreach(step
   execute_process(COMMAND ${step} COMMAND_ECHO STDOUT COMMAND_ERROR_IS_FATAL ANY WORKING_DIRECTORY "${work}")
 endforeach()
 
-# Runs it; gives the last loss that it prints, without the point.
+# Runs it; returns the last loss that it prints, without the decimal point.
 function(run_for_loss result)
   execute_process(COMMAND ${ARGN} COMMAND_ECHO STDOUT COMMAND_ERROR_IS_FATAL ANY WORKING_DIRECTORY "${work}"
                   OUTPUT_VARIABLE said ECHO_OUTPUT_VARIABLE)
