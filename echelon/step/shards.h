@@ -2,10 +2,15 @@
 // brought together before they are used, and gradients that go to their owners.
 #pragma once
 
+#include <cstddef>
+
 namespace echelon {
 
 class Shards {
  public:
+  // Scatters whose gradients hold memory at once: `open` waits until there are fewer.
+  static constexpr std::size_t most_scattering = 2;
+
   virtual ~Shards() = default;
 
   virtual void begin_step() = 0;

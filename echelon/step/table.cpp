@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cstddef>
 
 namespace echelon {
@@ -104,23 +103,6 @@ Table with_reductions(const Table& computation, const StepShape& shape) {
   if (shape.tied) table.push_back({Action::Kind::tie});
   table.push_back({Action::Kind::update});
   return table;
-}
-
-int peak_activations(const Table& table) {
-  const auto recomputed = [&](const Action& action) {
-    return std::any_of(table.begin(), table.end(), [&](const Action& other) {
-      return other.kind == Action::Kind::recompute && other.layer == action.layer &&
-             other.micro_batch == action.micro_batch;
-    });
-  };
-  int alive = 0, peak = 0;
-  for (const auto& action : table) {
-    if (action.kind == Action::Kind::recompute ||
-        (action.kind == Action::Kind::forward && !recomputed(action)))
-      peak = std::max(peak, ++alive);
-    if (action.kind == Action::Kind::backward || action.kind == Action::Kind::weight) --alive;
-  }
-  return peak;
 }
 
 }  // namespace echelon

@@ -116,8 +116,4 @@ bool changes_gradients(const Action& action);
 // owners before they are summed, and those that are summed before their reductions are settled.
 void validate(const Table& table, const StepShape& shape);
 
-// The most activations alive at once, in (layer, micro-batch) pairs. One that is computed again
-// counts from its recompute on: before that its input is all there is.
-int peak_activations(const Table& table);
-
 }  // namespace echelon

@@ -22,6 +22,7 @@
 #include "echelon/parallel/zero/zero_table.h"
 #include "echelon/parallel/zero/zero_update.h"
 #include "echelon/step/executor.h"
+#include "echelon/step/walk.h"
 #include "tests/collective/ranks.h"
 #include "tests/nn/user_module.h"
 #include "tests/optim/plain_sgd.h"
@@ -78,7 +79,11 @@ Stack model() {
 }
 
 // What one step of plain SGD changes, by one rank of two that have the same batch.
-at::Tensor change(std::int64_t stage, const std::shared_ptr<Exchange>& exchange, Group& group) {
+struct Step {
+  at::Tensor change;
+  RankCosts walked;  // with bytes as they go into the exchange
+};
+Step step(std::int64_t stage, const std::shared_ptr<Exchange>& exchange, Group& group) {
   const auto ranks = native_communicator(group.shared_from_this());
   const Placement placement = placement_of(stage, {}, ranks->size(), false, false);
   Stack stack = model();
@@ -86,6 +91,7 @@ at::Tensor change(std::int64_t stage, const std::shared_ptr<Exchange>& exchange,
   std::unique_ptr<Update> update;
   StepShape shape = step_shape(stack, 1, {});
   Table table;
+  StepCosts costs;
   if (placement.is_sharded()) {
     stack.allocate(at::kCPU, at::kDouble, Gradients::yes,
                    ZeroShards::allocation(placement, ranks, at::kCPU, 1));
@@ -94,11 +100,15 @@ at::Tensor change(std::int64_t stage, const std::shared_ptr<Exchange>& exchange,
     update = std::make_unique<ZeroUpdate>(stack, *shards, plain_sgd());
     const auto bytes = describe_groups(shape, stack, placement, at::kDouble);
     table = with_shards(one_process(shape), shape, bytes, 1 << 20);
+    for (const std::int64_t all : bytes)
+      costs.groups.push_back({.gather = {.bytes = all / ranks->size()}, .scatter = {.bytes = all}});
   } else {
     stack.allocate(at::kCPU, at::kDouble, Gradients::yes);
     update = std::make_unique<MasterUpdate>(stack, plain_sgd());
     shape.buckets = cut_buckets(stack.units(), {.first = 8, .others = 8});
     table = with_reductions(one_process(shape), shape);
+    for (const Bucket& bucket : shape.buckets)
+      costs.buckets.push_back({.bytes = bucket.numel() * std::int64_t(sizeof(double))});
   }
   update->load([](const Parameter&, at::Tensor out) { out.fill_(0.1); });
   const auto values = [&] {
@@ -114,7 +124,7 @@ at::Tensor change(std::int64_t stage, const std::shared_ptr<Exchange>& exchange,
   update->rate().fill_(1);
   executor.run(at::ones({2, 3}, at::kDouble), at::ones({2, 2}, at::kDouble), 0.5);
   if (shards) shards->wait_for_values();
-  return values() - before;
+  return {values() - before, walk(table, costs)};
 }
 
 TEST(Exchange, IsWhatEveryGradientOfAStepPasses) {
@@ -122,12 +132,26 @@ TEST(Exchange, IsWhatEveryGradientOfAStepPasses) {
     SCOPED_TRACE(fmt::format("stage {}", stage));
     run_ranks_well({.world = 2}, [&](Group& group) {
       const auto halving = std::make_shared<Halving>();
-      const at::Tensor plain = change(stage, plain_exchange(), group),
-                       halved = change(stage, halving, group);
+      const at::Tensor plain = step(stage, plain_exchange(), group).change,
+                       halved = step(stage, halving, group).change;
       EXPECT_GT(plain.abs().max().item<double>(), 1e-3);
       EXPECT_LT((plain * 0.5 - halved).abs().max().item<double>(), 1e-15);
       EXPECT_GT(halving->bytes["gradients"], 0);
       EXPECT_EQ(halving->bytes.contains("parameters"), stage > 0);
+    });
+  }
+}
+
+// ZeRO-1 and 2 publish parameters after the update, which is no action of the table.
+TEST(Exchange, IsGivenTheBytesThatTheWalkCounts) {
+  for (std::int64_t stage = 0; stage <= 3; ++stage) {
+    SCOPED_TRACE(fmt::format("stage {}", stage));
+    run_ranks_well({.world = 2}, [&](Group& group) {
+      const auto halving = std::make_shared<Halving>();
+      const RankCosts walked = step(stage, halving, group).walked;
+      EXPECT_GT(walked.sent(Purpose::gradients), 0);
+      EXPECT_EQ(walked.sent(Purpose::gradients), halving->bytes["gradients"]);
+      EXPECT_EQ(walked.sent(Purpose::parameters), stage == 3 ? halving->bytes["parameters"] : 0);
     });
   }
 }

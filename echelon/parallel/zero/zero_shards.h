@@ -58,8 +58,6 @@ class ZeroShards final : public Shards {
                                       std::shared_ptr<Communicator> shards, at::Device device,
                                       std::int64_t smallest_group);
 
-  static constexpr std::size_t most_scattering = 2;  // groups, whose memory is held meanwhile
-
   const Placement& placement() const { return placement_; }
   Communicator& ranks() const { return *ranks_; }  // one for each slice
   Communicator* replicas() const { return replicas_.get(); }
