@@ -8,7 +8,6 @@
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <tuple>
 #include <utility>
 
@@ -16,6 +15,7 @@
 #include "echelon/base/median.h"
 #include "echelon/comm/texts.h"
 #include "echelon/parallel/pipeline/draw.h"
+#include "echelon/parallel/pipeline/pipeline_table.h"
 #include "echelon/parallel/pipeline/simulate.h"
 
 namespace echelon {
@@ -23,24 +23,8 @@ namespace {
 
 using nlohmann::json;
 
-std::optional<Slot::Kind> kind_of(const Action& action) {
-  switch (action.kind) {
-    case Action::Kind::forward:
-      return Slot::Kind::forward;
-    case Action::Kind::recompute:
-    case Action::Kind::backward:
-      return Slot::Kind::backward;
-    case Action::Kind::input:
-      return Slot::Kind::input;
-    case Action::Kind::weight:
-      return Slot::Kind::weight;
-    default:
-      return {};
-  }
-}
-
-// Medians over micro-batches, one of which may have been delayed by the machine. If a backward is
-// not split, the simulator gets half of its time for each part: it costs their sum.
+// Medians over the micro-batches, of which one may have waited for the machine. Where a backward is
+// in one piece, the simulator is given half of it as each part: it costs their sum.
 std::vector<StageCosts> costs_of(const Timeline& timeline, const PipelineShape& shape) {
   std::map<std::pair<int, Slot::Kind>, std::vector<double>> seconds;  // by stage and kind
   for (std::size_t r = 0; r < timeline.ranks.size(); ++r)
@@ -89,29 +73,15 @@ std::string bubble_note(const PipelineOptions& options, const PipelineShape& sha
       alike, 100 * predicted.bubble(), 100 * measured.bubble());
 }
 
-// Consecutive actions of one stage and micro-batch make a slot.
 std::vector<TimedSlot> slots_of(const Executor& executor, const MeshLayout& layout,
-                                const PipelineOptions& options,
                                 std::chrono::steady_clock::time_point start) {
-  std::vector<TimedSlot> slots;
   const auto seconds = [&](std::chrono::steady_clock::time_point time) {
     return std::chrono::duration<double>(time - start).count();
   };
-  for (const auto& [action, begin, end] : executor.traced()) {
-    auto kind = kind_of(action);
-    if (!kind) continue;
-    if (options.schedule == PipelineOrder::zero_bubble && action.kind == Action::Kind::recompute)
-      kind = Slot::Kind::input;
-    const auto stage = std::find_if(
-        layout.stages.begin(), layout.stages.end(),
-        [&](const StageLayers& s) { return action.layer >= s.begin && action.layer < s.end; });
-    const Slot slot{*kind, layout.pipeline.chunk_of(int(stage - layout.stages.begin())),
-                    action.micro_batch};
-    if (slots.empty() || slots.back().slot != slot)
-      slots.push_back({slot, seconds(begin), seconds(end)});
-    slots.back().end = seconds(end);
-  }
-  return slots;
+  std::vector<TimedAction> actions;
+  for (const auto& [action, begin, end] : executor.traced())
+    actions.push_back({action, seconds(begin), seconds(end)});
+  return slots_of(actions, layout.stages, layout.pipeline);
 }
 
 PipelineTrace::PipelineTrace(const MeshLayout& layout, const PipelineOptions& options)
@@ -127,9 +97,7 @@ PipelineTrace::PipelineTrace(const MeshLayout& layout, const PipelineOptions& op
   start_ = std::chrono::steady_clock::time_point(Ticks(first.item<std::int64_t>()));
 }
 
-void PipelineTrace::keep(const Executor& executor) {
-  slots_ = slots_of(executor, layout_, options_, start_);
-}
+void PipelineTrace::keep(const Executor& executor) { slots_ = slots_of(executor, layout_, start_); }
 
 std::string PipelineTrace::write(const std::filesystem::path& svg, int width) {
   auto mine = json::array();

@@ -16,7 +16,6 @@ namespace echelon {
 
 // The slots of this rank in the last step of a tracing executor, in seconds since `start`.
 std::vector<TimedSlot> slots_of(const Executor& executor, const MeshLayout& layout,
-                                const PipelineOptions& options,
                                 std::chrono::steady_clock::time_point start = {});
 
 // The labels of the ranks of this rank's pipeline in drawings: "stage 1 (rank 2)", and with several

@@ -60,7 +60,7 @@ void train(const JobOptions& options, const Strategy* strategy, std::shared_ptr<
   run.memory = trainer.memory().now();
   if (ranks) run.sent = sent_by(ranks->ledger());  // before all parameters are gathered
   if (pipeline)
-    for (const auto& timed : slots_of(trainer.executor(), trainer.layout(), options.pipeline))
+    for (const auto& timed : slots_of(trainer.executor(), trainer.layout()))
       run.slots.push_back(timed.slot);
   run.parameters = all_parameters(stack, trainer);
   if (servers) trainer.leave_servers();

@@ -17,15 +17,23 @@ namespace {
 
 constexpr int layers_a_stage = 3;
 
-std::vector<Table> pipeline(const std::string& schedule, const PipelineShape& shape) {
+std::vector<StageLayers> stages_of(const PipelineShape& shape) {
   std::vector<StageLayers> stages;
   for (int s = 0; s < shape.stages(); ++s)
     stages.push_back({s * layers_a_stage, (s + 1) * layers_a_stage});
+  return stages;
+}
+
+// Every second layer may be computed again.
+std::vector<Table> pipeline(const std::string& schedule, const PipelineShape& shape,
+                            bool recompute = false) {
+  const auto stages = stages_of(shape);
   const auto owners = layer_owners(stages, shape);
   std::vector<Table> tables;
   for (int rank = 0; rank < shape.ranks; ++rank) {
     StepShape step{shape.stages() * layers_a_stage, shape.micro_batches, {}};
     for (const int owner : owners) step.own.push_back(owner == rank);
+    for (int l = 0; l < step.layers && recompute; ++l) step.recompute.push_back(l % 2 == 1);
     tables.push_back(with_reductions(
         pipeline_table(make_schedule(schedule, shape), shape, rank, stages, step), step));
     validate(tables.back(), step);
@@ -92,6 +100,35 @@ TEST(PipelineWalk, SendsEveryBoundaryOnceEachWay) {
     }
     const int boundaries = shape.ranks > 1 ? shape.stages() - 1 : 0;
     EXPECT_EQ(sent, 2 * boundaries * shape.micro_batches * 10);
+  });
+}
+
+TEST(PipelineWalk, RunsTheSlotsOfItsSchedule) {
+  for_each_pipeline([](const std::string& name, const PipelineShape& shape) {
+    for (const bool recompute : {false, true}) {
+      std::vector<std::vector<TimedAction>> actions(std::size_t(shape.ranks));
+      const auto sums =
+          walk(pipeline(name, shape, recompute), costs_of(shape),
+               [&](int rank, std::size_t, const TimedAction& timed, const RankCosts&) {
+                 actions[std::size_t(rank)].push_back(timed);
+               });
+      const PipelineSchedule schedule = make_schedule(name, shape);
+      for (std::size_t rank = 0; rank < schedule.size(); ++rank) {
+        Order order;
+        double computing = 0;
+        for (const auto& [slot, begin, end] : slots_of(actions[rank], stages_of(shape), shape)) {
+          order.push_back(slot);
+          computing += end - begin;
+        }
+        EXPECT_EQ(order, schedule[rank]) << "rank " << rank;
+        // A recompute is a part of its slot. One that comes first does not wait for the gradient
+        // that its backward waits for.
+        EXPECT_GE(computing, sums[rank].computing);
+        if (!recompute) {
+          EXPECT_EQ(computing, sums[rank].computing);
+        }
+      }
+    }
   });
 }
 

@@ -1,6 +1,8 @@
 #include "echelon/parallel/pipeline/pipeline_table.h"
 
+#include <algorithm>
 #include <cstddef>
+#include <optional>
 
 namespace echelon {
 
@@ -47,6 +49,68 @@ Table pipeline_table(const PipelineSchedule& schedule, const PipelineShape& shap
     }
   }
   return table;
+}
+
+std::vector<StageLayers> one_layer_each(const PipelineShape& shape) {
+  std::vector<StageLayers> stages;
+  for (int stage = 0; stage < shape.stages(); ++stage) stages.push_back({stage, stage + 1});
+  return stages;
+}
+
+std::vector<Table> stage_tables(const PipelineSchedule& schedule, const PipelineShape& shape) {
+  const auto stages = one_layer_each(shape);
+  std::vector<Table> tables;
+  for (int rank = 0; rank < shape.ranks; ++rank) {
+    StepShape step{.layers = shape.stages(), .micro_batches = shape.micro_batches};
+    for (int stage = 0; stage < shape.stages(); ++stage)
+      step.own.push_back(shape.rank_of(stage) == rank);
+    tables.push_back(pipeline_table(schedule, shape, rank, stages, step));
+  }
+  return tables;
+}
+
+namespace {
+
+// None for a recompute, which is a part of what follows it.
+std::optional<Slot::Kind> kind_of(const Action& action) {
+  switch (action.kind) {
+    case Action::Kind::forward:
+      return Slot::Kind::forward;
+    case Action::Kind::backward:
+      return Slot::Kind::backward;
+    case Action::Kind::input:
+      return Slot::Kind::input;
+    case Action::Kind::weight:
+      return Slot::Kind::weight;
+    default:
+      return {};
+  }
+}
+
+}  // namespace
+
+std::vector<TimedSlot> slots_of(std::span<const TimedAction> actions,
+                                const std::vector<StageLayers>& stages,
+                                const PipelineShape& shape) {
+  std::vector<TimedSlot> slots;
+  std::optional<double> recompute;  // when one began whose backward has not run
+  for (const auto& [action, begin, end] : actions) {
+    if (!computes(action)) continue;
+    const double first = recompute.value_or(begin);
+    const auto kind = kind_of(action);
+    if (!kind) {
+      recompute = first;
+      continue;
+    }
+    recompute = {};
+    const auto stage = std::ranges::find_if(stages, [layer = action.layer](const StageLayers& s) {
+      return layer >= s.begin && layer < s.end;
+    });
+    const Slot slot{*kind, shape.chunk_of(int(stage - stages.begin())), action.micro_batch};
+    if (slots.empty() || slots.back().slot != slot) slots.push_back({slot, first, end});
+    slots.back().end = end;
+  }
+  return slots;
 }
 
 }  // namespace echelon

@@ -3,16 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstddef>
 
 #include "echelon/base/error.h"
-#include "echelon/parallel/pipeline/walk.h"
+#include "echelon/parallel/pipeline/pipeline_table.h"
+#include "echelon/step/walk.h"
 
 namespace echelon {
-
-using Kind = Slot::Kind;
 
 namespace {
 
@@ -38,60 +36,24 @@ void check(const PipelineShape& shape, const std::vector<StageCosts>& costs,
     check_seconds(transfer[stage], fmt::format("a transfer from stage {} to the next", stage));
 }
 
-double cost(const StageCosts& costs, Kind kind) {
-  switch (kind) {
-    case Kind::forward:
-      return costs.forward;
-    case Kind::backward:
-      return costs.input + costs.weight;
-    case Kind::input:
-      return costs.input;
-    case Kind::weight:
-      return costs.weight;
-  }
-  return 0;
-}
-
-// Activations go one way and gradients the other.
-struct Way {
-  std::vector<double> arrival;  // by receiving stage and micro-batch
-  std::vector<double> free;     // by sending rank: since when its link can take the next
-};
-
 }  // namespace
 
 Timeline simulate(const PipelineSchedule& schedule, const PipelineShape& shape,
                   const std::vector<StageCosts>& costs, const std::vector<double>& transfer) {
   validate(schedule, shape);
   check(shape, costs, transfer);
-  const auto index = [&](int stage, int micro_batch) {
-    return std::size_t(stage) * std::size_t(shape.micro_batches) + std::size_t(micro_batch);
-  };
-  std::array<Way, 2> ways;
-  for (Way& way : ways) {
-    way.arrival.resize(index(shape.stages(), 0));
-    way.free.resize(schedule.size());
-  }
+  StepCosts step;
+  for (const auto& [forward, input, weight] : costs)
+    step.layers.push_back({.forward = forward, .input = input, .weight = weight});
+  for (const double seconds : transfer) step.boundaries.push_back({.seconds = seconds});
+  std::vector<std::vector<TimedAction>> ran(schedule.size());
+  walk(stage_tables(schedule, shape), step,
+       [&](int rank, std::size_t, const TimedAction& timed, const RankCosts&) {
+         ran[std::size_t(rank)].push_back(timed);
+       });
   Timeline timeline;
-  for (const Order& order : schedule) timeline.ranks.emplace_back().reserve(order.size());
-
-  walk(schedule, shape, [&](int rank, int i) {
-    const Slot& slot = schedule[std::size_t(rank)][std::size_t(i)];
-    const int stage = shape.stage(rank, slot.chunk);
-    Way& way = ways[slot.kind == Kind::forward ? 0 : 1];
-    auto& ran = timeline.ranks[std::size_t(rank)];
-    double begin = ran.empty() ? 0 : ran.back().end;
-    if (source(shape, slot.kind, stage))
-      begin = std::max(begin, way.arrival[index(stage, slot.micro_batch)]);
-    const double end = begin + cost(costs[std::size_t(stage)], slot.kind);
-    ran.push_back({slot, begin, end});
-    const auto to = destination(shape, slot.kind, stage);
-    if (!to) return;
-    double& free = way.free[std::size_t(rank)];
-    const double seconds = shape.ranks == 1 ? 0 : transfer[std::size_t(std::min(stage, *to))];
-    free = std::max(free, end) + seconds;
-    way.arrival[index(*to, slot.micro_batch)] = free;
-  });
+  for (const auto& actions : ran)
+    timeline.ranks.push_back(slots_of(actions, one_layer_each(shape), shape));
   return timeline;
 }
 

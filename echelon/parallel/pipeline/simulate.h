@@ -1,4 +1,5 @@
-// How long a pipeline schedule takes, from what its stages cost.
+// How long a pipeline schedule takes, from what its stages cost: the table walk (step/walk.h) over
+// a model of one layer a stage.
 //
 //   const PipelineShape shape{.ranks = 4, .micro_batches = 8};
 //   const std::vector<StageCosts> costs(4, {.forward = 1e-3, .input = 1e-3, .weight = 1e-3});

@@ -5,8 +5,9 @@
 #include <utility>
 
 #include "echelon/base/error.h"
+#include "echelon/parallel/pipeline/pipeline_table.h"
 #include "echelon/parallel/pipeline/schedule.h"
-#include "echelon/parallel/pipeline/walk.h"
+#include "echelon/step/walk.h"
 
 namespace echelon {
 
@@ -93,6 +94,25 @@ void check_rank(const Order& order, const PipelineShape& shape, int rank, int mo
         fmt::format("rank {} ends after slot {} without {}", rank, std::ssize(order) - 1, missing));
 }
 
+void check_waits(const PipelineSchedule& schedule, const PipelineShape& shape) {
+  const auto tables = stage_tables(schedule, shape);
+  try {
+    walk(tables, {});
+  } catch (const Deadlock& deadlock) {
+    std::string waits;
+    for (const auto& [rank, index, stage, other] : deadlock.circle()) {
+      const auto& table = tables[std::size_t(rank)];
+      const auto slot = std::count_if(table.begin(), table.begin() + std::ptrdiff_t(index),
+                                      [](const Action& a) { return computes(a); });
+      waits += fmt::format("{} slot {} of rank {}, {}, waits for chunk {} of rank {}",
+                           waits.empty() ? "" : ";", slot, rank,
+                           to_string(schedule[std::size_t(rank)][std::size_t(slot)]),
+                           shape.chunk_of(stage), other);
+    }
+    throw InvalidArgument("the ranks of the pipeline wait for each other for ever:" + waits);
+  }
+}
+
 }  // namespace
 
 void validate(const PipelineSchedule& schedule, const PipelineShape& shape,
@@ -110,7 +130,7 @@ void validate(const PipelineSchedule& schedule, const PipelineShape& shape,
   for (std::size_t rank = 0; rank < schedule.size(); ++rank)
     check_rank(schedule[rank], shape, int(rank),
                most_activations.empty() ? 0 : most_activations[rank]);
-  walk(schedule, shape, [](int, int) {});
+  check_waits(schedule, shape);
 }
 
 int peak_activations(const PipelineSchedule& schedule, int rank) {
