@@ -1,69 +1,27 @@
 #include "echelon/plan/activation_forecast.h"
 
 #include <algorithm>
-#include <utility>
 #include <vector>
 
 #include "echelon/models/family.h"
 #include "echelon/plan/compute_type.h"
+#include "echelon/step/walk.h"
 
 namespace echelon {
 namespace {
 
-// What has come and not been used, and what was sent and may not have gone, beside what layers
-// hold: the most that is alive at once. An output has gone for certain when its gradient is back;
-// its memory is looked at when something else is sent. Of gradients no more than two are on their
-// way while forwards go on: the next input is only computed after the first was taken. When
-// backwards alone are left, each frees more than it sends.
+// The most that layers and messages hold at once; `message` is what goes from one layer to the
+// next.
 std::uint64_t most_alive(const StepOrder& step, const std::vector<LayerActivations>& layers,
                          std::uint64_t message) {
-  using Kind = Action::Kind;
-  std::uint64_t alive = 0, most = 0, gone = 0;
-  int gradients = 0;
-  const auto send = [&] {
-    alive += message;
-    most = std::max(most, alive);
-    alive -= std::exchange(gone, 0);
-  };
-  for (const auto& action : step.computation) {
-    const int l = action.layer;
-    const LayerActivations& layer = layers[std::size_t(l)];
-    switch (action.kind) {
-      case Kind::receive:
-      case Kind::receive_grad:
-        alive += message;
-        break;
-      case Kind::forward:
-        if (l > 0 && !step.shape.has(l - 1)) alive -= message;  // its input now, which it keeps
-        alive += layer.kept;
-        most = std::max(most, alive + layer.forward);
-        break;
-      case Kind::backward:
-      case Kind::input:
-        if (l + 1 < step.shape.layers && !step.shape.has(l + 1)) {
-          alive -= message;
-          gone += message;
-        }
-        most = std::max(most, alive + layer.backward);
-        alive -= layer.kept;
-        // What is computed again is not put off: it would be alive whole until then.
-        if (action.kind == Kind::input && !step.shape.recomputes(l)) alive += layer.put_off;
-        break;
-      case Kind::weight:
-        if (!step.shape.recomputes(l)) alive -= layer.put_off;
-        break;
-      case Kind::send:
-        send();
-        break;
-      case Kind::send_grad:
-        if (++gradients > 2) alive -= message;
-        send();
-        break;
-      default:
-        break;
-    }
-  }
-  return most;
+  StepCosts costs;
+  for (const LayerActivations& layer : layers)
+    costs.layers.push_back({.kept = std::int64_t(layer.kept),
+                            .deferred = std::int64_t(layer.put_off),
+                            .forward_workspace = std::int64_t(layer.forward),
+                            .backward_workspace = std::int64_t(layer.backward)});
+  costs.boundaries.assign(layers.size(), {.bytes = std::int64_t(message)});
+  return std::uint64_t(walk(step.computation, costs).activations.peak);
 }
 
 }  // namespace
