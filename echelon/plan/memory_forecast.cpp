@@ -13,8 +13,7 @@
 #include "echelon/optim/slice_update.h"
 #include "echelon/parallel/pipeline/pipeline_table.h"
 #include "echelon/parallel/server/roles.h"
-#include "echelon/parallel/zero/lending_pool.h"
-#include "echelon/parallel/zero/zero_shards.h"
+#include "echelon/parallel/zero/pooled_bytes.h"
 #include "echelon/parallel/zero/zero_step.h"
 #include "echelon/parallel/zero/zero_table.h"
 #include "echelon/parallel/zero/zero_update.h"
@@ -24,7 +23,6 @@
 #include "echelon/plan/server_forecast.h"
 #include "echelon/step/device.h"
 #include "echelon/step/executor.h"
-#include "echelon/step/widening.h"
 
 namespace echelon {
 namespace {
@@ -90,77 +88,13 @@ StepOrder step_of(const Stack& stack, const PlanOptions& options, const Part& pa
   return step;
 }
 
-// The pooled memory that a step needs, piece by piece as ZeroShards takes and keeps it.
 std::uint64_t pooled_bytes(const Stack& stack, const PlanOptions& options, StepOrder step,
                            at::ScalarType type, const Placement& placement, Scatter scatter) {
   if (!placement.values.pooled && !placement.gradients.pooled) return 0;
   const auto bytes = describe_groups(step.shape, stack, placement, type);
   const Table table = with_shards(step.computation, step.shape, bytes,
                                   std::int64_t(options.zero.prefetch * mib), scatter);
-
-  struct Piece {
-    std::int64_t elements = 0;
-    at::ScalarType type = at::kFloat;
-    std::int64_t numel() const { return elements; }
-    at::ScalarType scalar_type() const { return type; }
-  };
-  LendingPool<Piece> pool;
-  std::uint64_t sum = 0;
-  const auto take = [&](int group, at::ScalarType kind) {
-    const auto numel = stack.groups()[std::size_t(group)].numel;
-    return pool.take(numel, kind, [&] {
-      sum += std::uint64_t(numel) * at::elementSize(kind);
-      return Piece{numel, kind};
-    });
-  };
-  std::vector<Piece> values(stack.groups().size()), grads(values.size()), wide(values.size());
-  std::vector<std::pair<int, Piece>> scattering;
-  const bool fp32_sums = placement.gradients.pooled && sums_in_fp32(options.train);
-  const auto widen = [&](int group) {
-    Piece& sums = wide[std::size_t(group)];
-    if (sums.elements == 0) sums = take(group, at::kFloat);
-  };
-  Widening widening(stack);
-  for (const auto& action : table) {
-    const int group = action.group;
-    const auto g = std::size_t(group);
-    if (fp32_sums)
-      for (const int other : widening.before(action)) widen(other);
-    switch (action.kind) {
-      case Action::Kind::gather:
-        if (placement.values.pooled) values[g] = take(group, type);
-        break;
-      case Action::Kind::release:
-        if (placement.values.pooled) pool.give_back(values[g]);
-        break;
-      case Action::Kind::open:
-        if (!placement.gradients.pooled) break;
-        // As many as may be on their way to their owners, and this group's own.
-        for (std::size_t i = 0; i < scattering.size(); ++i)
-          if (scattering[i].first == group ||
-              i + ZeroShards::most_scattering <= scattering.size()) {
-            pool.give_back(scattering[i].second);
-            scattering[i].first = -1;
-          }
-        std::erase_if(scattering, [](const auto& one) { return one.first < 0; });
-        grads[g] = take(group, type);
-        break;
-      case Action::Kind::scatter: {
-        if (!placement.gradients.pooled) break;
-        Piece piece = grads[g];
-        if (fp32_sums) {
-          widen(group);
-          piece = std::exchange(wide[g], {});
-          pool.give_back(grads[g]);
-        }
-        scattering.push_back({group, piece});
-        break;
-      }
-      default:
-        break;
-    }
-  }
-  return sum;
+  return pooled_bytes(table, stack, placement, type, sums_in_fp32(options.train));
 }
 
 }  // namespace

@@ -91,6 +91,16 @@ class ZeroShards::CopyLane {
   std::vector<std::optional<c10::Event>> there_;  // by group
 };
 
+namespace {
+
+std::vector<std::int64_t> numels_of(const std::vector<ShardGroup>& groups) {
+  std::vector<std::int64_t> numels;
+  for (const auto& group : groups) numels.push_back(group.numel);
+  return numels;
+}
+
+}  // namespace
+
 ZeroShards::~ZeroShards() = default;
 
 ZeroShards::ZeroShards(Stack& stack, Owners owners, const Placement& placement, Tier* tier,
@@ -100,6 +110,13 @@ ZeroShards::ZeroShards(Stack& stack, Owners owners, const Placement& placement, 
       replicas_(std::move(owners.replicas)),
       placement_(placement),
       tier_(placement.offloads_values() ? tier : nullptr),
+      pooled_(numels_of(stack.groups()), stack.type(), stack.has_fp32_sums(),
+              [this](std::int64_t numel, at::ScalarType type) {
+                MemoryScope scope(MemoryKind::communication);
+                return stack_.device().is_cpu()
+                           ? ranks_->allocate({numel}, type)
+                           : at::zeros({numel}, at::TensorOptions(stack_.device()).dtype(type));
+              }),
       exchange_(std::move(exchange)) {
   std::int64_t all = 0;
   for (int g = 0; g < int(stack.groups().size()); ++g) {
@@ -147,15 +164,6 @@ at::Tensor ZeroShards::grads(int group) const {
              : stack_.group_sums(group).narrow(0, ranks_->rank() * numel, numel);
 }
 
-at::Tensor ZeroShards::take(std::int64_t numel, at::ScalarType type) {
-  return pool_.take(numel, type, [&] {
-    MemoryScope scope(MemoryKind::communication);
-    return stack_.device().is_cpu()
-               ? ranks_->allocate({numel}, type)
-               : at::zeros({numel}, at::TensorOptions(stack_.device()).dtype(type));
-  });
-}
-
 void ZeroShards::publish() {
   for (int g = 0; g < int(first_.size()); ++g) publish(g);
 }
@@ -186,7 +194,7 @@ void ZeroShards::fetch(int group) {
 
 void ZeroShards::gather(int group) {
   if (!placement_.values.pooled) return stack_.lend_values(group, values(group));
-  stack_.lend_values(group, take(stack_.groups()[std::size_t(group)].numel, stack_.type()));
+  stack_.lend_values(group, pooled_.gather(group));
   const at::Tensor all = stack_.group_values(group);
   auto& work = gathering_[std::size_t(group)];
   const Parcel parcel{.purpose = Purpose::parameters, .part = group};
@@ -222,8 +230,8 @@ void ZeroShards::release(int group) {
     lane_->wait(group);
     tier_->give_back(kept_values(group), /*changed=*/false);
   }
-  const at::Tensor memory = stack_.take_back_values(group);
-  if (placement_.values.pooled) pool_.give_back(memory);
+  stack_.take_back_values(group);
+  if (placement_.values.pooled) pooled_.release(group);
 }
 
 // What has arrived is put away first, since its memory may do; and the same group of an earlier
@@ -237,13 +245,13 @@ void ZeroShards::open(int group) {
     kept_[std::size_t(group)] = true;  // later micro-batches add to it
     return;
   }
-  for (std::size_t i = 0; i < scattering_.size(); ++i)
-    if (scattering_[i].group == group || i + most_scattering <= scattering_.size() ||
-        ((!replicas_ || scattering_[i].across) && stack_.device().is_cpu() &&
-         scattering_[i].work.done()))
-      finish(scattering_[i]);
+  const std::vector<int> due = pooled_.due(group);
+  for (Scattering& one : scattering_)
+    if (std::ranges::find(due, one.group) != due.end() ||
+        ((!replicas_ || one.across) && stack_.device().is_cpu() && one.work.done()))
+      finish(one);
   std::erase_if(scattering_, [](const Scattering& one) { return one.group < 0; });
-  stack_.lend_grads(group, take(stack_.groups()[std::size_t(group)].numel, stack_.type()));
+  stack_.lend_grads(group, pooled_.open(group));
   stack_.forget_grads(group);
 }
 
@@ -256,7 +264,7 @@ void ZeroShards::widen(int group) {
   const at::NoGradGuard no_grad;
   const auto& place = stack_.groups()[std::size_t(group)];
   if (placement_.gradients.sliced && !stack_.has_lent_sums(group))
-    stack_.lend_sums(group, take(place.numel, at::kFloat));
+    stack_.lend_sums(group, pooled_.widen(group));
   stack_.add_to_sums(place.begin, place.begin + place.numel);
 }
 
@@ -274,10 +282,13 @@ void ZeroShards::scatter(int group) {
   Scattering one;
   one.group = group;
   one.all = stack_.group_sums(group);
-  if (placement_.gradients.sliced && stack_.has_fp32_sums()) {
-    one.memory = stack_.take_back_sums(group);
-    one.all = one.memory.narrow(0, 0, place.numel);
-    pool_.give_back(stack_.take_back_grads(group));
+  if (placement_.gradients.sliced) {
+    const at::Tensor& memory = pooled_.scatter(group);
+    if (stack_.has_fp32_sums()) {
+      stack_.take_back_sums(group);
+      stack_.take_back_grads(group);
+      one.all = memory.narrow(0, 0, place.numel);
+    }
   }
   // On a GPU straight to where it is kept; on a CPU where it lies, which shared memory does best.
   one.kept = placement_.gradients.sliced && !tier_ && stack_.device().is_cuda() &&
@@ -303,7 +314,8 @@ void ZeroShards::finish(Scattering& one) {
   exchange_->wait(one.work, stack_.device());
   if (placement_.gradients.sliced) {
     if (!one.kept) keep(one.group, one.sum);
-    pool_.give_back(one.memory.defined() ? one.memory : stack_.take_back_grads(one.group));
+    if (!stack_.has_fp32_sums()) stack_.take_back_grads(one.group);
+    pooled_.finish(one.group);
   }
   one = {};
 }

@@ -31,7 +31,7 @@
 #include "echelon/comm/communicator.h"
 #include "echelon/nn/stack.h"
 #include "echelon/parallel/placement.h"
-#include "echelon/parallel/zero/lending_pool.h"
+#include "echelon/parallel/zero/group_memory.h"
 #include "echelon/parallel/zero/tier.h"
 #include "echelon/step/exchange.h"
 #include "echelon/step/shards.h"
@@ -94,14 +94,12 @@ class ZeroShards final : public Shards {
   struct Scattering {
     int group = -1;
     Work work = {};
-    at::Tensor all = {};     // what is reduced, of the whole group
-    at::Tensor sum = {};     // the own slice of the result
-    at::Tensor memory = {};  // that of `all`, where it is a copy
-    bool kept = false;       // the result is where it stays
-    bool across = false;     // it is being summed over the replicas
+    at::Tensor all = {};  // what is reduced, of the whole group
+    at::Tensor sum = {};  // the own slice of the result
+    bool kept = false;    // the result is where it stays
+    bool across = false;  // it is being summed over the replicas
   };
   class CopyLane;
-  at::Tensor take(std::int64_t numel, at::ScalarType type);
   Tier::Run kept_values(int group) const;
   Tier::Run kept_grads(int group) const;
   at::Tensor own_part(const Scattering& one) const;
@@ -120,7 +118,7 @@ class ZeroShards final : public Shards {
   std::vector<Scattering> scattering_;
   std::vector<bool> kept_;         // by group: own_grads_ has gradients of this step
   std::vector<at::Tensor> norms_;  // by group
-  LendingPool<at::Tensor> pool_;
+  GroupMemory<at::Tensor> pooled_;
   std::shared_ptr<Exchange> exchange_;
 };
 

@@ -1,0 +1,93 @@
+// The pooled memory of parameter groups (ZeRO-2 and 3): which piece a group's values hold from
+// gather to release, and its gradients from open until their scatter is done. ZeroShards keeps
+// tensors in it. The forecast of memory keeps sizes, and counts the pieces that are made
+// (pooled_bytes.h).
+#pragma once
+
+#include <ATen/core/ScalarType.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "echelon/parallel/zero/lending_pool.h"
+#include "echelon/step/shards.h"
+
+namespace echelon {
+
+// Memory has numel() and scalar_type(): a tensor, or the description of one.
+template <class Memory>
+class GroupMemory {
+ public:
+  using Make = std::function<Memory(std::int64_t numel, at::ScalarType type)>;
+
+  // `numels` and `type` are those of the groups. With `fp32_sums` gradients are widened before they
+  // are scattered.
+  GroupMemory(const std::vector<std::int64_t>& numels, at::ScalarType type, bool fp32_sums,
+              Make make)
+      : type_(type), fp32_sums_(fp32_sums), make_(std::move(make)) {
+    groups_.resize(numels.size());
+    for (std::size_t g = 0; g < numels.size(); ++g) groups_[g].numel = numels[g];
+  }
+
+  // For the values, and until release.
+  const Memory& gather(int group) { return of(group).values = take(group, type_); }
+  void release(int group) { pool_.give_back(std::exchange(of(group).values, {})); }
+
+  // The groups whose scatter has to be finished before `group` is opened: its own, and the first of
+  // more than may be under way.
+  std::vector<int> due(int group) const {
+    std::vector<int> groups;
+    for (std::size_t i = 0; i < scattering_.size(); ++i)
+      if (scattering_[i] == group || i + Shards::most_scattering <= scattering_.size())
+        groups.push_back(scattering_[i]);
+    return groups;
+  }
+  // For the gradients, and until finish.
+  const Memory& open(int group) { return of(group).gradients = take(group, type_); }
+  // For the fp32 sums of the gradients; the same until they are scattered.
+  const Memory& widen(int group) {
+    Group& one = of(group);
+    if (!std::exchange(one.widened, true)) one.sums = take(group, at::kFloat);
+    return one.sums;
+  }
+  // What is scattered: the sums, and the gradients go back at once; or the gradients.
+  const Memory& scatter(int group) {
+    Group& one = of(group);
+    if (fp32_sums_) {
+      widen(group);
+      pool_.give_back(std::exchange(one.gradients, std::exchange(one.sums, {})));
+      one.widened = false;
+    }
+    scattering_.push_back(group);
+    return one.gradients;
+  }
+  void finish(int group) {
+    std::erase(scattering_, group);
+    pool_.give_back(std::exchange(of(group).gradients, {}));
+  }
+
+ private:
+  struct Group {
+    std::int64_t numel = 0;
+    Memory values, gradients, sums;
+    bool widened = false;
+  };
+  Group& of(int group) { return groups_[std::size_t(group)]; }
+  Memory take(int group, at::ScalarType type) {
+    const std::int64_t numel = of(group).numel;
+    return pool_.take(numel, type, [&] { return make_(numel, type); });
+  }
+
+  at::ScalarType type_;
+  bool fp32_sums_;
+  Make make_;
+  std::vector<Group> groups_;
+  std::vector<int> scattering_;  // groups, in the order in which their scatters began
+  LendingPool<Memory> pool_;
+};
+
+}  // namespace echelon
