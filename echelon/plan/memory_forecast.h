@@ -1,12 +1,12 @@
 // What a job's ranks will need of memory, from its options alone: nothing is allocated.
 //
 // Parameters, gradients and the optimiser's state are exact, with the padding that divides them
-// over their owners. So is what is lent to groups in stages 2 and 3: the step's table is walked.
-// Activations are those of the model's family by the formula of docs/recompute.md, and an estimate
-// of what its backward holds beside them: within a tenth of what was measured (docs/memory.md). In
-// a pipeline the table is walked for them too, with as many messages on their way as there can be
-// at most. With parameter servers it is what the rank needs that both works and serves, or the
-// larger of the two (server_forecast.h).
+// over their owners. The pooled memory of ZeRO-2 and 3 is an upper bound: the table walk
+// (step/walk.h) feeds the rules of the pool. Activations are those of the model's family by the
+// formula of docs/recompute.md, and an estimate of what its backward holds beside them: within a
+// tenth of what was measured (docs/memory.md). The walk adds them up; in a pipeline with as many
+// messages on their way as there can be at most. With parameter servers it is what the rank needs
+// that both works and serves, or the larger of the two (server_forecast.h).
 #pragma once
 
 #include <cstdint>
