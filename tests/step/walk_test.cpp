@@ -128,6 +128,39 @@ TEST(Walk, ExplainsEverySecondOfAStep) {
   }
 }
 
+TEST(Walk, FetchesAGroupBeforeItIsGathered) {
+  const auto of = [](Kind kind, int group) { return Action{.kind = kind, .group = group}; };
+  const Table table = {of(Kind::fetch, 0),  of(Kind::fetch, 1), of(Kind::gather, 0),
+                       of(Kind::gather, 1), of(Kind::use, 0),   {Kind::forward, 0, 0},
+                       of(Kind::use, 1)};
+  StepCosts costs = equal_layers(1, {.forward = 3});
+  costs.groups.assign(2, {.fetch = {.seconds = 5}, .gather = {.seconds = 2, .bytes = 40}});
+  std::vector<double> end;
+  const RankCosts sum =
+      walk(table, costs, [&](int, std::size_t, const TimedAction& timed, const RankCosts&) {
+        end.push_back(timed.end);
+      });
+  EXPECT_EQ(end, (std::vector<double>{5, 10, 7, 12, 7, 10, 12}));
+  EXPECT_EQ(sum.exposed, 7 + 2);
+  EXPECT_EQ(sum.sent(Purpose::parameters), 80);
+}
+
+TEST(Walk, WaitsForTiedSumsAndPushesAtTheEnd) {
+  StepCosts costs;
+  costs.tie = {.seconds = 4, .bytes = 12};
+  costs.push = {.seconds = 2, .bytes = 7};
+  costs.update = 1;
+  const RankCosts tied = walk({{Kind::settle}, {Kind::tie}, {Kind::update}}, costs);
+  EXPECT_EQ(tied.end, 5);
+  EXPECT_EQ(walk({{Kind::settle}, {Kind::tie}}, costs).end, 4) << "the tie itself waits";
+  EXPECT_EQ(tied.exposed, 4);
+  EXPECT_EQ(tied.sent(Purpose::tied_gradients), 12);
+  const RankCosts pushed = walk(for_servers({.layers = 1}), costs);
+  EXPECT_EQ(pushed.end, 2);
+  EXPECT_EQ(pushed.updating, 0);
+  EXPECT_EQ(pushed.sent(Purpose::push), 7);
+}
+
 // Layer 0 on the first rank and layer 1 on the second.
 std::vector<Table> two_ranks(int micro_batches) {
   std::vector<Table> tables(2);
