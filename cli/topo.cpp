@@ -216,7 +216,7 @@ MeshShape parse_mesh(const std::string& text, int ranks) {
     throw InvalidArgument(fmt::format(
         "--mesh {}: give pipeline x data x tensor, as in 2x2x1; 0 for data is what the others leave",
         text));
-  return mesh_shape(ranks, pipeline, data, tensor);
+  return mesh_shape(ranks, {.pipeline = pipeline, .data = data, .tensor = tensor});
 }
 
 nlohmann::ordered_json mesh_json(Group& group, const MeshShape& shape,

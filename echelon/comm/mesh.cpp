@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <utility>
 
 #include "echelon/base/error.h"
@@ -11,42 +12,106 @@
 
 namespace echelon {
 
-std::string to_string(const MeshShape& shape) {
-  return fmt::format("pipeline {} x data {} x tensor {}", shape.pipeline, shape.data, shape.tensor);
+namespace {
+
+// One member for each dimension.
+template <class Of>
+auto& member(Of& of, Dimension along) {
+  switch (along) {
+    case Dimension::pipeline:
+      return of.pipeline;
+    case Dimension::data:
+      return of.data;
+    case Dimension::context:
+      return of.context;
+    case Dimension::expert:
+      return of.expert;
+    case Dimension::tensor:
+      break;
+  }
+  return of.tensor;
 }
 
+// Those that a user sets are always named, the others where they have more than one rank.
+bool is_named(Dimension one, const MeshShape& shape) {
+  return (one != Dimension::context && one != Dimension::expert) || shape[one] != 1;
+}
+
+std::string named(const MeshShape& shape, Dimensions but = {}) {
+  std::string text;
+  for (const Dimension one : all_dimensions) {
+    if (but.contains(one) || !is_named(one, shape)) continue;
+    text += fmt::format("{}{} {}", text.empty() ? "" : " x ", to_string(one), shape[one]);
+  }
+  return text;
+}
+
+}  // namespace
+
+int MeshShape::operator[](Dimension along) const { return member(*this, along); }
+int& MeshShape::operator[](Dimension along) { return member(*this, along); }
+int MeshPlace::operator[](Dimension along) const { return member(*this, along); }
+int& MeshPlace::operator[](Dimension along) { return member(*this, along); }
+
+std::string to_string(const MeshShape& shape) { return named(shape); }
+
 MeshPlace place_at(const MeshShape& shape, int position) {
-  return {.pipeline = position / (shape.data * shape.tensor),
-          .data = position / shape.tensor % shape.data,
-          .tensor = position % shape.tensor};
+  MeshPlace place;
+  for (auto one = all_dimensions.rbegin(); one != all_dimensions.rend(); ++one) {
+    place[*one] = position % shape[*one];
+    position /= shape[*one];
+  }
+  return place;
 }
 
 int position_of(const MeshShape& shape, const MeshPlace& place) {
-  return (place.pipeline * shape.data + place.data) * shape.tensor + place.tensor;
+  int position = 0;
+  for (const Dimension one : all_dimensions) position = position * shape[one] + place[one];
+  return position;
 }
 
-MeshShape mesh_shape(int ranks, int pipeline, int data, int tensor) {
-  constexpr int most = 1 << 20;  // of each, so that products stay whole numbers
-  if (ranks < 1 || pipeline < 1 || data < 0 || tensor < 1 || pipeline > most || data > most ||
-      tensor > most)
-    throw InvalidArgument(fmt::format(
-        "a mesh of {} ranks, pipeline {} x data {} x tensor {}, cannot be: each is 1 or more, and a million at most",
-        ranks, pipeline, data, tensor));
-  const std::int64_t group = std::int64_t(pipeline) * tensor * std::max(1, data);
-  if (data > 0 && group != ranks)
-    throw InvalidArgument(fmt::format(
-        "pipeline {} x data {} x tensor {} takes {} ranks, and there {} {}: start {}, or let data "
-        "be what is left",
-        pipeline, data, tensor, group, ranks == 1 ? "is" : "are", ranks, group));
+std::vector<int> group_of(const MeshShape& shape, const MeshPlace& place, Dimensions along) {
+  std::vector<int> positions;
+  for (int position = 0; position < shape.ranks(); ++position) {
+    const MeshPlace there = place_at(shape, position);
+    const bool is_member =
+        std::all_of(all_dimensions.begin(), all_dimensions.end(),
+                    [&](Dimension one) { return along.contains(one) || there[one] == place[one]; });
+    if (is_member) positions.push_back(position);
+  }
+  return positions;
+}
+
+MeshShape mesh_shape(int ranks, const MeshShape& wanted) {
+  constexpr int most = 1 << 20;  // of each
+  constexpr std::int64_t most_before = std::int64_t{1}
+                                       << 42;  // so that products stay whole numbers
+  std::int64_t group = 1;
+  bool can_be = ranks >= 1;
+  for (const Dimension one : all_dimensions) {
+    const bool is_open = one == Dimension::data && wanted.data == 0;
+    can_be &= (wanted[one] >= 1 || is_open) && wanted[one] <= most;
+    if (can_be && !is_open && group <= most_before) group *= wanted[one];
+  }
+  if (!can_be)
+    throw InvalidArgument(
+        fmt::format("a mesh of {} ranks, {}, cannot be: each is 1 or more, and a million at most",
+                    ranks, named(wanted)));
+  if (wanted.data > 0 && group != ranks)
+    throw InvalidArgument(
+        fmt::format("{} takes {} ranks, and there {} {}: start {}, or let data be what is left",
+                    named(wanted), group, ranks == 1 ? "is" : "are", ranks, group));
   if (ranks % group != 0) {
     const std::int64_t below = ranks / group * group;
     const std::string nearest =
         below > 0 ? fmt::format("{} or {}", below, below + group) : fmt::format("{}", group);
-    throw InvalidArgument(fmt::format(
-        "pipeline {} x tensor {} takes {} ranks or a multiple, and there {} {}: start {}", pipeline,
-        tensor, group, ranks == 1 ? "is" : "are", ranks, nearest));
+    throw InvalidArgument(fmt::format("{} takes {} ranks or a multiple, and there {} {}: start {}",
+                                      named(wanted, {Dimension::data}), group,
+                                      ranks == 1 ? "is" : "are", ranks, nearest));
   }
-  return {.pipeline = pipeline, .data = ranks / (pipeline * tensor), .tensor = tensor};
+  MeshShape shape = wanted;
+  if (wanted.data == 0) shape.data = int(ranks / group);
+  return shape;
 }
 
 std::vector<int> mesh_order(const std::vector<std::string>& hosts) {
@@ -79,11 +144,20 @@ std::string draw_mesh(const MeshShape& shape, const std::vector<std::string>& ho
     picture += tensor_within_hosts(shape, hosts) ? ", tensor groups within a host"
                                                  : ", tensor groups span hosts";
   picture += "\n";
-  const auto box = [&](int stage, int data) {
+  // A column for each place along the dimensions between pipeline and tensor.
+  const int columns = shape.ranks() / (shape.pipeline * shape.tensor);
+  const auto head = [&](int column) {
+    const MeshPlace place = place_at(shape, column * shape.tensor);
+    std::string text = fmt::format("data {}", place.data);
+    for (const Dimension one : {Dimension::context, Dimension::expert})
+      if (shape[one] > 1) text += fmt::format(" {} {}", to_string(one), place[one]);
+    return text;
+  };
+  const auto box = [&](int stage, int column) {
     std::string ranks;
     int before = -1;  // the host that was named last
     for (int t = 0; t < shape.tensor; ++t) {
-      const int rank = order[std::size_t(position_of(shape, {stage, data, t}))];
+      const int rank = order[std::size_t((stage * columns + column) * shape.tensor + t)];
       const int host = numbered.of[std::size_t(rank)];
       if (several && std::exchange(before, host) != host)
         ranks += fmt::format("{}h{}:", t > 0 ? " " : "", host);
@@ -91,20 +165,18 @@ std::string draw_mesh(const MeshShape& shape, const std::vector<std::string>& ho
     }
     return fmt::format("[{} ]", ranks);
   };
-  std::size_t widest = fmt::formatted_size("data {}", shape.data - 1);
-  for (int position = 0; position < shape.ranks(); position += shape.tensor) {
-    const MeshPlace place = place_at(shape, position);
-    widest = std::max(widest, box(place.pipeline, place.data).size());
-  }
+  std::size_t widest = head(columns - 1).size();
+  for (int stage = 0; stage < shape.pipeline; ++stage)
+    for (int column = 0; column < columns; ++column)
+      widest = std::max(widest, box(stage, column).size());
   const int in_a_row = std::max(1, (width - 9) / int(widest + 2));
-  for (int first = 0; first < shape.data; first += in_a_row) {
-    const int end = std::min(shape.data, first + in_a_row);
+  for (int first = 0; first < columns; first += in_a_row) {
+    const int end = std::min(columns, first + in_a_row);
     picture += fmt::format("\n{:9}", "");
-    for (int d = first; d < end; ++d)
-      picture += fmt::format("  {:<{}}", fmt::format("data {}", d), widest);
+    for (int c = first; c < end; ++c) picture += fmt::format("  {:<{}}", head(c), widest);
     for (int s = 0; s < shape.pipeline; ++s) {
       picture += fmt::format("\n{:9}", fmt::format("stage {}", s));
-      for (int d = first; d < end; ++d) picture += fmt::format("  {:<{}}", box(s, d), widest);
+      for (int c = first; c < end; ++c) picture += fmt::format("  {:<{}}", box(s, c), widest);
     }
     picture += "\n";
   }
@@ -125,6 +197,30 @@ std::string draw_mesh(const MeshShape& shape, const std::vector<std::string>& ho
   return lines;
 }
 
+const std::shared_ptr<Communicator>& Mesh::along(Dimension dimension) const {
+  return member(*this, dimension);
+}
+
+std::shared_ptr<Communicator> Mesh::over(Dimensions dimensions) {
+  Dimensions wide;  // those of several ranks
+  std::shared_ptr<Communicator> one_of_them;
+  int count = 0;
+  for (const Dimension one : all_dimensions) {
+    if (!dimensions.contains(one)) continue;
+    if (shape[one] > 1) {
+      wide.add(one);
+      ++count;
+    }
+    if (shape[one] > 1 || !one_of_them) one_of_them = along(one);
+  }
+  if (count <= 1) return one_of_them;
+  if (const auto it = made.find(wide); it != made.end()) return it->second;
+  const auto positions = group_of(shape, place, wide);
+  const bool is_all =
+      int(positions.size()) == all->size() && std::is_sorted(order.begin(), order.end());
+  return made[wide] = is_all ? all : all->split(positions.front(), position_of(shape, place));
+}
+
 int Mesh::rank_at(const MeshPlace& there) const {
   const int position = position_of(shape, there);
   return order.empty() ? position : order[std::size_t(position)];
@@ -135,8 +231,8 @@ bool Mesh::lie_alike(int stage, int other) const {
     MeshPlace there = place;
     there.pipeline = of_stage;
     std::vector<std::string> on;
-    for (there.data = 0; there.data < shape.data; ++there.data)
-      on.push_back(hosts[std::size_t(rank_at(there))]);
+    for (const int position : group_of(shape, there, batch_dimensions))
+      on.push_back(hosts[std::size_t(rank_at(place_at(shape, position)))]);
     return number_hosts(on).of;
   };
   return pattern(stage) == pattern(other);
@@ -152,13 +248,12 @@ Mesh make_mesh(std::shared_ptr<Communicator> ranks, const MeshShape& shape) {
   mesh.order = mesh_order(mesh.hosts);
   const auto position =
       int(std::find(mesh.order.begin(), mesh.order.end(), ranks->rank()) - mesh.order.begin());
-  const MeshPlace place = mesh.place = place_at(shape, position);
-  const auto along = [&](int size, int colour, int key) {
-    return size > 1 ? ranks->split(colour, key) : nullptr;
-  };
-  mesh.tensor = along(shape.tensor, place.pipeline * shape.data + place.data, place.tensor);
-  mesh.data = along(shape.data, place.pipeline * shape.tensor + place.tensor, place.data);
-  mesh.pipeline = along(shape.pipeline, place.data * shape.tensor + place.tensor, place.pipeline);
+  mesh.place = place_at(shape, position);
+  for (auto one = all_dimensions.rbegin(); one != all_dimensions.rend(); ++one) {
+    if (shape[*one] == 1) continue;
+    const int first = group_of(shape, mesh.place, {*one}).front();
+    member(mesh, *one) = ranks->split(first, position);
+  }
   mesh.all = std::move(ranks);
   return mesh;
 }

@@ -40,7 +40,9 @@ std::vector<LayerCost> of_first(const std::function<std::vector<LayerCost>(int)>
 
 MeshShape mesh_of(const ParallelOptions& parallel, int ranks) {
   try {
-    return mesh_shape(ranks, int(parallel.pipeline), int(parallel.data), int(parallel.tensor));
+    return mesh_shape(ranks, {.pipeline = int(parallel.pipeline),
+                              .data = int(parallel.data),
+                              .tensor = int(parallel.tensor)});
   } catch (const InvalidArgument& error) {
     throw InvalidArgument(fmt::format(
         "{}; parallel.pipeline, parallel.data and parallel.tensor make the mesh (parallel.data=0: "

@@ -186,11 +186,11 @@ bool Trainer::sum_alike(int pipeline_stage, int other) const {
 
 void Trainer::check_same_parameters() const {
   const Mesh& mesh = layout_.mesh;
-  const auto refuse = [&](const std::vector<int>& others, int first, int MeshPlace::*along) {
+  const auto refuse = [&](const std::vector<int>& others, int first, Dimension along) {
     if (others.empty()) return;
     const auto rank = [&](int there) {
       MeshPlace place = mesh.place;
-      place.*along = there;
+      place[along] = there;
       return mesh.rank_at(place);
     };
     std::vector<int> ranks;
@@ -212,9 +212,9 @@ void Trainer::check_same_parameters() const {
   }
   if (!slices) {
     if (shards_) shards_->wait_for_values();
-    if (ranks_) refuse(ranks_that_differ(stack_, *ranks_), 0, &MeshPlace::data);
+    if (ranks_) refuse(ranks_that_differ(stack_, *ranks_), 0, Dimension::data);
     if (mesh.tensor)
-      refuse(ranks_that_differ_in_whole_parameters(stack_, *mesh.tensor), 0, &MeshPlace::tensor);
+      refuse(ranks_that_differ_in_whole_parameters(stack_, *mesh.tensor), 0, Dimension::tensor);
   }
   if (!mesh.pipeline || mixed_) return;
   const auto owner = layout_.neighbours().owner;
@@ -226,7 +226,7 @@ void Trainer::check_same_parameters() const {
     const at::Tensor mine = !parameter.here ? at::empty({0}, at::TensorOptions(device_))
                             : slices        ? shards_->values(stack_.group_of(parameter))
                                             : parameter.value;
-    if (differ(mine, one, other, *mesh.pipeline)) refuse({other}, one, &MeshPlace::pipeline);
+    if (differ(mine, one, other, *mesh.pipeline)) refuse({other}, one, Dimension::pipeline);
   }
 }
 

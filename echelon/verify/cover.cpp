@@ -112,7 +112,8 @@ std::vector<MatrixChoice> quick_choices() {
   const auto values_of = [](const MatrixChoice& choice) {
     std::set<std::pair<std::size_t, int>> values;
     for (std::size_t f = mesh + 1; f < choice.size(); ++f) values.insert({f, choice[f]});
-    const auto [p, d, t] = shape_of(choice);
+    const MeshShape shape = shape_of(choice);
+    const int p = shape.pipeline, d = shape.data, t = shape.tensor;
     values.insert({mesh, p * d * t});
     if (p > 1 && d > 1 && t > 1) values.insert({mesh, largest_world + 1});
     if (t > 1) values.insert({mesh, largest_world + 2 + choice[sequence]});

@@ -22,7 +22,7 @@ const std::vector<MeshShape>& shapes() {
       for (int pipeline = 1; pipeline <= world; ++pipeline)
         for (int data = 1; pipeline * data <= world; ++data)
           if (world % (pipeline * data) == 0)
-            some.push_back({pipeline, data, world / pipeline / data});
+            some.push_back({.pipeline = pipeline, .data = data, .tensor = world / pipeline / data});
     return some;
   }();
   return all;
@@ -50,7 +50,8 @@ MeshShape shape_of(const MatrixChoice& choice) { return shapes()[std::size_t(cho
 const std::vector<MatrixFactor>& matrix_factors() {
   static const std::vector<MatrixFactor> factors = [] {
     std::vector<std::string> meshes;
-    for (const auto& [p, d, t] : shapes()) meshes.push_back(fmt::format("{}x{}x{}", p, d, t));
+    for (const auto& shape : shapes())
+      meshes.push_back(fmt::format("{}x{}x{}", shape.pipeline, shape.data, shape.tensor));
     std::vector<std::string> models;
     for (const auto& form : model_forms()) models.emplace_back(form.family);
     return std::vector<MatrixFactor>{
@@ -78,7 +79,8 @@ bool can_go_together(const MatrixChoice& choice) {
   const auto is = [&](Factor factor, int which) { return choice[factor] == which; };
   const auto more = [&](Factor factor) { return choice[factor] > 0; };  // not the first value
   if (!open(mesh)) {
-    const auto [p, d, t] = shape_of(choice);
+    const MeshShape shape = shape_of(choice);
+    const int p = shape.pipeline, d = shape.data, t = shape.tensor;
     if (!open(schedule) && (p > 1) != more(schedule)) return false;
     if (more(schedule) && value(choice, schedule) == "interleaved" && 2 * p > layers) return false;
     if (more(sequence) && t == 1) return false;
@@ -125,8 +127,9 @@ std::string name_of(const MatrixChoice& choice) {
 }
 
 JobOptions job_of(const MatrixChoice& choice, const std::string& folder) {
-  const auto [p, d, t] = shape_of(choice);
-  const std::int64_t even = largest_world / t * t;  // divides by the tensor group
+  const MeshShape shape = shape_of(choice);
+  const int p = shape.pipeline, d = shape.data, t = shape.tensor;
+  const std::int64_t even = largest_world / t * t;  // what divides over the tensor group
   JobOptions job;
   job.model = {.family = value(choice, family),
                .layers = blocks,

@@ -95,8 +95,10 @@ double difference(const Strategy& strategy, const Run& run, References& referenc
 
 MeshShape shape_of(const Strategy& strategy, int world) {
   const auto& parallel = strategy.options.parallel;
-  return strategy.mesh ? MeshShape{int(parallel.pipeline), int(parallel.data), int(parallel.tensor)}
-                       : MeshShape{1, world, 1};
+  return strategy.mesh ? MeshShape{.pipeline = int(parallel.pipeline),
+                                   .data = int(parallel.data),
+                                   .tensor = int(parallel.tensor)}
+                       : MeshShape{.data = world};
 }
 
 std::string memory_fault(const Strategy& strategy, const Run& run, int rank, int world, int hosts) {

@@ -98,12 +98,12 @@ MeshLayout layout_of(const MeshShape& shape, int chunks) {
 }
 
 TEST(PipelineTrace, NamesStagesWithTheRanksThatHaveThem) {
-  EXPECT_EQ(pipeline_rows(layout_of({2, 2, 1}, 1)),
+  EXPECT_EQ(pipeline_rows(layout_of({.pipeline = 2, .data = 2}, 1)),
             (std::vector<std::string>{"stage 0 (rank 0)", "stage 1 (rank 2)"}));
-  EXPECT_EQ(pipeline_rows(layout_of({2, 1, 2}, 2)),
+  EXPECT_EQ(pipeline_rows(layout_of({.pipeline = 2, .tensor = 2}, 2)),
             (std::vector<std::string>{"stages 0,2 (rank 0)", "stages 1,3 (rank 2)"}));
-  EXPECT_EQ(pipeline_rows(layout_of({2, 1, 1}, 4))[1], "stages 1,3..7 (rank 1)");
-  MeshLayout dealt = layout_of({2, 1, 1}, 1);
+  EXPECT_EQ(pipeline_rows(layout_of({.pipeline = 2}, 4))[1], "stages 1,3..7 (rank 1)");
+  MeshLayout dealt = layout_of({.pipeline = 2}, 1);
   dealt.mesh.order = {1, 0};
   EXPECT_EQ(pipeline_rows(dealt)[0], "stage 0 (rank 1)");
 }

@@ -1,0 +1,43 @@
+// The dimensions of a mesh of ranks, from the outermost to the innermost, and sets of them.
+#pragma once
+
+#include <array>
+#include <compare>
+#include <initializer_list>
+#include <string>
+
+namespace echelon {
+
+enum class Dimension {
+  pipeline,  // other layers
+  data,      // other samples
+  context,   // other tokens of the same samples
+  expert,    // other experts, and other samples
+  tensor,    // other columns or rows of the same matrices
+};
+inline constexpr std::array all_dimensions = {
+    Dimension::pipeline, Dimension::data, Dimension::context, Dimension::expert, Dimension::tensor};
+const char* to_string(Dimension dimension);  // "data"
+
+class Dimensions {
+ public:
+  constexpr Dimensions() = default;
+  constexpr Dimensions(std::initializer_list<Dimension> some) {
+    for (const Dimension one : some) add(one);
+  }
+  constexpr void add(Dimension one) { bits_ |= bit(one); }
+  constexpr bool contains(Dimension one) const { return (bits_ & bit(one)) != 0; }
+  constexpr auto operator<=>(const Dimensions&) const = default;
+
+ private:
+  static constexpr unsigned bit(Dimension one) { return 1U << static_cast<unsigned>(one); }
+  unsigned bits_ = 0;
+};
+std::string to_string(Dimensions some);  // "data x expert"; "nothing" for none
+
+// Along these, ranks have other samples, or other tokens of them. A parameter that all of these
+// ranks have in common gets the sum of their gradients.
+inline constexpr Dimensions batch_dimensions = {Dimension::data, Dimension::context,
+                                                Dimension::expert};
+
+}  // namespace echelon
