@@ -145,6 +145,7 @@ class Job {
   std::optional<PeakMemory> peak_;
   std::optional<Stack> stack_;
   std::optional<MemoryAccount> memory_here_;  // of the trainer and the server in this process
+  std::optional<MemoryCounting> counting_here_;
   std::optional<ServerJob> servers_;
   std::optional<Trainer> trainer_;
   std::optional<AsyncPhases> phases_;
@@ -202,6 +203,7 @@ JobEnd Job::visit() {
 void Job::start_servers() {
   if (options().server.count == 0) return;
   memory_here_.emplace(MemoryExtent::with_inner);
+  counting_here_.emplace(*memory_here_);
   servers_.emplace(options(), *request_.ranks, listening_address(options()), Token::find(),
                    data_.fingerprint);
   servers_->report_memory([this] {

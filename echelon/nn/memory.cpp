@@ -1,12 +1,13 @@
 #include "echelon/nn/memory.h"
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
-#include <atomic>
 #include <mutex>
 #include <numeric>
 #include <unordered_map>
+#include <utility>
 
 namespace echelon {
 namespace {
@@ -33,39 +34,25 @@ std::uint64_t MemoryUse::total() const {
   return std::accumulate(bytes.begin(), bytes.end(), std::uint64_t{0});
 }
 
-// torch tells the profiler of its allocators' every block; we listen in its place.
-class MemoryAccount::Reporter : public c10::MemoryReportingInfoBase,
-                                public std::enable_shared_from_this<MemoryAccount::Reporter> {
+// Blocks and sums; several threads write.
+class MemoryAccount::Book {
  public:
-  // This thread's innermost; null where there is none.
-  static std::shared_ptr<Reporter> current() {
-    auto* reporter = dynamic_cast<Reporter*>(c10::ThreadLocalDebugInfo::get(our_kind));
-    return reporter ? reporter->shared_from_this() : nullptr;
-  }
+  explicit Book(MemoryExtent extent) : extent_(extent) {}
 
-  explicit Reporter(MemoryExtent extent) : extent_(extent) {
-    const auto around = current();
-    if (around && around->extent_ == MemoryExtent::with_inner) outer_ = around;
-  }
-  void reportMemoryUsage(void* block, std::int64_t size, std::size_t allocated,
-                         std::size_t reserved, c10::Device device) override {
-    if (outer_) outer_->reportMemoryUsage(block, size, allocated, reserved, device);
+  MemoryExtent extent() const { return extent_; }
+  void report(void* block, std::int64_t size) {
     std::lock_guard lock(mutex_);
-    forget(block);  // also before it comes: another thread may have freed it unseen
-    if (size > 0) {
-      const auto kind = static_cast<std::size_t>(current_kind);
-      blocks_[block] = {kind, static_cast<std::uint64_t>(size)};
-      now_.bytes[kind] += static_cast<std::uint64_t>(size);
-      total_ += static_cast<std::uint64_t>(size);
-      if (total_ > peak_total_) {
-        peak_total_ = total_;
-        peak_ = now_;
-      }
+    drop(block);  // also before it comes: it may have been freed unseen
+    if (size <= 0) return;
+    const auto kind = static_cast<std::size_t>(current_kind);
+    blocks_[block] = {kind, static_cast<std::uint64_t>(size)};
+    now_.bytes[kind] += static_cast<std::uint64_t>(size);
+    total_ += static_cast<std::uint64_t>(size);
+    if (total_ > peak_total_) {
+      peak_total_ = total_;
+      peak_ = now_;
     }
   }
-  bool memoryProfilingEnabled() const override { return !closed_; }
-  void close() { closed_ = true; }
-
   MemoryUse now() {
     std::lock_guard lock(mutex_);
     return now_;
@@ -80,7 +67,7 @@ class MemoryAccount::Reporter : public c10::MemoryReportingInfoBase,
     std::size_t kind;
     std::uint64_t size;
   };
-  void forget(void* block) {
+  void drop(void* block) {
     const auto it = blocks_.find(block);
     if (it == blocks_.end()) return;
     now_.bytes[it->second.kind] -= it->second.size;
@@ -88,33 +75,65 @@ class MemoryAccount::Reporter : public c10::MemoryReportingInfoBase,
     blocks_.erase(it);
   }
   MemoryExtent extent_;
-  std::shared_ptr<Reporter> outer_;
-  std::atomic<bool> closed_ = false;
-  std::mutex mutex_;  // guards all below; autograd's threads report too
+  std::mutex mutex_;  // guards all below
   std::unordered_map<void*, Block> blocks_;
   MemoryUse now_, peak_;
   std::uint64_t total_ = 0, peak_total_ = 0;
 };
 
-MemoryAccount::MemoryAccount(MemoryExtent extent) : reporter_(std::make_shared<Reporter>(extent)) {
-  c10::ThreadLocalDebugInfo::_push(our_kind, reporter_);
+// torch tells the profiler of its allocators' every block; we listen in its place.
+class MemoryAccount::Listener : public c10::MemoryReportingInfoBase,
+                                public std::enable_shared_from_this<MemoryAccount::Listener> {
+ public:
+  // This thread's innermost; null where there is none.
+  static std::shared_ptr<Listener> current() {
+    auto* listener = dynamic_cast<Listener*>(c10::ThreadLocalDebugInfo::get(our_kind));
+    return listener ? listener->shared_from_this() : nullptr;
+  }
+
+  explicit Listener(std::shared_ptr<Book> book) : book_(std::move(book)) {
+    const auto around = current();
+    if (around && around->book_->extent() == MemoryExtent::with_inner) outer_ = around;
+  }
+  void reportMemoryUsage(void* block, std::int64_t size, std::size_t allocated,
+                         std::size_t reserved, c10::Device device) override {
+    if (outer_) outer_->reportMemoryUsage(block, size, allocated, reserved, device);
+    book_->report(block, size);
+  }
+  bool memoryProfilingEnabled() const override { return true; }
+  const std::shared_ptr<Book>& book() const { return book_; }
+
+ private:
+  std::shared_ptr<Book> book_;
+  std::shared_ptr<Listener> outer_;
+};
+
+MemoryAccount::MemoryAccount(MemoryExtent extent) : book_(std::make_shared<Book>(extent)) {}
+MemoryAccount::~MemoryAccount() = default;
+
+MemoryUse MemoryAccount::now() const { return book_->now(); }
+MemoryUse MemoryAccount::at_peak() const { return book_->at_peak(); }
+
+void MemoryAccount::forget(const at::Tensor& tensor) {
+  if (tensor.defined() && tensor.has_storage())
+    book_->report(tensor.storage().mutable_data(), /*size=*/0);
 }
 
-// Accounts may end in any order and on any thread: one that is not this thread's innermost stays
-// there, deaf.
-MemoryAccount::~MemoryAccount() {
-  reporter_->close();
-  if (c10::ThreadLocalDebugInfo::get(our_kind) == reporter_.get())
-    c10::ThreadLocalDebugInfo::_pop(our_kind);
+MemoryCounting::MemoryCounting(MemoryAccount& account) {
+  const auto around = MemoryAccount::Listener::current();
+  counts_already_ = around && around->book() == account.book_;
+  if (!counts_already_)
+    c10::ThreadLocalDebugInfo::_push(our_kind,
+                                     std::make_shared<MemoryAccount::Listener>(account.book_));
+}
+MemoryCounting::~MemoryCounting() {
+  if (!counts_already_) c10::ThreadLocalDebugInfo::_pop(our_kind);
 }
 
-MemoryUse MemoryAccount::now() const { return reporter_->now(); }
-MemoryUse MemoryAccount::at_peak() const { return reporter_->at_peak(); }
-
-MemoryContext::MemoryContext() : reporter_(MemoryAccount::Reporter::current()) {}
+MemoryContext::MemoryContext() : listener_(MemoryAccount::Listener::current()) {}
 
 MemoryContext::Join::Join(const MemoryContext& context) {
-  std::shared_ptr<c10::DebugInfoBase> listener = context.reporter_;
+  std::shared_ptr<c10::DebugInfoBase> listener = context.listener_;
   if (!listener) listener = std::make_shared<Deaf>();
   c10::ThreadLocalDebugInfo::_push(our_kind, std::move(listener));
 }

@@ -11,16 +11,27 @@ namespace echelon {
 bool cuda_built();
 int cuda_devices();  // 0 where there is none
 
-// Makes a stream beside the default one current until it is destroyed: graphs cannot be recorded on
-// the default.
+// A stream beside the default one: graphs cannot be recorded on the default.
 class SideStream {
  public:
   SideStream();
   ~SideStream();
 
+  // While one lives, the stream is its thread's current one. What the stream is given comes after
+  // what the one before was given until then, and that one goes on after it.
+  class Current {
+   public:
+    explicit Current(const SideStream& stream);
+    ~Current();
+
+   private:
+    struct Guard;
+    std::unique_ptr<Guard> guard_;
+  };
+
  private:
-  struct Guard;
-  std::unique_ptr<Guard> guard_;
+  struct Stream;
+  std::unique_ptr<Stream> stream_;
 };
 
 // A recorded sequence of kernels. `record` runs `work` once without executing it; `replay` executes

@@ -1,4 +1,5 @@
 #include <ATen/cuda/CUDAContext.h>
+#include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -12,11 +13,40 @@ namespace echelon {
 bool cuda_built() { return true; }
 int cuda_devices() { return static_cast<int>(c10::cuda::device_count()); }
 
-struct SideStream::Guard {
-  c10::cuda::CUDAStreamGuard guard{c10::cuda::getStreamFromPool()};
+namespace {
+
+void follow(c10::cuda::CUDAStream later, c10::cuda::CUDAStream earlier) {
+  if (later == earlier) return;
+  at::cuda::CUDAEvent event;
+  event.record(earlier);
+  event.block(later);
+}
+
+}  // namespace
+
+struct SideStream::Stream {
+  c10::cuda::CUDAStream stream = c10::cuda::getStreamFromPool();
 };
-SideStream::SideStream() : guard_(std::make_unique<Guard>()) {}
+SideStream::SideStream() : stream_(std::make_unique<Stream>()) {}
 SideStream::~SideStream() = default;
+
+struct SideStream::Current::Guard {
+  explicit Guard(c10::cuda::CUDAStream side)
+      : before(c10::cuda::getCurrentCUDAStream()), now(side), guard(side) {
+    follow(now, before);
+  }
+  ~Guard() {
+    try {
+      follow(before, now);
+    } catch (const c10::Error&) {  // the GPU has failed: whoever uses it next is told
+    }
+  }
+  c10::cuda::CUDAStream before, now;
+  c10::cuda::CUDAStreamGuard guard;
+};
+SideStream::Current::Current(const SideStream& stream)
+    : guard_(std::make_unique<Guard>(stream.stream_->stream)) {}
+SideStream::Current::~Current() = default;
 
 struct DeviceGraph::State {
   at::cuda::CUDAGraph graph;

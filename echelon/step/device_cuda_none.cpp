@@ -14,9 +14,13 @@ namespace {
 bool cuda_built() { return false; }
 int cuda_devices() { return 0; }
 
-struct SideStream::Guard {};
+struct SideStream::Stream {};
 SideStream::SideStream() { not_built(); }
 SideStream::~SideStream() = default;
+
+struct SideStream::Current::Guard {};
+SideStream::Current::Current(const SideStream&) { not_built(); }
+SideStream::Current::~Current() = default;
 
 struct DeviceGraph::State {};
 DeviceGraph::DeviceGraph() { not_built(); }

@@ -7,6 +7,7 @@
 #include "echelon/base/error.h"
 #include "echelon/parallel/data/shares.h"
 #include "echelon/plan/rules.h"
+#include "echelon/train/in_flight.h"
 #include "echelon/train/replicas.h"
 #include "echelon/train/trainer.h"
 
@@ -14,6 +15,7 @@ namespace echelon {
 
 void Trainer::use_servers(ServerWorker::Setup setup, const NetOptions& net, const Token& token,
                           ServerPart part, Ledger& ledger) {
+  const AtWork at_work(*this);
   PlanOptions plan;
   plan.train = train_;
   plan.optim = optim_;
@@ -39,6 +41,7 @@ void Trainer::use_servers(ServerWorker::Setup setup, const NetOptions& net, cons
 
 void Trainer::leave_servers() {
   if (!servers_) return;
+  const AtWork at_work(*this);
   if (ranks_) {
     fetch_state();
     take_first_buffers(stack_, *ranks_);
@@ -47,6 +50,7 @@ void Trainer::leave_servers() {
 }
 
 void Trainer::drop_servers() {
+  const AtWork at_work(*this);
   servers_.reset();
   if (aside_) executor_ = std::move(aside_);
 }

@@ -20,6 +20,7 @@
 #include "echelon/nn/tensor_file.h"
 #include "echelon/nn/tensor_group.h"
 #include "echelon/optim/state_slices.h"
+#include "echelon/train/in_flight.h"
 #include "echelon/train/trainer.h"
 
 namespace echelon {
@@ -192,6 +193,7 @@ void Trainer::require_written(const std::exception_ptr& failure) const {
 void Trainer::save(const std::filesystem::path& path) {
   if (servers_ && ranks_)
     throw InvalidArgument("a state is saved between spells of staleness, not within one");
+  const AtWork at_work(*this);
   const PartsInUse parts(stack_);
   if (servers_) fetch_state();
   owner();  // throws where it stayed with servers that are left
@@ -218,6 +220,7 @@ void Trainer::save(const std::filesystem::path& path) {
 
 void Trainer::restore(const std::filesystem::path& path) {
   at::NoGradGuard no_grad;
+  const AtWork at_work(*this);
   PartsInUse parts(stack_);
   parts.forget_whole();
   const safetensors::Reader reader(path);

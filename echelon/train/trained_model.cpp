@@ -53,6 +53,7 @@ void Trainer::require_in_step() const {
 
 at::Tensor Trainer::infer(const at::Tensor& input) {
   const at::NoGradGuard no_grad;
+  const AtWork at_work(*this);
   const PartsInUse parts(stack_);
   refresh_values();
   const MemoryScope scope(MemoryKind::activations);
@@ -60,6 +61,7 @@ at::Tensor Trainer::infer(const at::Tensor& input) {
       input.is_floating_point() ? input.to(device_, stack_.type()) : input.to(device_);
   const at::Tensor given = with_rows_that_divide(here, stack_.tensor_group().get());
   const at::Tensor output = compute_output(given, {});
+  memory_->forget(output);                              // the caller's
   in_flight_->last = std::chrono::steady_clock::now();  // this is no part of the next step's time
   return given.is_same(here) ? output : output.narrow(0, 0, here.size(0));
 }
@@ -74,6 +76,7 @@ at::Tensor Trainer::whole_value(const Parameter& parameter) const {
 
 void Trainer::gather() {
   const at::NoGradGuard no_grad;
+  const AtWork at_work(*this);
   PartsInUse parts(stack_);
   refresh_values();
   if (!in_parts()) return;
@@ -91,6 +94,7 @@ void Trainer::save_weights(const std::filesystem::path& path) {
   if (servers_ && ranks_)
     throw InvalidArgument("weights are saved between spells of staleness, not within one");
   const at::NoGradGuard no_grad;
+  const AtWork at_work(*this);
   const PartsInUse parts(stack_);
   refresh_values();
   if (!zero_ && !update_ && !servers_)
@@ -106,7 +110,8 @@ void Trainer::save_weights(const std::filesystem::path& path) {
   for (const auto& parameter : stack_.parameters())
     tensors.push_back({parameter.name, parameter.whole_shape(), master_type(stack_.type()),
                        [this, p = &parameter, pinned] {
-                         return p->trainable && pinned ? served_master(*pinned, *p) : master(*p);
+                         return p->trainable && pinned ? served_master(*pinned, *p)
+                                                       : find_master(*p);
                        }});
   for (int l = 0; l < stack_.size(); ++l)
     for (const auto& [name, buffer] : stack_.layer(l).buffers())

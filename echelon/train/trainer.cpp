@@ -44,8 +44,17 @@ constexpr auto a_validation = std::chrono::hours(24);
 
 void Trainer::run(const std::atomic<bool>* stop) { run_until(train_.steps, stop); }
 
+void Trainer::load(const ValueSource& source) {
+  const AtWork at_work(*this);
+  PartsInUse parts(stack_);
+  parts.forget_whole();
+  owner().load(source);
+  alike_ = false;
+}
+
 void Trainer::run_until(std::int64_t until, const std::atomic<bool>* stop) {
   at::NoGradGuard no_grad;
+  const AtWork at_work(*this);
   PartsInUse parts(stack_);
   parts.forget_whole();
   require_in_step();
@@ -78,6 +87,7 @@ void Trainer::run_until(std::int64_t until, const std::atomic<bool>* stop) {
 }
 
 void Trainer::adapt(const SyncOptions& options) {
+  const AtWork at_work(*this);
   check_section("sync", options);
   PlanOptions plan;
   plan.train = train_;
@@ -440,6 +450,7 @@ double Trainer::mean_loss(const Dataset& data, std::int64_t samples, bool togeth
     throw InvalidArgument(
         fmt::format("the mean loss of {} samples of {} is no number: ask for one at least", samples,
                     data.size()));
+  const AtWork at_work(*this);
   const PartsInUse stack_parts(stack_);
   refresh_values();
   MemoryScope scope(MemoryKind::activations);
@@ -479,7 +490,16 @@ double Trainer::mean_loss(const Dataset& data, std::int64_t samples, bool togeth
 }
 
 at::Tensor Trainer::master(const Parameter& parameter) {
+  const AtWork at_work(*this);
   const PartsInUse parts(stack_);
+  const at::Tensor master = find_master(parameter);
+  const bool is_copy = servers_have_masters() || layout_.mesh.pipeline ||
+                       parameter.split.is_part() || (parameter.trainable && owner().owners());
+  if (is_copy) memory_->forget(master);  // the caller's
+  return master;
+}
+
+at::Tensor Trainer::find_master(const Parameter& parameter) {
   if (parameter.trainable && servers_have_masters())
     return served_master(servers_->pin(step_), parameter);
   if (parameter.trainable) owner();  // throws where it stayed with servers that are left

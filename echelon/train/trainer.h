@@ -121,12 +121,7 @@ class Trainer {
   void slow_down(double factor);
 
   // First values: by default each parameter's own Init with the seed. Before use_servers().
-  void load(const ValueSource& source) {
-    PartsInUse parts(stack_);
-    parts.forget_whole();
-    owner().load(source);
-    alike_ = false;
-  }
+  void load(const ValueSource& source);
 
   // Gets everything that happens from now on (events.h), as those that came before it do.
   void on_event(std::function<void(const Event&)> observer) {
@@ -203,6 +198,7 @@ class Trainer {
 
  private:
   struct InFlight;
+  class AtWork;
   struct StateItem;
   std::vector<StateItem> state_items() const;
   std::vector<LayerCost> costs_of_layers(int data_ranks);
@@ -214,7 +210,8 @@ class Trainer {
   at::Tensor everywhere(const at::Tensor& mine, const Parameter& parameter) const;
   at::Tensor from_layer(int layer, const at::Tensor& tensor) const;
   at::Tensor whole_value(const Parameter& parameter) const;  // in the model's type, likewise
-  void refresh_values();                                     // those that are on their way here
+  at::Tensor find_master(const Parameter& parameter);
+  void refresh_values();  // those that are on their way here
   void write_together(const std::filesystem::path& path, std::vector<NamedTensor> tensors,
                       const std::map<std::string, std::string>& metadata) const;
   void require_written(const std::exception_ptr& failure) const;

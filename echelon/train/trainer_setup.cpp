@@ -60,6 +60,8 @@ Trainer::Trainer(Stack& stack, const Dataset& data, const TrainerOptions& option
       sampler_(static_cast<std::uint64_t>(options.train.seed), data.size(), options.train.batch),
       memory_(std::make_unique<MemoryAccount>()),
       in_flight_(std::make_unique<InFlight>()) {
+  if (device_.is_cuda()) in_flight_->stream.emplace();
+  const AtWork at_work(*this);
   // Its layers would begin again with the values that they were made with, and another trainer's
   // would be lost without a word.
   if (!stack.groups().empty())
@@ -101,7 +103,6 @@ Trainer::Trainer(Stack& stack, const Dataset& data, const TrainerOptions& option
     throw InvalidArgument(no_graph_over(all_->backend()));
   graph_wanted_ =
       device_.is_cuda() && train.graph != Switch::off && stack.capturable() && recordable;
-  if (device_.is_cuda()) in_flight_->stream.emplace();
   if (!ranks_ && (zero.offload != Offload::none || zero.shard != ShardOver::all))
     throw InvalidArgument(
         "zero.offload and zero.shard are for a state that ranks share out: give the trainer a "

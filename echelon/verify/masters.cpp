@@ -52,7 +52,8 @@ MastersCheck check_masters(std::shared_ptr<Communicator> ranks, const JobOptions
   const Placement placement = placement_of(options.parallel.zero, options.zero, ranks->size(),
                                            /*replicas=*/false, /*fp32_sums=*/false);
   const ValueSource first = random_values(std::uint64_t(options.train.seed));
-  const MemoryAccount account;
+  MemoryAccount account, aside;
+  const MemoryCounting counting(account);
   Stack stack = family_of(options.model).build(options.model);
   stack.allocate(at::kCPU, type, Gradients::yes,
                  ZeroShards::allocation(placement, ranks, at::kCPU, /*smallest_group=*/1));
@@ -62,9 +63,9 @@ MastersCheck check_masters(std::shared_ptr<Communicator> ranks, const JobOptions
   ZeroUpdate owner(stack, shards, options.optim, /*tier=*/nullptr, /*piece=*/0, scaling);
   owner.load(first);
 
-  // Uses its own account. Without one, torch would warn later, when owners free blocks that it does
-  // not know.
-  const MemoryAccount aside;
+  // An account of its own, since not to count at all would leave torch with blocks that it does not
+  // know when owners free them later, and warns of.
+  const MemoryCounting not_counting(aside);
   const at::Tensor master = flat(stack, master_type(type), first);
   SliceUpdate whole({{master, ranges_within(stack.units(), 0, master.numel(), type)}}, at::kCPU,
                     type, options.optim, parameters_of(stack.units()), {}, scaling);

@@ -202,6 +202,7 @@ std::vector<MemoryUse> measured_with_servers(const JobOptions& options, int worl
   run_ranks_well({.world = world}, [&](Group& group) {
     const auto ranks = native_communicator(group.shared_from_this());
     MemoryAccount account(MemoryExtent::with_inner);
+    const MemoryCounting counting(account);
     ServerJob job(options, *ranks, "127.0.0.1", token);
     if (job.works()) {
       Stack stack = gpt(options.model);

@@ -193,7 +193,8 @@ TEST(ServerWeights, TakeAParameterOfMemoryWhileOthersGoOn) {
         if (group.rank() == 0)
           for (std::int64_t step = 20; step < 200; step += 20) {
             trainer.run_until(step);
-            const MemoryAccount account;
+            MemoryAccount account(MemoryExtent::with_inner);
+            const MemoryCounting counting(account);
             trainer.save_weights(folder / "weights");
             std::int64_t largest = 0;
             for (const auto& parameter : stack.parameters())

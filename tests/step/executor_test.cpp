@@ -151,6 +151,7 @@ TEST(Executor, FreesEveryActivationAndHoldsOneMicroBatchAtATime) {
     const at::Tensor input = at::randn({4096, 5}, at::kDouble),
                      target = at::randn({4096, 3}, at::kDouble);
     MemoryAccount account;
+    const MemoryCounting counting(account);
     executor.run(input, target);
     EXPECT_EQ(account.now()[MemoryKind::activations], 0U) << micro_batches << " micro-batches";
     return static_cast<double>(account.at_peak()[MemoryKind::activations]);

@@ -115,12 +115,12 @@ struct Use {
 };
 
 Use use_of(const ModelOptions& options, std::int64_t batch) {
-  std::unique_ptr<MemoryAccount> account;
+  MemoryAccount account;
   Use use;
   Stack stack;
   stack.add(std::make_unique<GptEmbedding>(options));
   for (int i = 0; i < options.layers; ++i) stack.add(std::make_unique<GptBlock>(options, i));
-  stack.add(std::make_unique<Watch>([&] { use.kept = account->now()[MemoryKind::activations]; }));
+  stack.add(std::make_unique<Watch>([&] { use.kept = account.now()[MemoryKind::activations]; }));
   stack.recompute(options.recompute == Recompute::full        ? Recompute::full
                   : options.recompute == Recompute::selective ? Recompute::selective
                                                               : Recompute::none);
@@ -132,10 +132,10 @@ Use use_of(const ModelOptions& options, std::int64_t batch) {
   const StepShape shape = shape_of(stack, 1);
   Executor executor(stack, &update, one_process(shape), shape);
   const at::Tensor tokens = at::randint(0, options.vocab, {batch, options.context}, at::kLong);
-  account = std::make_unique<MemoryAccount>();
+  const MemoryCounting counting(account);
   executor.run(tokens, tokens);
-  EXPECT_EQ(account->now()[MemoryKind::activations], 0U) << options.recompute;
-  use.peak = account->at_peak()[MemoryKind::activations];
+  EXPECT_EQ(account.now()[MemoryKind::activations], 0U) << options.recompute;
+  use.peak = account.at_peak()[MemoryKind::activations];
   return use;
 }
 
