@@ -24,6 +24,7 @@ std::vector<FlatUnit> lay_out(const std::vector<const Parameter*>& parameters) {
     FlatUnit unit{.layer = layer,
                   .trainable = trainable,
                   .copied = of.front()->copied,
+                  .summed_over = of.front()->summed_over,
                   .begin = end[trainable],
                   .segments = {}};
     for (const bool decay : {true, false}) {
@@ -36,6 +37,17 @@ std::vector<FlatUnit> lay_out(const std::vector<const Parameter*>& parameters) {
     end[trainable] += unit.numel;
     units.push_back(std::move(unit));
   };
+  // One for each set of dimensions, in the order in which parameters name them.
+  const auto add_by_sums = [&](int layer, bool trainable, std::vector<const Parameter*> of) {
+    while (!of.empty()) {
+      const auto others =
+          std::stable_partition(of.begin(), of.end(), [&, first = of.front()](const Parameter* p) {
+            return !trainable || p->summed_over == first->summed_over;
+          });
+      add(layer, trainable, {of.begin(), others});
+      of.erase(of.begin(), others);
+    }
+  };
   for (int layer = 0; layer < layers; ++layer) {
     for (const bool trainable : {true, false}) {
       std::vector<const Parameter*> own, copied;
@@ -43,9 +55,9 @@ std::vector<FlatUnit> lay_out(const std::vector<const Parameter*>& parameters) {
         if (p->layer == layer && p->trainable == trainable) (p->copied ? copied : own).push_back(p);
       // Copies at the outer end of the layers, where they are in the way of no group.
       const bool first = units.empty();
-      if (!first) add(layer, trainable, own);
+      if (!first) add_by_sums(layer, trainable, own);
       for (const auto* p : copied) add(layer, trainable, {p});
-      if (first) add(layer, trainable, own);
+      if (first) add_by_sums(layer, trainable, own);
     }
   }
   return units;
@@ -56,22 +68,25 @@ std::vector<ShardGroup> share_out(std::vector<FlatUnit>& units, int shards, std:
     std::vector<FlatUnit*> units;
     std::int64_t numel = 0;
     bool copied = false;
+    Dimensions summed_over;
   };
   std::vector<Members> members;
   // One that is too small when nothing can follow it joins the one before.
   const auto close = [&] {
     if (members.size() < 2 || members.back().numel >= smallest) return;
     auto &last = members.back(), &before = members[members.size() - 2];
-    if (last.copied || before.copied) return;
+    if (last.copied || before.copied || last.summed_over != before.summed_over) return;
     before.units.insert(before.units.end(), last.units.begin(), last.units.end());
     before.numel += last.numel;
     members.pop_back();
   };
   for (auto& unit : units) {
     if (!unit.trainable) continue;
-    if (unit.copied) close();
-    if (members.empty() || members.back().numel >= smallest || unit.copied || members.back().copied)
-      members.push_back({.units = {}, .copied = unit.copied});
+    const bool is_apart =
+        unit.copied || (!members.empty() && members.back().summed_over != unit.summed_over);
+    if (is_apart) close();
+    if (members.empty() || members.back().numel >= smallest || is_apart || members.back().copied)
+      members.push_back({.units = {}, .copied = unit.copied, .summed_over = unit.summed_over});
     members.back().units.push_back(&unit);
     members.back().numel += unit.numel;
   }
@@ -79,7 +94,7 @@ std::vector<ShardGroup> share_out(std::vector<FlatUnit>& units, int shards, std:
   std::vector<ShardGroup> groups;
   std::int64_t end = 0;
   for (const auto& of : members) {
-    ShardGroup group{.begin = end};
+    ShardGroup group{.begin = end, .summed_over = of.summed_over};
     for (FlatUnit* unit : of.units) {
       unit->begin = group.begin + group.numel;
       group.numel += unit->numel;

@@ -1,6 +1,7 @@
-// Flat units: the parameters of a layer that share one trainability lie in one contiguous range, as
-// segments. A unit is described without memory; values, gradients, master copies and optimiser
-// state are buffers of `numel` elements with the same segments.
+// Flat units: the parameters of a layer that share one trainability, and whose gradients are summed
+// over the same ranks, lie in one contiguous range, as segments. A unit is described without
+// memory; values, gradients, master copies and optimiser state are buffers of `numel` elements with
+// the same segments.
 //
 // Segments that decay come first, so that each decay group of a unit is one contiguous range and an
 // optimiser needs one operation a group, not one a parameter. Every segment begins at a multiple of
@@ -11,6 +12,8 @@
 #include <cstdint>
 #include <string>
 #include <vector>
+
+#include "echelon/comm/dimension.h"
 
 namespace echelon {
 
@@ -28,9 +31,10 @@ struct Segment {
 struct FlatUnit {
   int layer = 0;
   bool trainable = true;
-  bool copied = false;     // its one parameter is on other ranks too, with other neighbours
-  std::int64_t begin = 0;  // within the Stack's buffer of this trainability
-  std::int64_t numel = 0;  // with padding
+  bool copied = false;  // its one parameter is on other ranks too, with other neighbours
+  Dimensions summed_over = batch_dimensions;  // its gradients (Parameter::summed_over)
+  std::int64_t begin = 0;                     // within the Stack's buffer of this trainability
+  std::int64_t numel = 0;                     // with padding
   std::vector<Segment> segments;
 };
 
@@ -44,15 +48,16 @@ struct UpdateRange {
 
 struct Parameter;
 
-// One unit for the trainable and one for the frozen parameters of a layer, where there are any; and
-// one more for each of which other ranks have copies.
+// One unit for the frozen parameters of a layer and one for the trainable ones that are summed over
+// the same dimensions, where there are any; and one more for each of which other ranks have copies.
 std::vector<FlatUnit> lay_out(const std::vector<const Parameter*>& parameters);
 
 // Consecutive units of trainable parameters that several owners share: each has one of `shards`
-// even slices. What is gathered and reduced at a time.
+// even slices. What is gathered and reduced at a time, over the same ranks.
 struct ShardGroup {
   std::int64_t begin = 0;  // within the Stack's buffer
   std::int64_t numel = 0;  // with padding: divides by shards * segment_alignment
+  Dimensions summed_over = batch_dimensions;
 };
 
 // Groups of at least `smallest` elements, as far as there are so many; pads the last unit of each

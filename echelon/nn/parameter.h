@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "echelon/comm/dimension.h"
 #include "echelon/nn/split.h"
 
 namespace echelon {
@@ -39,6 +40,10 @@ struct Parameter {
   bool here = true;                 // this process has its layer (Stack::keep), and memory for it
   bool counted = true;  // false: another rank has it too and counts it, in norms and files
   bool copied = false;  // layers on several ranks share it, and each rank has a copy
+  // Ranks that differ along these dimensions alone have the same parameter and other samples: its
+  // gradient is the sum of theirs. A layer that gives other ranks other parameters (experts) says
+  // so when it declares them.
+  Dimensions summed_over = batch_dimensions;
 
   // Where ranks split the model's products (Stack::split): what its piece can do, what this rank
   // has of it, and with whom (null: nobody).

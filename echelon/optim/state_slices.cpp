@@ -28,7 +28,7 @@ const std::vector<StateSlice>& StateIndex::slices(const std::string& kind,
 at::Tensor StateIndex::whole(const std::string& kind, const Parameter& parameter) const {
   const at::NoGradGuard no_grad;
   const auto& own = slices(kind, parameter);
-  if (!update_.owners()) {  // one slice is all of it
+  if (!update_.owners(parameter)) {  // one slice is all of it
     at::Tensor all;
     own.at(0).access(/*changes=*/false, [&](const at::Tensor& values) { all = values; });
     return all.view(parameter.shape);
@@ -45,7 +45,7 @@ at::Tensor StateIndex::whole(const std::string& kind, const Parameter& parameter
       mine.narrow(0, filled, slice.numel).copy_(values);
       filled += slice.numel;
     });
-  update_.owners()
+  update_.owners(parameter)
       ->all_gather(all, mine, {.tag = "whole parameters", .blocking = true},
                    update_.owned_by(parameter))
       .wait();

@@ -56,9 +56,9 @@ class Update {
   virtual const std::vector<std::string>& kinds() const = 0;
   virtual std::vector<StateSlice> slices() const = 0;
   virtual at::TensorOptions state_options() const = 0;  // in which state is assembled
-  // The ranks that together own every parameter of this process, and how many of its elements each
-  // of them owns, in their order; null: this rank owns all.
-  virtual Communicator* owners() const { return nullptr; }
+  // The ranks that together own a parameter of this process, and how many of its elements each of
+  // them owns, in their order; null: this rank owns all.
+  virtual Communicator* owners(const Parameter& /*parameter*/) const { return nullptr; }
   virtual std::vector<std::size_t> owned_by(const Parameter& parameter) const {
     return {std::size_t(parameter.numel())};
   }

@@ -28,7 +28,7 @@ struct Placement {
     Store store = Store::device;  // of the slices
   };
   Part values, gradients, state;
-  int owners = 1;         // ranks with one slice each
+  int owners = 1;         // ranks with one slice each, where all sum the same parameters
   bool replicas = false;  // other ranks own the same slices; gradients are summed across them
 
   bool is_sharded() const { return state.sliced; }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <map>
 #include <utility>
 
 #include "echelon/base/bytes.h"
@@ -118,6 +119,21 @@ PartSums MeshLayout::part_sums(const Stack& stack) const {
     tensor->all_reduce(rows, ReduceOp::sum, {.tag = "norms", .blocking = true}).follow();
   };
   return sums;
+}
+
+SumRanks MeshLayout::sum_ranks(const Stack& stack) {
+  std::map<Dimensions, std::shared_ptr<Communicator>> by_set;
+  for (const auto& parameter : stack.parameters()) {
+    if (!parameter.trainable) continue;
+    if (mesh.shape.data > 1 && !parameter.summed_over.contains(Dimension::data))
+      throw InvalidArgument(fmt::format(
+          "the gradients of {} are summed over {}, and not over data: the {} data ranks, which have "
+          "copies of it, would train it apart",
+          parameter.name, to_string(parameter.summed_over), mesh.shape.data));
+    if (!by_set.contains(parameter.summed_over))
+      by_set[parameter.summed_over] = mesh.over(parameter.summed_over);
+  }
+  return {mesh.over(batch_dimensions), std::move(by_set)};
 }
 
 std::string MeshLayout::description(const PipelineOptions& options) const {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "echelon/comm/mesh.h"
+#include "echelon/comm/sum_ranks.h"
 #include "echelon/nn/split_plan.h"
 #include "echelon/nn/stack.h"
 #include "echelon/optim/update.h"
@@ -32,6 +33,9 @@ struct MeshLayout {
   bool in_parts() const { return mesh.shape.pipeline > 1 || mesh.shape.tensor > 1; }
   Neighbours neighbours() const;                 // in the pipeline; none where there is none
   PartSums part_sums(const Stack& stack) const;  // of a stack that is laid out
+  // Who sums the gradients of each of its parameters. Collective. Throws InvalidArgument where one
+  // is not summed over ranks that have copies of it.
+  SumRanks sum_ranks(const Stack& stack);
   // The stages, what they cost and how uneven that is, in lines for people.
   std::string description(const PipelineOptions& options) const;
 };

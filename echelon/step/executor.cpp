@@ -249,11 +249,13 @@ void Executor::reduce(const Bucket& bucket) {
   complete_gradients(bucket.begin, bucket.end);
   const at::Tensor part = stack_.sums().narrow(0, bucket.begin, bucket.numel());
   if (probe_.before_reduce) probe_.before_reduce(part, weight_);
-  reductions_.push_back(exchange_->sum(*ranks_, part,
-                                       {.purpose = Purpose::gradients,
-                                        .part = int(reductions_.size()),
-                                        .algorithm = algorithm_,
-                                        .told_apart = tracing_}));
+  const auto& ranks = ranks_.of(bucket.summed_over);
+  reductions_.push_back(ranks ? exchange_->sum(*ranks, part,
+                                               {.purpose = Purpose::gradients,
+                                                .part = int(reductions_.size()),
+                                                .algorithm = algorithm_,
+                                                .told_apart = tracing_})
+                              : Work());
 }
 
 void Executor::settle() {
@@ -262,10 +264,11 @@ void Executor::settle() {
     boundary_->settle();
     boundary_->share(loss_);
   }
-  if (!ranks_) return;
+  if (!ranks_.batch()) return;
   auto works = std::exchange(reductions_, {});
   const at::Device device = stack_.device();
-  works.push_back(exchange_->sum(*ranks_, loss_, {.purpose = Purpose::loss, .blocking = true}));
+  works.push_back(
+      exchange_->sum(*ranks_.batch(), loss_, {.purpose = Purpose::loss, .blocking = true}));
   for (std::size_t i = 0; i < works.size(); ++i) {
     exchange_->wait(works[i], device);
     const auto span = device.is_cpu() ? works[i].span() : std::optional<WorkSpan>();

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "echelon/comm/communicator.h"
+#include "echelon/comm/sum_ranks.h"
 #include "echelon/nn/stack.h"
 #include "echelon/optim/update.h"
 #include "echelon/step/boundary.h"
@@ -44,7 +45,7 @@ class Executor {
  public:
   // Whom a step exchanges with, and through what.
   struct Links {
-    std::shared_ptr<Communicator> ranks = {};  // that a reduction sums over; null: nobody
+    SumRanks ranks = {};         // that reductions and losses are summed over; null: nobody
     Shards* shards = nullptr;    // gathers groups and scatters gradients, where the table has that
     Neighbours neighbours = {};  // who has the other layers of a pipeline
     std::shared_ptr<Exchange> exchange = plain_exchange();
@@ -120,7 +121,7 @@ class Executor {
   Update* update_;
   Table table_;
   StepShape shape_;
-  std::shared_ptr<Communicator> ranks_;
+  SumRanks ranks_;
   Shards* shards_;
   std::shared_ptr<Exchange> exchange_;
   Widening widening_;

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "echelon/comm/dimension.h"
+
 namespace echelon {
 
 struct Action {
@@ -48,6 +50,7 @@ std::string to_string(const Action& action);  // "forward(layer 3, micro-batch 0
 struct Bucket {
   std::int64_t begin = 0, end = 0;  // elements
   int layer = 0, top = 0;           // the lowest and the highest layer with gradients in it
+  Dimensions summed_over = batch_dimensions;  // all of its gradients
 
   std::int64_t numel() const { return end - begin; }
 };

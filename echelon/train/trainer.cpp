@@ -494,7 +494,8 @@ at::Tensor Trainer::master(const Parameter& parameter) {
   const PartsInUse parts(stack_);
   const at::Tensor master = find_master(parameter);
   const bool is_copy = servers_have_masters() || layout_.mesh.pipeline ||
-                       parameter.split.is_part() || (parameter.trainable && owner().owners());
+                       parameter.split.is_part() ||
+                       (parameter.trainable && owner().owners(parameter));
   if (is_copy) memory_->forget(master);  // the caller's
   return master;
 }

@@ -86,7 +86,7 @@ Trainer::Trainer(Stack& stack, const Dataset& data, const TrainerOptions& option
   layout_ = lay_over(stack, all_, parallel, pipeline, split, static_cast<int>(train.micro_batches),
                      sample.dim() > 1 ? sample.size(1) : 1,
                      [this](int data_ranks) { return costs_of_layers(data_ranks); });
-  ranks_ = layout_.mesh.data;
+  ranks_ = layout_.mesh.over(batch_dimensions);
   // Owners of a state that is kept elsewhere are ranks, if only one.
   if (all_ && !ranks_ && zero.offload != Offload::none) ranks_ = all_->split(all_->rank(), 0);
   const int parts = layout_.mesh.shape.data;
@@ -164,12 +164,14 @@ Scatter Trainer::when_to_scatter(const ZeroOptions& zero) {
 void Trainer::give_memory(const ParallelOptions& parallel, const ZeroOptions& zero,
                           const PipelineOptions& pipeline) {
   Stack& stack = stack_;
+  SumRanks sums = layout_.sum_ranks(stack);
+  if (sums.batch() != ranks_) sums = ranks_;
   const bool fp32_sums = sums_in_fp32(train_);
   Stack::Allocation allocation;
   Owners owners;
   if (ranks_ && parallel.zero > 0) {
-    owners = owners_of(ranks_, zero.shard == ShardOver::host);
-    placement_ = placement_of(parallel.zero, zero, owners.shards->size(),
+    owners = owners_of(sums, zero.shard == ShardOver::host);
+    placement_ = placement_of(parallel.zero, zero, owners.shards.batch()->size(),
                               owners.replicas != nullptr, fp32_sums);
     allocation = ZeroShards::allocation(placement_, owners.shards, device_,
                                         smallest_group(zero, compute_type(train_)));
@@ -206,7 +208,7 @@ void Trainer::give_memory(const ParallelOptions& parallel, const ZeroOptions& ze
     if (all_) table = with_reductions(table, shape);
   }
   executor_ = std::make_unique<Executor>(stack, &owner(), table, shape,
-                                         Executor::Links{.ranks = ranks_,
+                                         Executor::Links{.ranks = sums,
                                                          .shards = shards_.get(),
                                                          .neighbours = layout_.neighbours(),
                                                          .exchange = exchange_});
@@ -221,10 +223,10 @@ std::unique_ptr<Tier> Trainer::make_tier(const ZeroOptions& zero, const Owners& 
       ZeroUpdate::arrays(optim_, stack_.type(), sums_in_fp32(train_) ? at::kFloat : stack_.type(),
                          placement_, device_);
   std::vector<std::int64_t> numels;
-  for (const auto& group : stack_.groups()) numels.push_back(group.numel / owners.shards->size());
-  const ByteMemory memory = [shards = owners.shards, gpu = device_.is_cuda()](std::int64_t bytes,
-                                                                              bool travels) {
-    if (travels && !gpu) return shards->allocate({bytes}, at::kByte).zero_();
+  const auto ranks = owners.shards.batch();
+  for (const auto& group : stack_.groups()) numels.push_back(group.numel / ranks->size());
+  const ByteMemory memory = [ranks, gpu = device_.is_cuda()](std::int64_t bytes, bool travels) {
+    if (travels && !gpu) return ranks->allocate({bytes}, at::kByte).zero_();
     return at::zeros({bytes}, at::TensorOptions(at::kByte).pinned_memory(travels));
   };
   if (placement_.state.store == Placement::Store::host)

@@ -10,11 +10,12 @@ std::vector<Bucket> cut_buckets(const std::vector<FlatUnit>& units, const Bucket
   bool open = false;
   for (auto unit = units.rbegin(); unit != units.rend(); ++unit) {
     if (!unit->trainable || unit->numel == 0) continue;
-    if (!open)
+    if (!open || buckets.back().summed_over != unit->summed_over)
       buckets.push_back({.begin = unit->begin,
                          .end = unit->begin + unit->numel,
                          .layer = unit->layer,
-                         .top = unit->layer});
+                         .top = unit->layer,
+                         .summed_over = unit->summed_over});
     Bucket& bucket = buckets.back();
     bucket.begin = unit->begin;
     bucket.layer = unit->layer;

@@ -1,6 +1,8 @@
 // Buckets: runs of the flat gradient buffer that are averaged over the ranks together, as soon as
 // backward has finished them.
 //
+// A bucket is summed over one group of ranks: it has no units that are summed over others.
+//
 // Gradients lie in the order of the layers and are finished from the last to the first, so buckets
 // are cut from the end of the buffer. The first is small: the links get to work while backward has
 // hardly begun. A parameter that two layers share belongs to the lower one, whose backward finishes

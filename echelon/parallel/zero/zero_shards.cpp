@@ -9,6 +9,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -20,23 +21,28 @@
 
 namespace echelon {
 
-Stack::Allocation ZeroShards::allocation(const Placement& placement,
-                                         std::shared_ptr<Communicator> shards, at::Device device,
-                                         std::int64_t smallest_group) {
+Stack::Allocation ZeroShards::allocation(const Placement& placement, const SumRanks& shards,
+                                         at::Device device, std::int64_t smallest_group) {
   Stack::Allocation allocation;
-  allocation.shards = placement.owners;
+  allocation.shards = std::lcm(placement.owners, shards.common_multiple());
   allocation.smallest = smallest_group;
   allocation.sliced_values = placement.values.sliced;
   allocation.sliced_gradients = placement.gradients.sliced;
   if (device.is_cpu())
-    allocation.values = allocation.gradients = [shards](std::int64_t numel, at::ScalarType type) {
-      return shards->allocate({numel}, type).zero_();
-    };
+    allocation.values =
+        allocation.gradients = [ranks = shards.batch()](std::int64_t numel, at::ScalarType type) {
+          return ranks->allocate({numel}, type).zero_();
+        };
   return allocation;
 }
 
-Owners owners_of(std::shared_ptr<Communicator> ranks, bool per_host) {
-  if (!per_host) return {std::move(ranks), nullptr};
+Owners owners_of(const SumRanks& of, bool per_host) {
+  if (!per_host) return {of, nullptr};
+  if (!of.are_alike())
+    throw InvalidArgument(
+        "zero.shard=host needs gradients that are all summed over the same ranks, and some layers "
+        "sum theirs over fewer: use zero.shard=all");
+  const auto& ranks = of.batch();
   const Hosts hosts = number_hosts(gather_texts(*ranks, ranks->host(), "hosts"));
   std::vector<std::size_t> count;
   for (const auto& there : hosts.ranks) count.push_back(there.size());
@@ -118,6 +124,10 @@ ZeroShards::ZeroShards(Stack& stack, Owners owners, const Placement& placement, 
                            : at::zeros({numel}, at::TensorOptions(stack_.device()).dtype(type));
               }),
       exchange_(std::move(exchange)) {
+  if (tier && !have_same_owners())
+    throw InvalidArgument(
+        "zero.offload needs gradients that are all summed over the same ranks, and some layers sum "
+        "theirs over fewer: use zero.offload=none");
   std::int64_t all = 0;
   for (int g = 0; g < int(stack.groups().size()); ++g) {
     first_.push_back(all);
@@ -126,7 +136,7 @@ ZeroShards::ZeroShards(Stack& stack, Owners owners, const Placement& placement, 
   const auto memory = [&](MemoryKind kind, at::ScalarType type) {
     MemoryScope scope(kind);
     return stack.device().is_cpu()
-               ? ranks_->allocate({all}, type).zero_()
+               ? ranks().allocate({all}, type).zero_()
                : at::zeros({all}, at::TensorOptions(stack.device()).dtype(type));
   };
   if (tier_ && stack.device().is_cuda())
@@ -142,26 +152,55 @@ at::ScalarType ZeroShards::sum_type() const {
   return stack_.has_fp32_sums() ? at::kFloat : stack_.type();
 }
 
+Communicator* ZeroShards::owners(int group) const {
+  return ranks_.of(stack_.groups()[std::size_t(group)].summed_over).get();
+}
+
+int ZeroShards::owner_count(int group) const {
+  const Communicator* const ranks = owners(group);
+  return ranks ? ranks->size() : 1;
+}
+
+int ZeroShards::rank(int group) const {
+  const Communicator* const ranks = owners(group);
+  return ranks ? ranks->rank() : 0;
+}
+
+// What a rank has to itself is its slice; but gradients may still have to be widened.
+bool ZeroShards::pools_values(int group) const { return placement_.values.pooled && owners(group); }
+bool ZeroShards::pools_grads(int group) const {
+  return placement_.gradients.pooled && (owners(group) || stack_.has_fp32_sums());
+}
+
 std::int64_t ZeroShards::slice_numel(int group) const {
-  return stack_.groups()[std::size_t(group)].numel / ranks_->size();
+  return stack_.groups()[std::size_t(group)].numel / owner_count(group);
 }
 
 std::int64_t ZeroShards::slice_begin(int group) const {
-  return stack_.groups()[std::size_t(group)].begin + ranks_->rank() * slice_numel(group);
+  return stack_.groups()[std::size_t(group)].begin + rank(group) * slice_numel(group);
 }
 
 at::Tensor ZeroShards::values(int group) const {
   const auto numel = slice_numel(group);
   return placement_.values.sliced
              ? own_values_.narrow(0, first_[std::size_t(group)], numel)
-             : stack_.group_values(group).narrow(0, ranks_->rank() * numel, numel);
+             : stack_.group_values(group).narrow(0, rank(group) * numel, numel);
 }
 
 at::Tensor ZeroShards::grads(int group) const {
   const auto numel = slice_numel(group);
   return placement_.gradients.sliced
              ? own_grads_.narrow(0, first_[std::size_t(group)], numel)
-             : stack_.group_sums(group).narrow(0, ranks_->rank() * numel, numel);
+             : stack_.group_sums(group).narrow(0, rank(group) * numel, numel);
+}
+
+at::Tensor ZeroShards::take(std::int64_t numel, at::ScalarType type) {
+  return pool_.take(numel, type, [&] {
+    MemoryScope scope(MemoryKind::communication);
+    return stack_.device().is_cpu()
+               ? ranks().allocate({numel}, type)
+               : at::zeros({numel}, at::TensorOptions(stack_.device()).dtype(type));
+  });
 }
 
 void ZeroShards::publish() {
@@ -169,8 +208,9 @@ void ZeroShards::publish() {
 }
 
 void ZeroShards::publish(int group) {
+  if (!owners(group)) return;
   gathering_[std::size_t(group)] =
-      exchange_->gather(*ranks_, stack_.group_values(group), values(group),
+      exchange_->gather(*owners(group), stack_.group_values(group), values(group),
                         {.purpose = Purpose::parameters, .part = group});
 }
 
@@ -193,25 +233,25 @@ void ZeroShards::fetch(int group) {
 }
 
 void ZeroShards::gather(int group) {
-  if (!placement_.values.pooled) return stack_.lend_values(group, values(group));
-  stack_.lend_values(group, pooled_.gather(group));
+  if (!pools_values(group)) return stack_.lend_values(group, values(group));
+  stack_.lend_values(group, take(stack_.groups()[std::size_t(group)].numel, stack_.type()));
   const at::Tensor all = stack_.group_values(group);
   auto& work = gathering_[std::size_t(group)];
   const Parcel parcel{.purpose = Purpose::parameters, .part = group};
   if (!tier_) {
-    work = exchange_->gather(*ranks_, all, values(group), parcel);
+    work = exchange_->gather(*owners(group), all, values(group), parcel);
     return;
   }
   const at::Tensor kept = tier_->take(kept_values(group));
   if (!lane_) {
-    work = exchange_->gather(*ranks_, all, kept, parcel);
+    work = exchange_->gather(*owners(group), all, kept, parcel);
     return;
   }
   lane_->beside(group, [&] {
     const auto numel = slice_numel(group);
-    at::Tensor mine = all.narrow(0, ranks_->rank() * numel, numel);
+    at::Tensor mine = all.narrow(0, rank(group) * numel, numel);
     mine.copy_(kept, /*non_blocking=*/true);
-    work = exchange_->gather(*ranks_, all, mine, parcel);
+    work = exchange_->gather(*owners(group), all, mine, parcel);
   });
 }
 
@@ -230,8 +270,8 @@ void ZeroShards::release(int group) {
     lane_->wait(group);
     tier_->give_back(kept_values(group), /*changed=*/false);
   }
-  stack_.take_back_values(group);
-  if (placement_.values.pooled) pooled_.release(group);
+  const at::Tensor memory = stack_.take_back_values(group);
+  if (pools_values(group)) pool_.give_back(memory);
 }
 
 // What has arrived is put away first, since its memory may do; and the same group of an earlier
@@ -239,7 +279,7 @@ void ZeroShards::release(int group) {
 // all ranks begin their exchanges in the same order. On a GPU every step takes the same memory for
 // the same group, so that a graph can record it.
 void ZeroShards::open(int group) {
-  if (!placement_.gradients.pooled) {
+  if (!pools_grads(group)) {
     stack_.lend_grads(group, grads(group));
     if (!kept_[std::size_t(group)]) stack_.forget_grads(group);
     kept_[std::size_t(group)] = true;  // later micro-batches add to it
@@ -257,7 +297,7 @@ void ZeroShards::open(int group) {
 
 at::Tensor ZeroShards::own_part(const Scattering& one) const {
   const auto numel = slice_numel(one.group);
-  return one.all.narrow(0, ranks_->rank() * numel, numel);
+  return one.all.narrow(0, rank(one.group) * numel, numel);
 }
 
 void ZeroShards::widen(int group) {
@@ -275,7 +315,7 @@ void ZeroShards::scatter(int group) {
     widen(group);
   else
     stack_.zero_unwritten_grads(place.begin, place.begin + place.numel);
-  if (placement_.gradients.sliced && !placement_.gradients.pooled) {
+  if (placement_.gradients.sliced && !pools_grads(group)) {
     stack_.take_back_grads(group);
     return;
   }
@@ -291,12 +331,13 @@ void ZeroShards::scatter(int group) {
     }
   }
   // On a GPU straight to where it is kept; on a CPU where it lies, which shared memory does best.
-  one.kept = placement_.gradients.sliced && !tier_ && stack_.device().is_cuda() &&
+  one.kept = owners(group) && placement_.gradients.sliced && !tier_ && stack_.device().is_cuda() &&
              !kept_[std::size_t(group)];
   if (one.kept) kept_[std::size_t(group)] = true;
   one.sum = one.kept ? grads(group) : own_part(one);
-  one.work = exchange_->sum_to_owners(*ranks_, one.sum, one.all,
-                                      {.purpose = Purpose::gradients, .part = group});
+  if (Communicator* const ranks = owners(group))
+    one.work = exchange_->sum_to_owners(*ranks, one.sum, one.all,
+                                        {.purpose = Purpose::gradients, .part = group});
   scattering_.push_back(std::move(one));
   if (scattering_.size() > 1) sum_across(scattering_[scattering_.size() - 2]);
 }

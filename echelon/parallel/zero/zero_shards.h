@@ -1,5 +1,6 @@
 // How ranks that share a model bring groups of it together and give gradients to their owners: the
-// exchanges of ZeRO. Rank r of n owns the r-th of n even slices of every group (Stack::groups).
+// exchanges of ZeRO. Rank r of n owns the r-th of n even slices of every group (Stack::groups); the
+// n are those who sum the group's gradients (ShardGroup::summed_over).
 //
 //   sliced state      (ZeRO-1) gradients are reduced in place; the own slice of each group then
 //                     holds the sum
@@ -29,6 +30,7 @@
 #include <vector>
 
 #include "echelon/comm/communicator.h"
+#include "echelon/comm/sum_ranks.h"
 #include "echelon/nn/stack.h"
 #include "echelon/parallel/placement.h"
 #include "echelon/parallel/zero/group_memory.h"
@@ -40,26 +42,32 @@ namespace echelon {
 
 // Who shares a model out.
 struct Owners {
-  std::shared_ptr<Communicator> shards;    // one slice each
+  SumRanks shards;                         // one slice each, of the groups that they sum
   std::shared_ptr<Communicator> replicas;  // those with the same slice; null: there are no others
 };
-// All ranks, or (per_host) those of each host; hosts must then have as many ranks each. Collective.
-Owners owners_of(std::shared_ptr<Communicator> ranks, bool per_host);
+// All ranks, or (per_host) those of each host; hosts must then have as many ranks each, and all
+// groups be summed over the same ranks. Collective.
+Owners owners_of(const SumRanks& ranks, bool per_host);
 
 class ZeroShards final : public Shards {
  public:
   // For a stack that was allocated as below, with fp32 sums where gradients are summed so. Where
   // the placement offloads values, the tier keeps them in its arrays "value" (or "master", where
-  // the types are the same) and gradients in "grad".
+  // the types are the same) and gradients in "grad". Groups that are summed over fewer ranks than
+  // others are no tier's.
   ZeroShards(Stack& stack, Owners owners, const Placement& placement, Tier* tier = nullptr,
              std::shared_ptr<Exchange> exchange = plain_exchange());
   ~ZeroShards() override;
-  static Stack::Allocation allocation(const Placement& placement,
-                                      std::shared_ptr<Communicator> shards, at::Device device,
-                                      std::int64_t smallest_group);
+  static Stack::Allocation allocation(const Placement& placement, const SumRanks& shards,
+                                      at::Device device, std::int64_t smallest_group);
 
   const Placement& placement() const { return placement_; }
-  Communicator& ranks() const { return *ranks_; }  // one for each slice
+  Communicator& ranks() const { return *ranks_.batch(); }  // all that own slices
+  // One for each slice of a group, and this rank among them; null: it has all of it.
+  Communicator* owners(int group) const;
+  int owner_count(int group) const;
+  int rank(int group) const;
+  bool have_same_owners() const { return ranks_.are_alike(); }  // all groups
   Communicator* replicas() const { return replicas_.get(); }
 
   // This rank's slice of a group within the Stack's buffer, in elements.
@@ -100,6 +108,9 @@ class ZeroShards final : public Shards {
     bool across = false;  // it is being summed over the replicas
   };
   class CopyLane;
+  bool pools_values(int group) const;
+  bool pools_grads(int group) const;
+  at::Tensor take(std::int64_t numel, at::ScalarType type);
   Tier::Run kept_values(int group) const;
   Tier::Run kept_grads(int group) const;
   at::Tensor own_part(const Scattering& one) const;
@@ -108,7 +119,8 @@ class ZeroShards final : public Shards {
   void finish(Scattering& one);
 
   Stack& stack_;
-  std::shared_ptr<Communicator> ranks_, replicas_;
+  SumRanks ranks_;
+  std::shared_ptr<Communicator> replicas_;
   Placement placement_;
   Tier* tier_;                       // null: values and gradients are kept here
   std::unique_ptr<CopyLane> lane_;   // between a device and the host's memory

@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -9,6 +10,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <map>
 #include <optional>
 
 #include "echelon/nn/memory.h"
@@ -98,10 +100,10 @@ ZeroUpdate::ZeroUpdate(Stack& stack, ZeroShards& shards, const OptimOptions& opt
     const auto begin = shards.slice_begin(g), numel = shards.slice_numel(g);
     return ranges_within(stack.units(), begin, begin + numel, shards.sum_type(), grain_of(options));
   };
-  const auto sum_over_owners = [this](at::Tensor sums) {
+  const auto sum_norms = [this](at::Tensor sums) {
     const bool here = !tier_ || stack_.device().is_cpu();
     const at::Tensor there = here ? sums : sums.to(stack_.device());
-    shards_.ranks().all_reduce(there, ReduceOp::sum, {.tag = "norms", .blocking = true}).follow();
+    sum_over_owners(there);
     if (part_sums_.parameters) part_sums_.parameters(there);
     if (!here) sums.copy_(there);
   };
@@ -122,7 +124,7 @@ ZeroUpdate::ZeroUpdate(Stack& stack, ZeroShards& shards, const OptimOptions& opt
     slices_ = std::make_unique<SliceUpdate>(
         std::move(all), longest,
         [this](bool values_change, const auto& visit) { walk(values_change, visit); },
-        shards.sum_type(), options, parameters_of(stack.units()), sum_over_owners, scaling);
+        shards.sum_type(), options, parameters_of(stack.units()), sum_norms, scaling);
     return;
   }
   if (master_type(type) != type) {
@@ -141,10 +143,36 @@ ZeroUpdate::ZeroUpdate(Stack& stack, ZeroShards& shards, const OptimOptions& opt
   }
   slices_ =
       std::make_unique<SliceUpdate>(std::move(parts), stack.device(), shards.sum_type(), options,
-                                    parameters_of(stack.units()), sum_over_owners, scaling);
+                                    parameters_of(stack.units()), sum_norms, scaling);
 }
 
 ZeroUpdate::~ZeroUpdate() = default;
+
+// A row for each trainable parameter here, in the order of segments: its sum over those who own
+// slices of it.
+void ZeroUpdate::sum_over_owners(at::Tensor rows) const {
+  const CommCall call{.tag = "norms", .blocking = true};
+  if (shards_.have_same_owners())
+    return shards_.ranks().all_reduce(rows, ReduceOp::sum, call).follow();
+  std::map<Communicator*, std::vector<std::int64_t>> by_owners;
+  std::vector<Communicator*> order;  // the same on all ranks
+  std::int64_t row = 0;
+  for (const auto& unit : stack_.units()) {
+    if (!unit.trainable) continue;
+    for (const auto& segment : unit.segments) {
+      Communicator* const ranks = owners(*stack_.find(segment.name));
+      if (!by_owners.contains(ranks)) order.push_back(ranks);
+      by_owners[ranks].push_back(row++);
+    }
+  }
+  for (Communicator* const ranks : order) {
+    if (!ranks) continue;
+    const at::Tensor index = at::tensor(by_owners[ranks], at::kLong).to(rows.device());
+    const at::Tensor theirs = rows.index_select(0, index);
+    ranks->all_reduce(theirs, ReduceOp::sum, call).follow();
+    rows.index_copy_(0, index, theirs);
+  }
+}
 
 // Of a piece: masters where the tier has them, state, and gradients.
 std::vector<Tier::Run> ZeroUpdate::kept(const Piece& piece, bool with_grads) const {
@@ -222,7 +250,7 @@ std::vector<std::size_t> ZeroUpdate::owned_by(const Parameter& parameter) const 
   const auto first = parameter.begin - stack_.groups()[std::size_t(group)].begin,
              end = first + parameter.numel();
   std::vector<std::size_t> owned;
-  for (int r = 0; r < shards_.ranks().size(); ++r)
+  for (int r = 0; r < shards_.owner_count(group); ++r)
     owned.push_back(std::size_t(
         std::max<std::int64_t>(0, std::min(end, (r + 1) * numel) - std::max(first, r * numel))));
   return owned;
@@ -307,7 +335,8 @@ void ZeroUpdate::apply(const at::Tensor& loss) {
                         : counted_norm(shards_.grads(g), stack_.units(), shards_.slice_begin(g)));
     if (!tier_) grads.push_back(shards_.grads(g));
   }
-  // A rank of a pipeline may have no parameters.
+  // A rank of a pipeline may have no parameters. Groups that are summed over fewer ranks than all
+  // are other parameters on the others, so every rank's slices count.
   const at::Tensor square =
       norms.empty() ? at::zeros({}, at::TensorOptions(stack_.device()).dtype(at::kDouble))
                     : norm_of_norms(norms).to(at::kDouble).square();

@@ -46,7 +46,9 @@ class ZeroUpdate final : public Update {
   const std::vector<std::string>& kinds() const override { return kinds_; }
   std::vector<StateSlice> slices() const override;
   at::TensorOptions state_options() const override;
-  Communicator* owners() const override { return &shards_.ranks(); }
+  Communicator* owners(const Parameter& parameter) const override {
+    return shards_.owners(stack_.group_of(parameter));
+  }
   std::vector<std::size_t> owned_by(const Parameter& parameter) const override;
 
  private:
@@ -58,6 +60,7 @@ class ZeroUpdate final : public Update {
   void walk(bool values_change, const std::function<void(const SliceUpdate::Run&)>& visit);
   std::vector<Tier::Run> kept(const Piece& piece, bool with_grads) const;
   void put_values(std::size_t piece, const at::Tensor& masters);
+  void sum_over_owners(at::Tensor rows) const;
 
   Stack& stack_;
   ZeroShards& shards_;
