@@ -305,6 +305,29 @@ void Stack::allocate(at::Device device, at::ScalarType type, Gradients gradients
   for (int l = 0; l < size(); ++l) layer(l).bind(device, type);
 }
 
+void Stack::forget_layout() {
+  use_parts();
+  kept_.clear();
+  group_.reset();
+  for (auto& p : parameters_) {
+    p.layer = declared_in(p);
+    p.shape = p.whole_shape();
+    p.split = {};
+    p.group.reset();
+    p.here = p.counted = true;
+    p.copied = p.grad_written = false;
+    p.value.reset();
+    p.grad.reset();
+  }
+  units_.clear();
+  groups_.clear();
+  summed_.clear();
+  for (auto* all : {&values_, &grads_, &frozen_, &sums_}) all->reset();
+  for (auto* by_group :
+       {&values_of_, &grads_of_, &sums_of_, &lent_values_, &lent_grads_, &lent_sums_})
+    by_group->clear();
+}
+
 int Stack::group_of(const Parameter& parameter) const { return group_at(parameter.begin); }
 
 int Stack::group_at(std::int64_t begin) const {

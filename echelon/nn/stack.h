@@ -109,6 +109,8 @@ class Stack : private Declaration {
     allocate(device, type, gradients, Allocation());
   }
   void load(const ValueSource& source);
+  // Undoes keep, split and allocate: what was added is all there is, as a description.
+  void forget_layout();
 
   // Whole values of every parameter, in the order of parameters(): until use_parts() all layers are
   // in this process and compute with these, and infer() asks nothing of other ranks. Units, groups

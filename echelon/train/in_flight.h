@@ -50,15 +50,21 @@ struct Trainer::InFlight {
 // While one lives, its thread works for the trainer: what it allocates is counted in the trainer's
 // account, and on a GPU the trainer's stream is the current one. Between a trainer's calls a thread
 // is as its user left it, and may work for another trainer.
-class Trainer::AtWork {
+class Trainer::OnThread {
  public:
-  explicit AtWork(const Trainer& trainer) : counting_(*trainer.memory_) {
+  explicit OnThread(const Trainer& trainer) : counting_(*trainer.memory_) {
     if (trainer.in_flight_->stream) stream_.emplace(*trainer.in_flight_->stream);
   }
 
  private:
   MemoryCounting counting_;
   std::optional<SideStream::Current> stream_;
+};
+
+// The same, with a model that is laid out.
+class Trainer::AtWork : OnThread {
+ public:
+  explicit AtWork(const Trainer& trainer) : OnThread(trainer) { trainer.require_laid_out(); }
 };
 
 }  // namespace echelon

@@ -106,11 +106,30 @@ void Trainer::adapt(const SyncOptions& options) {
 }
 
 void Trainer::slow_down(double factor) {
+  require_laid_out();
   slowness_ = factor;
   executor_->slow_down(factor);
 }
 
+void Trainer::probe(Executor::Probe probe) {
+  require_laid_out();
+  probe_ = std::move(probe);
+  executor_->probe(probe_);
+}
+
+void Trainer::trace(bool on) {
+  require_laid_out();
+  tracing_ = on;
+  executor_->trace(on);
+}
+
+void Trainer::reduce_by(Algorithm algorithm) {
+  require_laid_out();
+  executor_->reduce_by(algorithm);
+}
+
 void Trainer::share_out(std::vector<std::int64_t> samples) {
+  require_laid_out();
   if (samples.size() != shares_.size() ||
       std::accumulate(samples.begin(), samples.end(), std::int64_t{0}) != train_.batch ||
       *std::min_element(samples.begin(), samples.end()) < train_.micro_batches)

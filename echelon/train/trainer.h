@@ -82,6 +82,22 @@ class Trainer {
           std::shared_ptr<Communicator> ranks = nullptr);
   ~Trainer();
 
+  // Lays the model out over other ranks: builds all that depends on them, the mesh, the memory, the
+  // slices and the table of a step, as the constructor does for its own. A trainer whose job has
+  // lost ranks, or been given some, goes on with
+  //
+  //   trainer.save(state);                   // on all ranks that there were
+  //   trainer.lay_out(ranks->split(…));      // on those that there are
+  //   trainer.restore(state);
+  //
+  // It begins as a new trainer does: step() is 0, and parameters have their first values. Options,
+  // data, observers, notes, the probe and the account of memory stay; share_out(), reduce_by() and
+  // adapt() were chosen for the ranks before, and are forgotten. Every rank of `ranks` calls it
+  // (null: one process), and those before need not be there any more. InvalidArgument where servers
+  // are used, or the options are not for so many ranks: all is then as before. After any other
+  // error the trainer can only be laid out again.
+  void lay_out(std::shared_ptr<Communicator> ranks);
+
   // Hands gradients to parameter servers, which own parameters and optimiser state, in place of
   // updating here: before run(). A step's batch is cut into shares, which workers take as they
   // come.
@@ -104,17 +120,17 @@ class Trainer {
 
   // How gradients are reduced from the next step on, and how many samples each rank takes of a
   // batch (by rank; together all): every rank says the same.
-  void reduce_by(Algorithm algorithm) { executor_->reduce_by(algorithm); }
+  void reduce_by(Algorithm algorithm);
   void share_out(std::vector<std::int64_t> samples);
 
   // Chooses how gradients are reduced again while it runs.
   void adapt(const SyncOptions& options);
 
   // Sees gradients on their way; several ranks only.
-  void probe(Executor::Probe probe) { executor_->probe(std::move(probe)); }
+  void probe(Executor::Probe probe);
 
   // Keeps what happens in every step (sync_trace.h).
-  void trace(bool on) { executor_->trace(on); }
+  void trace(bool on);
   const Executor& executor() const { return *executor_; }
 
   // This rank computes so many times slower than it could (chaos.slow).
@@ -198,12 +214,14 @@ class Trainer {
 
  private:
   struct InFlight;
+  class OnThread;
   class AtWork;
   struct StateItem;
   std::vector<StateItem> state_items() const;
   std::vector<LayerCost> costs_of_layers(int data_ranks);
-  void give_memory(const ParallelOptions& parallel, const ZeroOptions& zero,
-                   const PipelineOptions& pipeline);
+  void forget_layout();
+  void give_memory();
+  void require_laid_out() const;
   StepShape step_shape() const;
   Scatter when_to_scatter(const ZeroOptions& zero);
   // A tensor of a parameter that this rank may have, on all: collective where ranks have parts.
@@ -256,6 +274,7 @@ class Trainer {
 
   Stack& stack_;
   const Dataset& data_;
+  const TrainerOptions options_;
   TrainOptions train_;
   OptimOptions optim_;
   std::shared_ptr<Communicator> all_;  // nullptr: one process
@@ -263,6 +282,7 @@ class Trainer {
   MeshLayout layout_;
   Placement placement_;
   std::shared_ptr<Communicator> ranks_;  // that split the batch; nullptr: this one has all of it
+  bool is_laid_out_ = false;             // or was, at least once
   std::string scatter_choice_;
   Sampler sampler_;
   std::unique_ptr<MemoryAccount> memory_;
@@ -276,6 +296,8 @@ class Trainer {
   std::unique_ptr<Executor> aside_;  // that for ranks, while servers are used
   std::vector<std::function<void(const Event&)>> observers_;
   double slowness_ = 1;
+  Executor::Probe probe_;
+  bool tracing_ = false;
   std::int64_t step_ = 0;
   std::int64_t began_at_ = 0;                         // the step of the state that was restored
   std::int64_t skipped_ = 0;                          // steps since then that changed nothing

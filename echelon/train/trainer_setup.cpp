@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <numeric>
 #include <optional>
+#include <utility>
 
 #include "echelon/base/bytes.h"
 #include "echelon/base/error.h"
@@ -50,18 +51,13 @@ Trainer::Trainer(Stack& stack, const Dataset& data, const TrainerOptions& option
                  std::shared_ptr<Communicator> ranks)
     : stack_(stack),
       data_(data),
+      options_(options),
       train_(options.train),
       optim_(options.optim),
-      all_(ranks && (ranks->size() > 1 || options.parallel.exchange_alone ||
-                     options.zero.offload != Offload::none)
-               ? std::move(ranks)
-               : nullptr),
       device_(device_of(options.train)),
       sampler_(static_cast<std::uint64_t>(options.train.seed), data.size(), options.train.batch),
       memory_(std::make_unique<MemoryAccount>()),
       in_flight_(std::make_unique<InFlight>()) {
-  if (device_.is_cuda()) in_flight_->stream.emplace();
-  const AtWork at_work(*this);
   // Its layers would begin again with the values that they were made with, and another trainer's
   // would be lost without a word.
   if (!stack.groups().empty())
@@ -69,32 +65,49 @@ Trainer::Trainer(Stack& stack, const Dataset& data, const TrainerOptions& option
         "this Stack has its memory already, from another Trainer or Stack::allocate: make a new "
         "Stack; layers that are made of modules then begin with what the modules hold (where ranks "
         "share the model out, call gather() first)");
-  const auto& [train, optim, parallel, zero, pipeline, split] = options;
+  const auto& [train, optim, parallel, zero, pipeline, split] = options_;
   check_section("train", train);
   check_section("optim", optim);
   check_section("parallel", parallel);
   check_section("zero", zero);
   check_section("pipeline", pipeline);
-  require_can_run(options, all_ ? all_->size() : 1);
   optim_.rate = peak_rate(optim_, train.batch);
   if (data.size() < 1)
     throw InvalidArgument("there is no sample to train on: the dataset is empty");
+  if (device_.is_cuda()) in_flight_->stream.emplace();
+  lay_out(std::move(ranks));
+}
+
+void Trainer::lay_out(std::shared_ptr<Communicator> ranks) {
+  const auto& [train, optim, parallel, zero, pipeline, split] = options_;
+  if (servers_)
+    throw InvalidArgument(
+        "this trainer uses parameter servers, which know it by its place among their workers: call "
+        "leave_servers() before lay_out()");
+  if (ranks && ranks->size() == 1 && !parallel.exchange_alone && zero.offload == Offload::none)
+    ranks = nullptr;
+  require_can_run(options_, ranks ? ranks->size() : 1);
+  mesh_of(parallel, ranks ? ranks->size() : 1);
   check_threads(train);
   if (train.threads > 0) at::set_num_threads(static_cast<int>(train.threads));
-  if (all_) require_same_dataset(data, *all_, train.allow_other_data);
-  const at::Tensor sample = data.get(std::vector<std::int64_t>{0}).input;
-  layout_ = lay_over(stack, all_, parallel, pipeline, split, static_cast<int>(train.micro_batches),
+  const OnThread on_thread(*this);
+  PartsInUse parts(stack_);
+  parts.forget_whole();
+  forget_layout();
+  all_ = std::move(ranks);
+  if (all_) require_same_dataset(data_, *all_, train.allow_other_data);
+  const at::Tensor sample = data_.get(std::vector<std::int64_t>{0}).input;
+  layout_ = lay_over(stack_, all_, parallel, pipeline, split, static_cast<int>(train.micro_batches),
                      sample.dim() > 1 ? sample.size(1) : 1,
                      [this](int data_ranks) { return costs_of_layers(data_ranks); });
   ranks_ = layout_.mesh.over(batch_dimensions);
   // Owners of a state that is kept elsewhere are ranks, if only one.
   if (all_ && !ranks_ && zero.offload != Offload::none) ranks_ = all_->split(all_->rank(), 0);
-  const int parts = layout_.mesh.shape.data;
-  shares_ = even_shares(train.batch, parts);
-  batch_parts_ = parts;
+  batch_parts_ = layout_.mesh.shape.data;
+  shares_ = even_shares(train.batch, layout_.mesh.shape.data);
   by_speed_ = ranks_ && parallel.shares == BatchSplit::speed;
   shares_every_ = parallel.shares_every;
-  if (train.graph == Switch::on && !stack.capturable()) {
+  if (train.graph == Switch::on && !stack_.capturable()) {
     throw InvalidArgument(
         "train.graph=on, but a layer of the model runs through autograd, which is not recorded; use auto or off");
   }
@@ -102,14 +115,61 @@ Trainer::Trainer(Stack& stack, const Dataset& data, const TrainerOptions& option
   if (train.graph == Switch::on && !recordable)
     throw InvalidArgument(no_graph_over(all_->backend()));
   graph_wanted_ =
-      device_.is_cuda() && train.graph != Switch::off && stack.capturable() && recordable;
+      device_.is_cuda() && train.graph != Switch::off && stack_.capturable() && recordable;
   if (!ranks_ && (zero.offload != Offload::none || zero.shard != ShardOver::all))
     throw InvalidArgument(
         "zero.offload and zero.shard are for a state that ranks share out: give the trainer a "
         "communicator");
-  give_memory(parallel, zero, pipeline);
+  give_memory();
+  executor_->slow_down(slowness_);
+  executor_->probe(probe_);
+  executor_->trace(tracing_);
   load(random_values(static_cast<std::uint64_t>(train.seed)));
   report_ = at::zeros({reported}, at::TensorOptions(device_).dtype(at::kDouble));
+}
+
+// All that depends on the ranks, before it is built for others.
+void Trainer::forget_layout() {
+  if (!std::exchange(is_laid_out_, true)) return;
+  try {
+    if (shards_) shards_->wait_for_values();
+  } catch (const Error&) {  // of ranks that are gone: nobody will read them
+  }
+  executor_.reset();
+  aside_.reset();
+  controller_.reset();
+  state_index_.reset();
+  zero_.reset();
+  update_.reset();
+  shards_.reset();
+  tier_.reset();
+  stack_.forget_layout();
+  layout_ = {};
+  placement_ = {};
+  ranks_.reset();
+  all_.reset();
+  scatter_choice_.clear();
+  in_flight_->pending.clear();
+  in_flight_->free.clear();
+  in_flight_->graph.reset();
+  in_flight_->recorded.clear();
+  in_flight_->eager_steps_done = 0;
+  for (auto* tensor : {&input_, &target_, &report_}) tensor->reset();
+  step_ = stop_at_ = lag_ = 0;
+  mixed_ = alike_ = begun_ = stop_told_ = false;
+  digest_ = 0;
+  busy_seconds_ = 0;
+  busy_samples_ = 0;
+  scales_.clear();
+  told_.clear();
+  out_of_step_.clear();
+  spoiled_.clear();
+  lost_workers_.clear();
+}
+
+void Trainer::require_laid_out() const {
+  if (!executor_)
+    throw Error("the model is not laid out over any ranks, since lay_out() failed: call it again");
 }
 
 std::vector<LayerCost> Trainer::costs_of_layers(int data_ranks) {
@@ -161,11 +221,13 @@ Scatter Trainer::when_to_scatter(const ZeroOptions& zero) {
   return once ? Scatter::step : Scatter::micro_batch;
 }
 
-void Trainer::give_memory(const ParallelOptions& parallel, const ZeroOptions& zero,
-                          const PipelineOptions& pipeline) {
+void Trainer::give_memory() {
+  const auto& parallel = options_.parallel;
+  const auto& zero = options_.zero;
+  const auto& pipeline = options_.pipeline;
   Stack& stack = stack_;
   SumRanks sums = layout_.sum_ranks(stack);
-  if (sums.batch() != ranks_) sums = ranks_;
+  if (sums.batch() != ranks_) sums = ranks_;  // an owner that is alone
   const bool fp32_sums = sums_in_fp32(train_);
   Stack::Allocation allocation;
   Owners owners;

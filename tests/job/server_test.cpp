@@ -164,6 +164,28 @@ TEST(ParameterServer, TakesFirstValuesBeforeItIsAttachedOnly) {
   });
 }
 
+TEST(ParameterServer, IsLeftBeforeAModelIsLaidOutAgain) {
+  JobOptions options = tiny();
+  options.server = {.count = 1};
+  const Token token = Token::random();
+  run_ranks_well({.world = 2}, [&](Group& group) {
+    const auto ranks = native_communicator(group.shared_from_this());
+    ServerJob job(options, *ranks, "127.0.0.1", token);
+    Stack stack = gpt(options.model);
+    Trainer trainer(stack, tokens(), options);
+    job.attach(trainer, stack);
+    const auto seen = outcome([&] { trainer.lay_out(nullptr); });
+    EXPECT_EQ(seen.kind, "InvalidArgument");
+    EXPECT_NE(seen.message.find("call leave_servers() before lay_out()"), std::string::npos);
+    trainer.run();
+    trainer.leave_servers();
+    job.wait();
+    trainer.lay_out(nullptr);
+    trainer.run_until(2);
+    EXPECT_EQ(trainer.step(), 2) << "from the beginning, without servers";
+  });
+}
+
 TEST(ParameterServer, GivesTheSameBitsEveryTimeWhenSynchronous) {
   at::set_num_threads(1);
   JobOptions options = tiny();
