@@ -159,7 +159,7 @@ void add_train(CLI::App& app, int& exit_code) {
     if (environment.world == 1 && arguments->nproc > 1) {
       check_job(request, arguments->nproc);
       if (request.options.train.device ==
-          "cpu") {  // the GPU must not be initialised before the fork
+          DeviceKind::cpu) {  // the GPU must not be initialised before the fork
         JobOptions options = request.options;
         if (request.resume.empty()) resolve_model(options.model, request.given);
         require_memory(options, arguments->nproc, arguments->nproc);

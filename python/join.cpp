@@ -35,7 +35,7 @@ RankOptions read_options(std::chrono::milliseconds timeout) {
     throw InvalidArgument(fmt::format(
         "comm.backend={} is not for torch.distributed, which has its own backend for it; "
         "this backend uses native",
-        options.comm.backend));
+        name_of(options.comm.backend)));
   return options;
 }
 

@@ -53,7 +53,7 @@ std::string model_text(const JobOptions& options, std::int64_t parameters, int r
 std::string layout_text(const JobOptions& options, const Trainer& trainer, const Stack& stack);
 // A warning for a pipeline with one micro-batch: its cost, and what to set. `samples` are the
 // samples of a step that pass through it. Empty with several micro-batches.
-std::string one_micro_batch_warning(std::string_view schedule, const PipelineShape& shape,
+std::string one_micro_batch_warning(PipelineOrder schedule, const PipelineShape& shape,
                                     std::int64_t samples);
 
 // The memory of a rank as text that another rank can parse.

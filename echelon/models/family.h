@@ -77,9 +77,6 @@ const Family& family_of(const ModelOptions& options);
 // By name; null if unknown.
 const Family* find_family(std::string_view name);
 
-// The value of model.recompute.
-Recompute recompute_of(const ModelOptions& options);
-
 // Throws InvalidArgument if the options do not describe a model, or belong to another family.
 void check(const ModelOptions& options);
 

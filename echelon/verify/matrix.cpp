@@ -159,8 +159,8 @@ JobOptions job_of(const MatrixChoice& choice, const std::string& folder) {
   job.pipeline.chunks = chunks_of(choice);
   job.pipeline.balance = BalanceBy::count;  // the same stages every time
   job.zero.group = 0;                       // one group per layer
-  job.zero.scatter = value(choice, scatter);
-  job.zero.offload = value(choice, offload);
+  job.zero.scatter = from_name<ScatterOption>(value(choice, scatter));
+  job.zero.offload = from_name<Offload>(value(choice, offload));
   if (job.zero.offload == Offload::disk) job.zero.offload_path = folder;
   if (job.zero.offload != Offload::none) job.zero.piece = 0.02;
   job.comm.timeout = 60;

@@ -47,7 +47,7 @@ PipelineShape pipeline_of(const JobOptions& job);
 
 // Idle over ideal time if a forward, an input part and a weight part cost the same and messages
 // cost nothing: (p-1)/m, (p-1)/(v m), and for zero-bubble (p-1)/(3m), or (2p-1-m)/(3m) if m < p.
-Ratio bubble_form(const std::string& schedule, const PipelineShape& shape);
+Ratio bubble_form(PipelineOrder schedule, const PipelineShape& shape);
 // The same of the order in which ranks ran. Throws InvalidArgument for an impossible order.
 Ratio bubble_of(const PipelineSchedule& ran, const PipelineShape& shape);
 

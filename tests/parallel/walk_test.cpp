@@ -25,7 +25,7 @@ std::vector<StageLayers> stages_of(const PipelineShape& shape) {
 }
 
 // Every second layer may be computed again.
-std::vector<Table> pipeline(const std::string& schedule, const PipelineShape& shape,
+std::vector<Table> pipeline(PipelineOrder schedule, const PipelineShape& shape,
                             bool recompute = false) {
   const auto stages = stages_of(shape);
   const auto owners = layer_owners(stages, shape);
@@ -52,17 +52,17 @@ template <class Check>
 void for_each_pipeline(const Check& check) {
   for (int p = 1; p <= 6; ++p)
     for (int m = 1; m <= 3 * p; ++m)
-      for (const std::string& name : pipeline_schedule_names()) {
-        if (name == "interleaved" && m % p != 0) continue;
-        const PipelineShape shape{p, m, name == "interleaved" ? 2 : 1};
-        SCOPED_TRACE(name + " of " + std::to_string(p) + " ranks, " + std::to_string(m) +
-                     " micro-batches");
+      for (const PipelineOrder name : all_values<PipelineOrder>) {
+        if (name == PipelineOrder::interleaved && m % p != 0) continue;
+        const PipelineShape shape{p, m, name == PipelineOrder::interleaved ? 2 : 1};
+        SCOPED_TRACE(std::string(name_of(name)) + " of " + std::to_string(p) + " ranks, " +
+                     std::to_string(m) + " micro-batches");
         check(name, shape);
       }
 }
 
 TEST(PipelineWalk, IdlesForTheBubbleOfTheFormulas) {
-  for_each_pipeline([](const std::string& name, const PipelineShape& shape) {
+  for_each_pipeline([](PipelineOrder name, const PipelineShape& shape) {
     double end = 0, computing = 0;
     for (const RankCosts& rank : walk(pipeline(name, shape), costs_of(shape))) {
       end = std::max(end, rank.end);
@@ -70,7 +70,7 @@ TEST(PipelineWalk, IdlesForTheBubbleOfTheFormulas) {
       EXPECT_EQ(rank.end, rank.computing + rank.starved);
     }
     EXPECT_NEAR(end / computing - 1, ideal_bubble(name, shape), 1e-9);
-    if (name == "gpipe" || name == "1f1b") {
+    if (name == PipelineOrder::gpipe || name == PipelineOrder::one_f_one_b) {
       const double p = shape.ranks, m = shape.micro_batches;
       EXPECT_NEAR(1 - computing / end, (p - 1) / (m + p - 1), 1e-9);
     }
@@ -78,7 +78,7 @@ TEST(PipelineWalk, IdlesForTheBubbleOfTheFormulas) {
 }
 
 TEST(PipelineWalk, KeepsTheActivationsOfTheFormulas) {
-  for_each_pipeline([](const std::string& name, const PipelineShape& shape) {
+  for_each_pipeline([](PipelineOrder name, const PipelineShape& shape) {
     const auto ranks = walk(pipeline(name, shape), costs_of(shape));
     for (int rank = 0; rank < shape.ranks; ++rank) {
       EXPECT_EQ(ranks[std::size_t(rank)].activations.peak,
@@ -90,7 +90,7 @@ TEST(PipelineWalk, KeepsTheActivationsOfTheFormulas) {
 }
 
 TEST(PipelineWalk, SendsEveryBoundaryOnceEachWay) {
-  for_each_pipeline([](const std::string& name, const PipelineShape& shape) {
+  for_each_pipeline([](PipelineOrder name, const PipelineShape& shape) {
     StepCosts costs = costs_of(shape);
     costs.boundaries.assign(costs.layers.size() - 1, {.bytes = 10});
     std::int64_t sent = 0;
@@ -104,7 +104,7 @@ TEST(PipelineWalk, SendsEveryBoundaryOnceEachWay) {
 }
 
 TEST(PipelineWalk, RunsTheSlotsOfItsSchedule) {
-  for_each_pipeline([](const std::string& name, const PipelineShape& shape) {
+  for_each_pipeline([](PipelineOrder name, const PipelineShape& shape) {
     for (const bool recompute : {false, true}) {
       std::vector<std::vector<TimedAction>> actions(std::size_t(shape.ranks));
       const auto sums =

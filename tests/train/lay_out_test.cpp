@@ -30,7 +30,7 @@ constexpr double bound = 1e-12;
 constexpr std::int64_t before = 2;  // steps, on the first ranks
 
 PlanOptions job_of(const ParallelOptions& parallel, const ZeroOptions& zero = {}) {
-  PlanOptions job = tiny_options("adamw", /*clip=*/1, /*micro_batches=*/2);
+  PlanOptions job = tiny_options(OptimizerKind::adamw, /*clip=*/1, /*micro_batches=*/2);
   job.model = {.layers = 2, .width = 24, .heads = 6, .vocab = 32, .context = 8};
   job.parallel = parallel;
   job.zero = zero;

@@ -200,8 +200,8 @@ TEST(MeshForms, Zero3GathersALayerForEverySlotThatNeedsIt) {
   EXPECT_EQ(mesh_bytes(one).at("gradients"), (positions + 2 * block + norm + 2 * table) * 8);
   one.options.zero.scatter = ScatterOption::micro_batch;  // the tied table waits for its sum anyway
   EXPECT_EQ(mesh_bytes(one).at("gradients"), (2 * (positions + 2 * block + norm) + 2 * table) * 8);
-  one.options.pipeline.schedule =
-      "zero-bubble";  // the second rank always has a weight part pending
+  // The second rank always has a weight part pending.
+  one.options.pipeline.schedule = PipelineOrder::zero_bubble;
   EXPECT_EQ(mesh_bytes(one).at("gradients"),
             (2 * (positions + block) + block + norm + 2 * table) * 8);
 }
@@ -254,7 +254,7 @@ TEST(MeshForms, TellAnotherOrderByItsBubble) {
                bubble_form(PipelineOrder::zero_bubble, shape));
   auto late = one_f_one_b(shape);
   std::swap(late[1][0], late[1][1]);  // swaps its micro-batches
-  EXPECT_FALSE(bubble_of(late, shape) == bubble_form("1f1b", shape));
+  EXPECT_FALSE(bubble_of(late, shape) == bubble_form(PipelineOrder::one_f_one_b, shape));
 }
 
 }  // namespace

@@ -30,7 +30,7 @@ struct LayerCost {
 // ways. `kinds` are by layer, the same text for layers that are alike; "": like no other.
 void share_times(std::vector<LayerCost>& layers, const std::vector<std::string>& kinds);
 
-// `by`: "count" of layers, "time" or "memory". A stage's memory has the activations of as many
+// `by`: the count of layers, time or memory. A stage's memory has the activations of as many
 // micro-batches as the schedule keeps there at once. Throws InvalidArgument where there are fewer
 // layers than stages.
 std::vector<StageLayers> balance(const std::vector<LayerCost>& layers, BalanceBy by,

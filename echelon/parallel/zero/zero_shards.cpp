@@ -120,7 +120,7 @@ ZeroShards::ZeroShards(Stack& stack, Owners owners, const Placement& placement, 
               [this](std::int64_t numel, at::ScalarType type) {
                 MemoryScope scope(MemoryKind::communication);
                 return stack_.device().is_cpu()
-                           ? ranks_->allocate({numel}, type)
+                           ? ranks().allocate({numel}, type)
                            : at::zeros({numel}, at::TensorOptions(stack_.device()).dtype(type));
               }),
       exchange_(std::move(exchange)) {
@@ -194,15 +194,6 @@ at::Tensor ZeroShards::grads(int group) const {
              : stack_.group_sums(group).narrow(0, rank(group) * numel, numel);
 }
 
-at::Tensor ZeroShards::take(std::int64_t numel, at::ScalarType type) {
-  return pool_.take(numel, type, [&] {
-    MemoryScope scope(MemoryKind::communication);
-    return stack_.device().is_cpu()
-               ? ranks().allocate({numel}, type)
-               : at::zeros({numel}, at::TensorOptions(stack_.device()).dtype(type));
-  });
-}
-
 void ZeroShards::publish() {
   for (int g = 0; g < int(first_.size()); ++g) publish(g);
 }
@@ -234,7 +225,7 @@ void ZeroShards::fetch(int group) {
 
 void ZeroShards::gather(int group) {
   if (!pools_values(group)) return stack_.lend_values(group, values(group));
-  stack_.lend_values(group, take(stack_.groups()[std::size_t(group)].numel, stack_.type()));
+  stack_.lend_values(group, pooled_.gather(group));
   const at::Tensor all = stack_.group_values(group);
   auto& work = gathering_[std::size_t(group)];
   const Parcel parcel{.purpose = Purpose::parameters, .part = group};
@@ -270,8 +261,8 @@ void ZeroShards::release(int group) {
     lane_->wait(group);
     tier_->give_back(kept_values(group), /*changed=*/false);
   }
-  const at::Tensor memory = stack_.take_back_values(group);
-  if (pools_values(group)) pool_.give_back(memory);
+  stack_.take_back_values(group);
+  if (pools_values(group)) pooled_.release(group);
 }
 
 // What has arrived is put away first, since its memory may do; and the same group of an earlier

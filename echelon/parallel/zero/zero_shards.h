@@ -110,7 +110,6 @@ class ZeroShards final : public Shards {
   class CopyLane;
   bool pools_values(int group) const;
   bool pools_grads(int group) const;
-  at::Tensor take(std::int64_t numel, at::ScalarType type);
   Tier::Run kept_values(int group) const;
   Tier::Run kept_grads(int group) const;
   at::Tensor own_part(const Scattering& one) const;
