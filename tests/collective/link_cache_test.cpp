@@ -42,6 +42,15 @@ class LinkCaches : public testing::Test {
   std::optional<std::string> before_;
 };
 
+// Outside of the fixture: the folder that tools/own_cache.cpp gives to the whole program.
+TEST(LinkCacheOfTheTests, IsNotTheUsers) {
+  const char* const folder = std::getenv("ECHELON_CACHE");
+  ASSERT_NE(folder, nullptr);
+  const auto name = std::filesystem::path(folder).filename().string();
+  EXPECT_TRUE(name.starts_with("echelon_test.")) << folder;
+  EXPECT_TRUE(std::filesystem::is_directory(folder)) << folder;
+}
+
 TEST_F(LinkCaches, GiveBackWhatWasMeasuredOverTheSameLinks) {
   const LinkCache cache("2 x a at 10.0.0.1 (eth0, 1000 Mbit/s)");
   EXPECT_FALSE(cache.read());

@@ -5,11 +5,15 @@ import os
 import random
 import signal
 import subprocess
+import tempfile
 import time
 import uuid
 from pathlib import Path
 
 import pytest
+
+CACHE = tempfile.TemporaryDirectory(prefix="echelon_cache.")  # instead of the user's ~/.cache/echelon
+os.environ["ECHELON_CACHE"] = CACHE.name
 
 BUILD = Path(os.environ.get("ECHELON_BUILD_DIR", Path(__file__).resolve().parents[2] / "build"))
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}  # models this small only lose by more threads

@@ -362,7 +362,8 @@ class Sweep:
         try:
             for command in commands:
                 result = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace",
-                                        stdin=subprocess.DEVNULL, timeout=SECONDS, env=os.environ | {"OMP_NUM_THREADS": "1"})
+                                        stdin=subprocess.DEVNULL, timeout=SECONDS,
+                                        env=os.environ | {"OMP_NUM_THREADS": "1", "ECHELON_CACHE": str(folder / "cache")})
                 if sentence := refusal(result):
                     jobs = [(layout.ranks, layout.settings), (layout.first_ranks, layout.first_settings)]
                     if not any(meant_to_be_refused(problem, *job) for job in jobs):

@@ -1,9 +1,12 @@
-"""Processes of a test end with it (conftest.py)."""
+"""What tests leave behind (conftest.py): no process, and nothing in the user's cache."""
 
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+
+from conftest import ENVIRONMENT
 
 FAILS = '''
 import time
@@ -33,3 +36,9 @@ def test_a_job_does_not_outlive_a_test_that_failed(tmp_path):
     assert result.returncode == 1 and "as it should" in result.stdout, result.stdout + result.stderr
     left = [entry for entry in filter(str.isdigit, os.listdir("/proc")) if folder_of(entry).startswith(str(tmp_path))]
     assert not left, left
+
+
+def test_the_cache_of_the_tests_is_not_the_users():
+    for variables in (os.environ, ENVIRONMENT):
+        cache = Path(variables["ECHELON_CACHE"])
+        assert cache.is_dir() and cache.parent == Path(tempfile.gettempdir())

@@ -275,7 +275,8 @@ class Fuzz:
         # A process group of its own, so that whatever hangs ends with it.
         with subprocess.Popen([self.program.path, *words], cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True,
-                              env={k: v for k, v in os.environ.items() if not k.startswith("ECHELON_")} | {"OMP_NUM_THREADS": "1"}) as run:
+                              env={k: v for k, v in os.environ.items() if not k.startswith("ECHELON_")}
+                              | {"OMP_NUM_THREADS": "1", "ECHELON_CACHE": str(self.folder / "cache")}) as run:
             try:
                 out, err = run.communicate(timeout=SECONDS)
             except subprocess.TimeoutExpired:

@@ -134,7 +134,8 @@ class Job:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("ECHELON_")}
         self.process = subprocess.Popen(self.command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                         stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True,
-                                        env=environment | {MARK: self.mark, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder / "tmp")})
+                                        env=environment | {MARK: self.mark, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder / "tmp"),
+                                                           "ECHELON_CACHE": str(folder / "cache")})
 
     def steps(self):
         try:

@@ -110,7 +110,7 @@ def run(job, folder, program=BUILD / "echelon"):
     def train(ranks, *arguments):
         command = [str(program), "train", "--nproc", str(ranks), *arguments]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=180, stdin=subprocess.DEVNULL,
-                              env=os.environ | {"OMP_NUM_THREADS": "1"})
+                              env=os.environ | {"OMP_NUM_THREADS": "1", "ECHELON_CACHE": str(folder / "cache")})
         if done.returncode != 0:
             raise AssertionError(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
 
