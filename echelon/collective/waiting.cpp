@@ -33,9 +33,9 @@ Waiting::Look Waiting::look(std::uint64_t round) {
   if (sleeps || round % 16 == 0) {
     const auto left = deadline_.remaining();
     if (left == Deadline::Clock::duration::zero()) return Look::deadline;
-    if (!sleeps)
-      tells_at_.reset();
-    else if (const auto now = Deadline::Clock::now(); !tells_at_) {
+    // From the first look on: beside other programs the yields alone may take seconds.
+    if (round == 0) tells_at_.reset();
+    if (const auto now = Deadline::Clock::now(); !tells_at_) {
       silence_ = std::min(first_word, left / 3);
       tells_at_ = now + silence_;
     } else if (now >= *tells_at_) {
