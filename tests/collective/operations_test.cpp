@@ -505,7 +505,7 @@ TEST(Messages, MayBeAskedForWhileTheyComeInUnasked) {
         const auto second = group.receive(got_small.data(), got_small.size(), 0, 2);
         std::this_thread::sleep_for(std::chrono::milliseconds(3));  // the large one is on its way
         const auto first = group.receive(got_large.data(), got_large.size(), 0, 1,
-                                         {.timeout = std::chrono::seconds(5)});
+                                         {.timeout = std::chrono::seconds(60)});
         group.wait(second);
         group.wait(first);
         EXPECT_EQ(got_large == large, true);
@@ -684,12 +684,12 @@ TEST(Messages, FromAnyoneGoOnWhenOneRankLeaves) {
         return;
       }
       group.wait(group.receive(&value, sizeof value, Group::anyone, 1,
-                               {.timeout = std::chrono::seconds(5)}));
+                               {.timeout = std::chrono::seconds(60)}));
       EXPECT_EQ(value, 77);
       // And when all are gone, that is said.
       const auto alone = outcome([&] {
         group.wait(group.receive(&value, sizeof value, Group::anyone, 1,
-                                 {.timeout = std::chrono::seconds(5)}));
+                                 {.timeout = std::chrono::seconds(60)}));
       });
       EXPECT_EQ(alone, "PeerLost") << alone;
     });
