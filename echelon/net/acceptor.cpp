@@ -17,8 +17,6 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto proof_time = 5s;  // and for the first frame
-constexpr auto least_time = 1s;  // before a newer connection may take the place
 constexpr int accepted_in_a_row = 64;
 
 // Strangers must not take the files that the job needs.
@@ -30,10 +28,12 @@ std::size_t affordable(std::size_t places) {
 
 }  // namespace
 
-Acceptor::Acceptor(std::vector<Listener> listeners, const Token& token, Welcome welcome)
+Acceptor::Acceptor(std::vector<Listener> listeners, const Token& token, Welcome welcome,
+                   Patience patience)
     : listeners_(std::move(listeners)),
       token_(token),
       welcome_(std::move(welcome)),
+      patience_(patience),
       places_(affordable(most_unproven)),
       stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!stop_) throw Error(with_errno("cannot make an eventfd"));
@@ -56,7 +56,7 @@ void Acceptor::run() {
       ready.push_back({room ? listener.socket.get() : -1, POLLIN, 0});
     for (const auto& newcomer : newcomers_) ready.push_back(newcomer.poll_entry());
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(
-        std::min<Deadline::Clock::duration>({patience(), turned_away_.due().remaining(), 1h}));
+        std::min<Deadline::Clock::duration>({longest_poll(), turned_away_.due().remaining(), 1h}));
     if (poll(ready.data(), ready.size(), static_cast<int>(left.count())) < 0) continue;
     if (ready[0].revents) return;
     // Who has come before goes before who comes.
@@ -74,24 +74,25 @@ void Acceptor::run() {
 }
 
 // Until something has to be done though nothing comes.
-Deadline::Clock::duration Acceptor::patience() const {
+Deadline::Clock::duration Acceptor::longest_poll() const {
   if (newcomers_.empty()) return Deadline::Clock::duration::max();
   auto left = newcomers_.front().deadline().remaining();  // the oldest has the first deadline
   if (newcomers_.size() >= places_) {
     const auto age = Deadline::Clock::now() - newcomers_.front().since();
-    if (age < least_time) left = std::min<Deadline::Clock::duration>(left, least_time - age);
+    if (age < patience_.keep)
+      left = std::min<Deadline::Clock::duration>(left, patience_.keep - age);
   }
   return left;
 }
 
 bool Acceptor::has_room() const {
   return newcomers_.size() < places_ ||
-         Deadline::Clock::now() - newcomers_.front().since() >= least_time;
+         Deadline::Clock::now() - newcomers_.front().since() >= patience_.keep;
 }
 
 Acceptor::Newcomers::iterator Acceptor::least_promising() {
-  const auto silent = std::find_if(newcomers_.begin(), newcomers_.end(), [](const Newcomer& one) {
-    return one.silent() && Deadline::Clock::now() - one.since() >= least_time;
+  const auto silent = std::find_if(newcomers_.begin(), newcomers_.end(), [this](const Newcomer& one) {
+    return one.silent() && Deadline::Clock::now() - one.since() >= patience_.keep;
   });
   return silent != newcomers_.end() ? silent : newcomers_.begin();
 }
@@ -110,10 +111,11 @@ void Acceptor::advance(Newcomers::iterator newcomer) {
 void Acceptor::drop_expired() {
   while (!newcomers_.empty() && newcomers_.front().deadline().expired()) {
     const auto& one = newcomers_.front();
-    turned_away_.note(one.from(), fmt::format("{} {} s",
-                                              one.silent() ? "it said nothing within"
-                                                           : "it did not prove the token within",
-                                              proof_time.count()));
+    turned_away_.note(
+        one.from(),
+        fmt::format("{} {} s",
+                    one.silent() ? "it said nothing within" : "it did not prove the token within",
+                    std::chrono::duration<double>(patience_.proof).count()));
     newcomers_.pop_front();
   }
 }
@@ -128,7 +130,8 @@ void Acceptor::accept_from(const Listener& listener) {
         turned_away_.note(one->from(), "others took its place before it had proven the token");
         newcomers_.erase(one);
       }
-      newcomers_.emplace_back(std::move(*socket), listener.tls, token_, Deadline::in(proof_time));
+      newcomers_.emplace_back(std::move(*socket), listener.tls, token_,
+                              Deadline::in(patience_.proof));
     } catch (const std::exception& error) {  // out of descriptors: those in use may be closed soon
       turned_away_.note(local_address(listener.socket).text(), error.what());
       std::this_thread::sleep_for(10ms);
