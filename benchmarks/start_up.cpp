@@ -20,6 +20,7 @@
 #include "echelon/net/endpoint.h"
 #include "echelon/net/file_limit.h"
 #include "echelon/net/peer_pages.h"
+#include "echelon/net/peer_relay.h"
 
 namespace {
 
@@ -77,6 +78,13 @@ int count(int world, int local) {
   for (const auto& one : infos) plain += 4 + one.size();
   const auto pages = peer_pages(infos, 0);
   for (const auto& page : pages) bytes += Frame::header_size + page.payload.size();
+  // Rank 0 sends every rank its route, and the pages to its children in the tree.
+  const PeerTree tree{.world = world};
+  const PeerRoute route{.parent = 1,
+                        .who = "pid 100000 on node0000.cluster.example",
+                        .relay = {"10.0.255.255", 40000}};
+  const std::size_t by_rank_0 =
+      std::size_t(world - 1) * encode(route.frame()).size() + tree.children(0).size() * bytes;
   for (int a = 0; a < std::min(world, 2 * local); ++a) {  // all hosts are the same
     std::size_t controls = 0;
     for (int b = 0; b < world; ++b)
@@ -85,11 +93,12 @@ int count(int world, int local) {
     fewest = std::min(fewest, controls);
   }
   std::puts(
-      fmt::format("{{\"world\": {}, \"local\": {}, \"pages\": {}, \"bytes\": {}, "
-                  "\"bytes_in_one_frame\": {}, \"fits_one_frame\": {}, \"fewest_controls\": {}, "
-                  "\"most_controls\": {}, \"controls_of_a_mesh\": {}}}",
-                  world, local, pages.size(), bytes, plain, plain <= Frame::max_payload, fewest,
-                  most, world - 1)
+      fmt::format(
+          "{{\"world\": {}, \"local\": {}, \"pages\": {}, \"bytes\": {}, "
+          "\"bytes_by_rank_0\": {}, \"hops\": {}, \"bytes_in_one_frame\": {}, "
+          "\"fits_one_frame\": {}, \"fewest_controls\": {}, \"most_controls\": {}, \"controls_of_a_mesh\": {}}}",
+          world, local, pages.size(), bytes, by_rank_0, tree.hops(world - 1), plain,
+          plain <= Frame::max_payload, fewest, most, world - 1)
           .c_str());
   return 0;
 }

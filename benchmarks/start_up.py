@@ -90,11 +90,12 @@ def main():
     show("echelon topo --mesh, start to end", rows)
 
     rows = [["ranks", "on a host", "pages to a rank", "KB of peer info", "KB in one frame", "fits 1 MiB",
-             "connections, mesh", "connections, this"]]
+             "MB by rank 0, to all", "MB by rank 0, tree", "hops", "connections, mesh", "connections, this"]]
     for world, local in ((64, 8), (1000, 8), (2000, 8), (4000, 8), (10000, 8), (10000, 64), (100000, 8)):
         one = counted(world, local)
         rows.append([str(world), str(local), str(one["pages"]), f"{one['bytes'] / 1e3:.0f}",
                      f"{one['bytes_in_one_frame'] / 1e3:.0f}", "yes" if one["fits_one_frame"] else "no",
+                     f"{one['bytes'] * (world - 1) / 1e6:.1f}", f"{one['bytes_by_rank_0'] / 1e6:.1f}", str(one["hops"]),
                      str(one["controls_of_a_mesh"]), str(one["most_controls"])])
     show("By counting", rows)
     if arguments.save:

@@ -53,8 +53,8 @@ struct Gathered {
 
   Gathered(std::vector<std::string> all)
       : peer_infos(std::move(all)) {}  // NOLINT: a store's answer
-  Gathered(std::vector<std::string> all, std::map<int, Assembly::Member> members)
-      : peer_infos(std::move(all)), assembly(std::make_shared<Assembly>(std::move(members))) {}
+  Gathered(std::vector<std::string> all, std::shared_ptr<Assembly> members)
+      : peer_infos(std::move(all)), assembly(std::move(members)) {}
 };
 
 }  // namespace echelon

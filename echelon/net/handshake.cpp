@@ -14,7 +14,7 @@ namespace echelon {
 namespace {
 
 constexpr std::string_view magic = "ECHP";
-constexpr std::uint32_t version = 3;  // of these messages and of all that follow them
+constexpr std::uint32_t version = 4;  // of these messages and of all that follow them
 constexpr std::byte welcome{1};
 constexpr std::byte not_welcome{0};
 

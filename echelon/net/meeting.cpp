@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <poll.h>
 
 #include <algorithm>
 #include <array>
@@ -71,6 +70,8 @@ Frame Hello::frame() const {
       .number(std::uint64_t(identity.first_rank))
       .text(identity.command)
       .number(number)
+      .text(relay.host)
+      .number(relay.port)
       .text(peer_info)
       .frame(number_of(MeetingFrame::hello));
 }
@@ -88,6 +89,8 @@ Hello Hello::read(const Frame& frame, const std::string& peer) {
   hello.identity.first_rank = int(reader.number_at_most(1 << 24));
   hello.identity.command = reader.text(JobIdentity::longest);
   hello.number = reader.number();
+  hello.relay.host = reader.text(256);
+  hello.relay.port = std::uint16_t(reader.number_at_most(65535));
   hello.peer_info = reader.text(PeerInfo::longest);
   reader.end();
   return hello;
@@ -234,34 +237,29 @@ Gathered Meeting::gather(Deadline deadline) {
   send_to_guests(pages, deadline);
   std::map<int, Assembly::Member> members;
   for (auto& [r, guest] : guests_) members[r] = {guest.hello.who, std::move(guest.stream)};
-  return {std::move(all), std::move(members)};
+  return {std::move(all), std::make_shared<Assembly>(std::move(members))};
 }
 
-// To all at a time: one that is slow or far away delays nobody else. Of one that is gone the
-// assembly sees it.
-void Meeting::send_to_guests(std::span<const std::byte> bytes, Deadline deadline) {
-  struct Sending {
-    Stream* stream;
-    std::size_t sent = 0;
-  };
-  std::vector<Sending> sending;
-  for (const auto& [r, guest] : guests_) sending.push_back({guest.stream.get()});
-  std::vector<pollfd> ready;
-  for (;;) {
-    std::erase_if(sending, [&](Sending& one) {
-      try {
-        one.sent += one.stream->try_write(bytes.subspan(one.sent));
-      } catch (const Error&) {
-        return true;
-      }
-      return one.sent == bytes.size();
-    });
-    if (sending.empty() || deadline.expired()) return;
-    ready.clear();
-    for (const auto& one : sending)
-      ready.push_back({one.stream->socket().get(), one.stream->write_events(), 0});
-    poll(ready.data(), ready.size(), int(look_time.count()));
+// From its parent in the tree, or from rank 0 where the parent has no relay.
+PeerRoute Meeting::route_of(int rank) const {
+  const int parent = setup_.tree().parent(rank);
+  if (parent == 0 || guests_.at(parent).hello.relay.port == 0) return {.meeting = mine_.number};
+  const Hello& hello = guests_.at(parent).hello;
+  return {.meeting = mine_.number, .parent = parent, .who = hello.who, .relay = hello.relay};
+}
+
+// The way to the pages to every guest, and the pages themselves to those that rank 0 serves.
+void Meeting::send_to_guests(std::span<const std::byte> pages, Deadline deadline) {
+  std::vector<std::vector<std::byte>> routes;
+  FanOut sending;
+  for (const auto& [rank, guest] : guests_) {
+    const PeerRoute route = route_of(rank);
+    routes.push_back(encode(route.frame()));
+    std::vector<std::span<const std::byte>> parts = {routes.back()};
+    if (route.parent == 0) parts.push_back(pages);
+    sending.add(*guest.stream, std::move(parts));
   }
+  while (!sending.advance() && !deadline.expired()) sending.wait(look_time);
 }
 
 void Meeting::fail() {

@@ -14,6 +14,7 @@
 #include "echelon/base/deadline.h"
 #include "echelon/net/acceptor.h"
 #include "echelon/net/assembly.h"
+#include "echelon/net/peer_relay.h"
 #include "echelon/net/rendezvous.h"
 
 namespace echelon {
@@ -24,6 +25,7 @@ struct Hello {
   std::string who;  // "pid 4711 on node7"
   JobIdentity identity;
   std::uint64_t number = 0;  // random: rank 0 knows its own hello by it
+  Address relay = {};        // where it passes peer info on (peer_relay.h); port 0: nowhere
   std::string peer_info;
 
   Frame frame() const;
@@ -38,6 +40,8 @@ enum class MeetingFrame : std::uint8_t {
   yourself,   // rank 0 came to its own rendezvous
   late,       // from a guest: its time is over
   connected,  // from a guest: it is connected to all others (assembly.h)
+  route,      // where a guest gets the pages from (peer_relay.h)
+  fetch,      // from a rank to its parent: it wants the pages
 };
 
 // What rank 0 tells ranks that cannot go on, and the error that they make of it.
@@ -63,7 +67,8 @@ class Meeting {
   void welcome(std::unique_ptr<Stream> stream, const Frame& frame);
   std::string why_not_ours(const Hello& guest) const;
   std::string what_does_not_fit(const Hello& guest) const;
-  void send_to_guests(std::span<const std::byte> bytes, Deadline deadline);
+  PeerRoute route_of(int rank) const;
+  void send_to_guests(std::span<const std::byte> pages, Deadline deadline);
   void look_after_guests();
   std::string who_is_missing() const;
   void end_with(std::uint64_t kind, std::string problem);

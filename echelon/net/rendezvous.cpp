@@ -20,6 +20,7 @@
 #include "echelon/net/health.h"
 #include "echelon/net/meeting.h"
 #include "echelon/net/peer_pages.h"
+#include "echelon/net/peer_relay.h"
 
 namespace echelon {
 namespace {
@@ -55,6 +56,41 @@ Frame wait_for_answer(Stream& stream, Deadline deadline) {
   write_frame(stream, FrameWriter().frame(static_cast<std::uint8_t>(MeetingFrame::late)),
               Deadline::in(probe_time));
   return read_frame(stream, Deadline::in(probe_time));
+}
+
+struct Pages {
+  std::vector<std::string> infos;  // by rank
+  std::vector<std::byte> bytes;    // as they came, to be passed on
+};
+
+Pages read_pages(Stream& from, int world, Deadline deadline) {
+  PeerPages pages(world, from.name());
+  std::vector<std::byte> bytes;
+  while (!pages.complete()) {
+    const Frame page = read_frame(from, deadline);
+    if (kind_of_frame(page) == MeetingFrame::misfit) throw_misfit(page, from.name());
+    if (kind_of_frame(page) != MeetingFrame::peer_page)
+      throw Corrupt(from.name() + " sent something other than the ranks' peer info");
+    pages.add(page);
+    const auto one = encode(page);
+    bytes.insert(bytes.end(), one.begin(), one.end());
+  }
+  return {pages.take(), std::move(bytes)};
+}
+
+// From a parent other than rank 0. When it fails, rank 0 knows whether the parent has ended.
+Pages fetch_pages(const Rendezvous& setup, const PeerRoute& route, Assembly& assembly,
+                  Deadline deadline) {
+  try {
+    const auto parent =
+        connect_to_parent(setup.rank, route, setup.tls, setup.token, assembly, deadline);
+    return read_pages(*parent, setup.world, deadline);
+  } catch (const Timeout&) {
+    throw;
+  } catch (const Error&) {
+    assembly.look_for_the_cause();
+    throw;
+  }
 }
 
 // A service of Kubernetes may stand for the pod that rank 0 is in.
@@ -137,26 +173,41 @@ Gathered Rendezvous::gather(const std::string& peer_info, Deadline deadline) {
   return meeting.gather(deadline);
 }
 
-Gathered Rendezvous::visit(const std::string& peer_info, Deadline deadline) {
+std::unique_ptr<Stream> Rendezvous::connect_to_rank_0(Deadline deadline) const {
   const std::string name = fmt::format("the rendezvous at {}", address.text());
-  std::unique_ptr<Stream> stream;
   try {
-    stream = connect_proven(connect_tcp(address, deadline), name, tls, token, deadline);
+    return connect_proven(connect_tcp(address, deadline), name, tls, token, deadline);
   } catch (const Timeout& error) {
     throw Timeout(error.what() + loopback_hint());
   }
-  write_frame(*stream, hello_of(*this, peer_info).frame(), deadline);
-  PeerPages pages(world, name);
-  for (Frame answer = wait_for_answer(*stream, deadline);; answer = read_frame(*stream, deadline)) {
-    if (kind_of_frame(answer) == MeetingFrame::misfit) throw_misfit(answer, name);
-    if (kind_of_frame(answer) != MeetingFrame::peer_page)
-      throw Corrupt(name + " sent something other than the ranks' peer info");
-    pages.add(answer);
-    if (pages.complete()) break;
+}
+
+Gathered Rendezvous::visit(const std::string& peer_info, Deadline deadline) {
+  auto stream = connect_to_rank_0(deadline);
+  Stream& rank_0 = *stream;
+  Hello mine = hello_of(*this, peer_info);
+  // Before the hello, which says where it is.
+  std::unique_ptr<PeerRelay> relay;
+  if (tree().passes_on(rank)) {
+    relay = std::make_unique<PeerRelay>(bind.empty() ? local_address(rank_0.socket()).host : bind,
+                                        tls, token, tree().children(rank));
+    mine.relay = relay->address();
   }
-  std::map<int, Assembly::Member> rank_0;
-  rank_0[0] = {"at " + address.text(), std::move(stream)};
-  return {pages.take(), std::move(rank_0)};
+  write_frame(rank_0, mine.frame(), deadline);
+  const Frame answer = wait_for_answer(rank_0, deadline);
+  if (kind_of_frame(answer) == MeetingFrame::misfit) throw_misfit(answer, rank_0.name());
+  const PeerRoute route = PeerRoute::read(answer, rank_0.name(), tree());
+
+  std::map<int, Assembly::Member> watched;
+  watched[0] = {"at " + address.text(), std::move(stream)};
+  const auto assembly = std::make_shared<Assembly>(std::move(watched));
+  Pages pages = route.parent == 0 ? read_pages(rank_0, world, deadline)
+                                  : fetch_pages(*this, route, *assembly, deadline);
+  if (pages.infos[std::size_t(rank)] != peer_info)
+    throw Corrupt(fmt::format("{} sent peer info of rank {} that this rank did not send",
+                              rank_0.name(), rank));
+  if (relay) relay->pass_on(pages.bytes, route.meeting, *assembly, deadline);
+  return {std::move(pages.infos), assembly};
 }
 
 Descriptor inherited_listener() {

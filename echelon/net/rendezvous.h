@@ -2,14 +2,18 @@
 // brings its peer info (who it is and where it listens), and takes home that of all.
 //
 //   rank r -> rank 0   hello: rank, world, process, job, launch, command, peer info
-//   rank 0 -> rank r   pages of the peer info of ranks 0 … world-1, once all are there; or what
-//   does not fit
+//   rank 0 -> rank r   once all are there: where to get the pages of the peer info of ranks
+//                      0 … world-1, here or from another rank; or what does not fit
+//
+// The pages go down a tree (peer_tree.h, peer_relay.h), so that rank 0 sends them to a few ranks
+// and not to all.
 //
 // A rank of another job (job_identity.h) is refused and the job goes on without it. Ranks of one
 // job that do not fit together end the rendezvous for all, with the same sentence.
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -17,7 +21,9 @@
 #include "echelon/base/deadline.h"
 #include "echelon/net/assembly.h"
 #include "echelon/net/job_identity.h"
+#include "echelon/net/peer_tree.h"
 #include "echelon/net/socket.h"
+#include "echelon/net/stream.h"
 #include "echelon/net/token.h"
 
 namespace echelon {
@@ -39,12 +45,15 @@ struct Rendezvous {
   Token token;
   JobIdentity identity = {};
   bool other_machines = false;  // ranks run on several
+  int fan_out = PeerTree().fan_out;
 
   // Throws Timeout naming the ranks that did not come; InvalidArgument when two ranks are the same,
   // the worlds differ, this rank is of another job than rank 0, or rank 0 runs on a machine that
-  // does not have the address; PeerLost when a rank that came ended before all had come; Refused
-  // for another token.
+  // does not have the address; PeerLost when a rank that came ended before all had come, or on the
+  // way of the peer info down the tree; Refused for another token.
   Gathered exchange(const std::string& peer_info, Deadline deadline);
+
+  PeerTree tree() const { return {.world = world, .fan_out = fan_out}; }
 
   // What to add where ranks are missing at an address that each machine takes for its own.
   std::string loopback_hint() const;
@@ -52,6 +61,7 @@ struct Rendezvous {
  private:
   Gathered gather(const std::string& peer_info, Deadline deadline);
   Gathered visit(const std::string& peer_info, Deadline deadline);
+  std::unique_ptr<Stream> connect_to_rank_0(Deadline deadline) const;
   Descriptor listen(const Hello& mine) const;
   std::optional<std::string> ask_who_is_there(const Hello& mine, Deadline deadline) const;
   void require_here(const Hello& mine) const;

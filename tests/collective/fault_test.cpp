@@ -232,7 +232,7 @@ TEST(Fault, StrangersDoNotDisturbARunningJob) {
     });
     EXPECT_EQ(other, "Refused") << other;
     auto none = Stream::plain(connect_tcp(address, in_time()), "a rank");
-    none->write(bytes_of(std::string("ECHP\3\0\0\0", 8) + std::string(32, 'r')), in_time());
+    none->write(bytes_of(std::string("ECHP\4\0\0\0", 8) + std::string(32, 'r')), in_time());
     std::vector<std::byte> answer(72);
     none->read(answer, in_time());
     none->write(std::vector<std::byte>(32), in_time());

@@ -77,7 +77,8 @@ TEST(Endpoint, SharesItsHeapWithItsNeighbours) {
 // It has taken the peer info home and connects to nobody.
 TEST(Endpoint, NamesARankThatDiesBetweenTheRendezvousAndItsConnections) {
   constexpr int world = 3;
-  for (int dying = 0; dying < world; ++dying) {
+  for (int turn = 0; turn < 2 * world; ++turn) {
+    const int dying = turn / 2;
     Descriptor listener = listen_tcp("127.0.0.1", 0);
     const Address address = local_address(listener);
     std::vector<Outcome> outcomes(world);
@@ -91,7 +92,8 @@ TEST(Endpoint, NamesARankThatDiesBetweenTheRendezvousAndItsConnections) {
                              .world = world,
                              .address = address,
                              .listener = rank == 0 ? std::move(listener) : Descriptor(),
-                             .token = a_token()};
+                             .token = a_token(),
+                             .fan_out = 1 + turn % 2};  // rank 1 passes the peer info on, or 0 does
           Endpoint endpoint(rank, world, "127.0.0.1", net, a_token(),
                             [&](const std::string& info, Deadline deadline) {
                               Gathered all = meeting.exchange(info, deadline);
@@ -226,11 +228,11 @@ TEST(Endpoint, DoesNotWaitForOneThatIsGone) {
     const auto outcomes = join(2, net, [&](Endpoint& endpoint) {
       if (endpoint.rank() == gone) return;
       EXPECT_TRUE(soon([&] { return endpoint.health().changes() > 0; }));
-      endpoint.open(gone, {9}, Deadline::in(std::chrono::seconds(8)));
+      endpoint.open(gone, {9}, Deadline::in(std::chrono::seconds(60)));
     });
     EXPECT_EQ(outcomes[std::size_t(1 - gone)], "PeerLost") << outcomes[std::size_t(1 - gone)];
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-    EXPECT_LT(took.count(), 4);
+    EXPECT_LT(took.count(), 40) << "waited for the deadline";
   }
 }
 

@@ -104,7 +104,7 @@ TEST(Handshake, RefusesATokenRelayedIntoAnotherTlsSession) {
 
 // ---- Peers that break the rules. The test speaks their bytes.
 
-constexpr auto magic_and_version = std::string_view("ECHP\x03\0\0\0", 8);
+constexpr auto magic_and_version = std::string_view("ECHP\x04\0\0\0", 8);
 
 struct Victim {
   explicit Victim(Side side, Deadline deadline = in_time()) {
@@ -287,7 +287,7 @@ TEST(Handshake, RefusesAnOldProofPlayedAgain) {
 }
 
 TEST(Handshake, RefusesAnotherVersionAndSaysItsOwn) {
-  constexpr auto other = std::string_view("ECHP\x03\x01\0\0", 8);
+  constexpr auto other = std::string_view("ECHP\x04\x01\0\0", 8);
   {
     Victim victim(Side::accepting);
     victim.write(other);
@@ -297,7 +297,7 @@ TEST(Handshake, RefusesAnotherVersionAndSaysItsOwn) {
     EXPECT_EQ(text_of(std::span(answer).subspan(40)), std::string(32, '\0'));
     const auto seen = victim.seen.get();
     EXPECT_EQ(seen, "Refused") << seen;
-    EXPECT_TRUE(has(seen.message, "speaks version 259 of the protocol and this side version 3"))
+    EXPECT_TRUE(has(seen.message, "speaks version 260 of the protocol and this side version 4"))
         << seen;
   }
   {
@@ -307,7 +307,7 @@ TEST(Handshake, RefusesAnotherVersionAndSaysItsOwn) {
     victim.write(Bytes(64));
     const auto seen = victim.seen.get();
     EXPECT_EQ(seen, "Refused") << seen;
-    EXPECT_TRUE(has(seen.message, "speaks version 259")) << seen;
+    EXPECT_TRUE(has(seen.message, "speaks version 260")) << seen;
   }
 }
 

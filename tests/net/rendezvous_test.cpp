@@ -5,6 +5,8 @@
 
 #include <cstdlib>
 #include <future>
+#include <tuple>
+#include <utility>
 
 #include "echelon/net/acceptor.h"
 #include "echelon/net/meeting.h"
@@ -20,13 +22,19 @@ struct Guest {
   JobIdentity identity = {};
 };
 
+std::pair<std::vector<std::string>, std::shared_ptr<Assembly>> take_home(Gathered all) {
+  return {std::move(all.peer_infos), std::move(all.assembly)};
+}
+
 // All guests at one rendezvous; what each took home.
 struct Meeting {
   std::vector<Outcome> outcomes;
   std::vector<std::vector<std::string>> infos;
 
-  explicit Meeting(const std::vector<Guest>& guests, double seconds = 10, bool tls = false)
+  explicit Meeting(const std::vector<Guest>& guests, double seconds = 10, bool tls = false,
+                   int fan_out = 16)
       : outcomes(guests.size()), infos(guests.size()) {
+    std::vector<std::shared_ptr<Assembly>> assemblies(guests.size());  // until all have gone
     Descriptor listener = listen_tcp("127.0.0.1", 0);
     const Address address = local_address(listener);
     const Deadline deadline = Deadline::in(std::chrono::milliseconds(std::int64_t(seconds * 1000)));
@@ -43,8 +51,10 @@ struct Meeting {
                                  .listener = std::move(*own),
                                  .tls = tls,
                                  .token = guests[i].token,
-                                 .identity = guests[i].identity};
-              infos[i] = meeting.exchange("info " + std::to_string(i), deadline).peer_infos;
+                                 .identity = guests[i].identity,
+                                 .fan_out = fan_out};
+              std::tie(infos[i], assemblies[i]) =
+                  take_home(meeting.exchange("info " + std::to_string(i), deadline));
             });
             gone[i].set_value();
           });
@@ -61,6 +71,25 @@ TEST(Rendezvous, GivesEveryRankThePeerInfoOfAllInOrder) {
       EXPECT_EQ(meeting.infos[i], expected) << "rank " << i;
     }
   }
+}
+
+TEST(Rendezvous, GivesThemDownATreeToWorldsOfAnySize) {
+  for (int world = 1; world <= 9; ++world)
+    for (const int fan_out : {1, 2, 3})
+      for (const bool tls : {false, true}) {
+        std::vector<Guest> guests;
+        std::vector<std::string> expected;
+        for (int rank = 0; rank < world; ++rank) {
+          guests.push_back({rank, world});
+          expected.push_back("info " + std::to_string(rank));
+        }
+        const Meeting meeting(guests, 10, tls, fan_out);
+        for (std::size_t i = 0; i < guests.size(); ++i) {
+          EXPECT_EQ(meeting.outcomes[i], "done")
+              << world << " ranks, fan-out " << fan_out << ": " << meeting.outcomes[i];
+          EXPECT_EQ(meeting.infos[i], expected) << "rank " << i;
+        }
+      }
 }
 
 TEST(Rendezvous, NamesTheRanksThatDidNotCome) {
@@ -269,6 +298,8 @@ TEST(Rendezvous, SaysThatALoopbackAddressIsOfNoUseToOtherMachines) {
 
 TEST(Rendezvous, SaysThatItsPortIsTaken) {
   const auto taken = listen_tcp("127.0.0.1", 0);
+  const auto program =
+      std::async(std::launch::async, [&] { accept(taken, in_time()); });  // hangs up
   Rendezvous meeting{.rank = 0,
                      .world = 2,
                      .address = local_address(taken),
