@@ -291,7 +291,7 @@ TEST_F(Launcher, TellsOfARankThatWasKilled) {
 
 TEST_F(Launcher, BlamesTheRankThatFailedAndNotOneThatMissedIt) {
   // Rank 0 ends first, but for the sake of rank 1, which takes its time to end.
-  Launched late(shell(2, "if [ $RANK = 0 ]; then exit 69; fi; sleep 0.3; exit 7"));
+  Launched late(shell(2, "if [ $RANK = 0 ]; then exit 69; fi; sleep 0.1; exit 7"));
   EXPECT_EQ(late.exit_code(), 7);
   EXPECT_TRUE(late.err().starts_with("echelon: error: rank 1 (pid ")) << late.err();
   // Nobody else fails: then it is the one to name.
@@ -304,6 +304,14 @@ TEST_F(Launcher, BlamesTheRankThatFailedAndNotOneThatMissedIt) {
 
 // For scripts: tells the launcher something of this rank.
 const std::string tell = "tell() { echo \"$@\" > /proc/self/fd/${ECHELON_LAUNCHER_FD%%:*}; }; ";
+
+// A script in which one rank stops itself, and the others go on once it has stopped.
+std::string after_stop_of(int rank, const ScratchFolder& folder, const std::string& script) {
+  const std::string pid = (folder / "pid").string();
+  return "if [ $RANK = " + std::to_string(rank) + " ]; then echo $$ > " + pid +
+         "; kill -STOP $$; fi; until grep -q 'State:.T' /proc/$(cat " + pid +
+         ")/status; do sleep 0.01; done 2>/dev/null; " + script;
+}
 
 TEST_F(Launcher, GoesOnWithoutARankThatSaidItIsExpendable) {
   Launched job(shell(3, tell +
@@ -329,10 +337,9 @@ TEST_F(Launcher, EndsTheOthersWhenARankDiesBeforeItSaidThatItIsExpendable) {
 
 TEST_F(Launcher, NamesTheStoppedRankThatExpendableOnesWaitedFor) {
   for (const std::string blames : {"tell blames $RANK 0 rank 0 on here; ", ""}) {
-    Launched job(shell(3, tell +
-                              "if [ $RANK = 0 ]; then kill -STOP $$; fi; tell expendable $RANK; "
-                              "sleep 0.3; " +
-                              blames + "exit 1"));
+    const ScratchFolder folder;
+    Launched job(
+        shell(3, tell + after_stop_of(0, folder, "tell expendable $RANK; " + blames + "exit 1")));
     EXPECT_EQ(job.exit_code(), 1);
     const auto last = lines_of(job.err()).back();
     EXPECT_TRUE(last.starts_with("echelon: error: rank 0 (pid ") &&
@@ -403,8 +410,9 @@ TEST_F(Launcher, LetsRanksThatAreStoppedEndInOrderWhenToldTo) {
 }
 
 TEST_F(Launcher, NamesTheStoppedRankThatAnotherWaitedFor) {
-  Launched job(shell(3, tell + "if [ $RANK = 1 ]; then echo stops; kill -STOP $$; fi; sleep 0.3; "
-                               "tell blames $RANK 1 rank 1 on here; exit 1"));
+  const ScratchFolder folder;
+  Launched job(
+      shell(3, tell + after_stop_of(1, folder, "tell blames $RANK 1 rank 1 on here; exit 1")));
   EXPECT_EQ(job.exit_code(), 1);
   const auto last = lines_of(job.err()).back();
   EXPECT_TRUE(last.starts_with("echelon: error: rank 1 (pid ") &&
@@ -424,10 +432,12 @@ TEST_F(Launcher, NamesTheRankOfAnotherMachineThatIsBlamed) {
 }
 
 TEST_F(Launcher, GivesTheOthersTheirTimeWhenOneWasInterrupted) {
-  LaunchOptions options = shell(
-      2,
-      "trap 'sleep 0.5; echo saved; exit 130' TERM; echo up; if [ $RANK = 1 ]; then sleep 1; exit "
-      "130; fi; while :; do sleep 0.02; done");
+  const ScratchFolder folder;
+  LaunchOptions options =
+      shell(2,
+            "if [ $RANK = 1 ]; then until [ -e $0/up ]; do sleep 0.01; done; exit 130; fi; "
+            "trap 'sleep 0.5; echo saved; exit 130' TERM; : > $0/up; while :; do sleep 0.02; done");
+  options.program.push_back(folder.path().string());
   options.grace = 50ms;
   Launched job(options);
   EXPECT_EQ(job.exit_code(), 130);

@@ -21,7 +21,7 @@
 namespace echelon {
 
 // Long enough for a loaded machine: reached only when a test fails.
-inline Deadline in_time() { return Deadline::in(std::chrono::seconds(10)); }
+inline Deadline in_time() { return Deadline::in(std::chrono::seconds(30)); }
 // For waits that are meant to end without a result.
 inline Deadline too_soon() { return Deadline::in(std::chrono::milliseconds(30)); }
 

@@ -93,7 +93,7 @@ TEST(Rendezvous, GivesThemDownATreeToWorldsOfAnySize) {
 }
 
 TEST(Rendezvous, NamesTheRanksThatDidNotCome) {
-  const Meeting meeting({{0, 4}, {2, 4}}, 0.3);
+  const Meeting meeting({{0, 4}, {2, 4}}, 1);
   EXPECT_EQ(meeting.outcomes[0], "Timeout") << meeting.outcomes[0];
   EXPECT_NE(meeting.outcomes[0].message.find("ranks 1, 3 of 4"), std::string::npos)
       << meeting.outcomes[0];
@@ -114,7 +114,7 @@ TEST(Rendezvous, TellsAGuestWhoseTimeIsOverWhoIsMissing) {
     });
   };
   auto zero = std::async(std::launch::async, come, 0, std::move(listener), in_time());
-  const auto guest = come(1, {}, Deadline::in(std::chrono::milliseconds(300)));
+  const auto guest = come(1, {}, Deadline::in(std::chrono::seconds(1)));
   for (const auto& one : {zero.get(), guest}) {
     EXPECT_EQ(one, "Timeout") << one;
     EXPECT_NE(one.message.find("rank 2 of 3 did not come in time"), std::string::npos) << one;
