@@ -1,4 +1,4 @@
-// Who moves the blocks of a BlockFile: the kernel's io_uring, or threads.
+// What transfers the blocks of a BlockFile: the kernel's io_uring, or threads.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@ struct BlockRequest {
   void* memory = nullptr;
   std::size_t bytes = 0;
 
-  std::size_t moved = 0;  // the engine's, until done
+  std::size_t moved = 0;  // bytes so far; written by the engine until `done`
   int error = 0;          // errno
   bool done = false;
 };
@@ -26,12 +26,12 @@ class BlockEngine {
   virtual ~BlockEngine() = default;
   virtual const char* name() const = 0;
   virtual void begin(BlockRequest& request) = 0;
-  // Whether it is done, now or by the deadline.
+  // Waits until the request is done or the deadline passes; true if it is done.
   virtual bool wait(BlockRequest& request, Deadline deadline) = 0;
 };
 
 bool uring_built();
-std::unique_ptr<BlockEngine> uring_engine();  // nullptr where it is not built, or not allowed
+std::unique_ptr<BlockEngine> uring_engine();  // nullptr if not built in or not permitted
 std::unique_ptr<BlockEngine> thread_engine();
 
 }  // namespace echelon

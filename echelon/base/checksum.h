@@ -8,7 +8,7 @@
 
 namespace echelon {
 
-// Of one machine's bytes: words are taken as they lie in memory.
+// Depends on the byte order of the machine.
 std::uint64_t checksum(std::span<const std::byte> bytes);
 
 }  // namespace echelon

@@ -25,8 +25,8 @@ class Deadline {
     return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
   }
 
-  // Like in(), up to 10 ms later, by the kernel's tick: for what usually takes less time than
-  // reading the clock does.
+  // Like in(), but read from the kernel's coarse clock, so up to 10 ms late: for operations that
+  // usually take less time than reading the precise clock.
   static Deadline about(Clock::duration time) {
     timespec tick = {};  // of the steady clock, when the last one was
     clock_gettime(CLOCK_MONOTONIC_COARSE, &tick);

@@ -23,8 +23,8 @@ class Descriptor {
   int release() { return std::exchange(fd_, -1); }
   explicit operator bool() const { return fd_ >= 0; }
 
-  // Whether the system was content, which matters after writes: network file systems report a full
-  // disk here. After EINTR Linux has closed the descriptor all the same.
+  // Closes it; false if close() failed, which matters after writes: network file systems report a
+  // full disk here. Linux closes the descriptor even when it returns EINTR.
   bool close() {
     const int fd = release();
     return fd < 0 || ::close(fd) == 0 || errno == EINTR;

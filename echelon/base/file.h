@@ -1,4 +1,4 @@
-// Files that are whole or absent.
+// Atomic file writes: a file is complete or absent.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace echelon {
 
-// Appends to a file that is being written aside. Buffered; every failure throws Error with the path
+// Appends to the temporary file of write_file(). Buffered; every failure throws Error with the path
 // and the system's reason.
 class FileWriter {
  public:
@@ -23,21 +23,21 @@ class FileWriter {
 };
 
 // Writes `path` so that a crash, a full disk or an exception leaves either the old file or the new
-// one, never a part: the bytes go to a file aside in the same folder, are fsynced, renamed over
-// `path`, and the folder is fsynced. On failure the file aside is removed and Error is thrown.
+// one, never a part: the bytes go to a temporary file in the same folder, are fsynced, renamed over
+// `path`, and the folder is fsynced. On failure the temporary file is removed and Error is thrown.
 void write_file(const std::filesystem::path& path, const std::function<void(FileWriter&)>& fill);
 void write_file(const std::filesystem::path& path, std::string_view text);
 
-// Removes what write_file has left aside of `path` when its process was killed, and says how many
-// bytes that were. A file whose writer lives stays; so that none can have just been made and not
-// locked yet, the caller holds a lock that writers of this folder take first.
+// Removes temporary files that write_file() left for `path` when its process was killed; returns
+// their size in bytes. Files of living writers are kept: they are locked. The caller must hold a
+// lock that writers to this folder take first, since a writer creates its file before it locks it.
 std::uint64_t remove_abandoned(const std::filesystem::path& path);
 
 // The whole file as text. Throws Error.
 [[nodiscard]] std::string read_file(const std::filesystem::path& path);
 
-// Throws InvalidArgument, naming the option that was given, where a file cannot be made there: its
-// folder is missing, or it is a folder itself. An empty path is fine.
+// Throws InvalidArgument naming `option` if `file` cannot be created: its folder is missing, or the
+// path is a folder. An empty path is accepted.
 void require_place_for(const std::filesystem::path& file, const char* option);
 
 }  // namespace echelon

@@ -1,8 +1,8 @@
-// What is in a folder, and how it goes away with all of it.
+// Listing a folder, and removing it recursively.
 //
 // std::filesystem's iterators and remove_all are used nowhere in Echelon: PyTorch's packages export
-// copies of them, a defect its authors know. A program takes some of its calls from there and some
-// from its own standard library, and where the two differ (seen with GCC 13) it dies.
+// copies of them (a known defect). A program then binds some calls to those copies and some to its
+// own standard library, and crashes where the two differ (seen with GCC 13).
 #pragma once
 
 #include <filesystem>
@@ -19,13 +19,13 @@ struct FolderEntry {
   bool is_link = false;
 };
 
-// Sorted by name, without "." and "..". Where the folder cannot be read: empty, and `error` says
-// why.
+// Sorted by name, without "." and "..". If the folder cannot be read, the list is empty and `error`
+// is set.
 [[nodiscard]] std::vector<FolderEntry> list_folder(const std::filesystem::path& folder,
                                                    std::error_code& error);
 
-// Removes a file, or a folder with everything in it; a link goes, what it leads to stays. It is no
-// error when nothing is there. What cannot be removed stays, and the first reason comes back.
+// Removes a file, or a folder recursively. Symbolic links are removed, not followed. A missing path
+// is not an error. Continues after a failure and returns the first one.
 std::error_code remove_whole(const std::filesystem::path& path);
 
 }  // namespace echelon

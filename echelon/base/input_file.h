@@ -1,5 +1,5 @@
-// A file from outside that is read, not mapped. A mapped file that somebody cuts kills the process
-// that looks at it (SIGBUS); a read of it is an Error with a sentence.
+// An input file that is read, not mapped. If another process truncates a mapped file, an access
+// kills this one (SIGBUS); a read of it throws an Error that says what happened.
 #pragma once
 
 #include <cstddef>
@@ -11,9 +11,9 @@
 
 namespace echelon {
 
-// Two equal stamps are of the same bytes. The kernel sets the time of a change whenever a file is
-// written to, cut or renamed, and nobody can set it back; so different stamps may be of the same
-// bytes too.
+// Equal stamps mean equal contents. The kernel updates the change time (ctime) on every write,
+// truncation or rename, and it cannot be set back; the reverse does not hold: equal contents may
+// have different stamps.
 struct FileStamp {
   std::uint64_t device = 0, inode = 0, size = 0;
   std::int64_t changed = 0;  // in nanoseconds
@@ -22,15 +22,15 @@ struct FileStamp {
 
 class InputFile {
  public:
-  // Throws Error when the file cannot be opened or is no regular file.
+  // Throws Error if the file cannot be opened or is not a regular file.
   explicit InputFile(std::filesystem::path path);
 
   const std::filesystem::path& path() const { return path_; }
   std::uint64_t size() const { return size_; }  // when it was opened
   FileStamp stamp() const;                      // as it is now
 
-  // Fills `out` with the bytes from `offset` on; several threads may. Throws Error when they cannot
-  // be read, or are not there since the file has become shorter.
+  // Fills `out` with the bytes from `offset` on. Thread-safe. Throws Error if they cannot be read
+  // or the file has become too short.
   void read(std::uint64_t offset, std::span<std::byte> out) const;
 
  private:

@@ -1,5 +1,5 @@
-// JSON that comes from outside. Whatever is not as the reader expects is a Corrupt that names the
-// file and the place in it:
+// Reads untrusted JSON. Anything unexpected throws Corrupt, which names the file and the place in
+// it:
 //
 //   plan.json is not JSON: it cannot be read on from line 3, column 7
 //   plan.json: shape.ranks is -1, not an integer of at least 1
@@ -20,16 +20,16 @@ namespace echelon {
 
 class JsonReader {
  public:
-  // `where` is what errors call the text: a file's name.
+  // `where` names the text in errors, for example a file name.
   static JsonReader parse(std::string_view text, std::string where);
 
-  bool has(std::string_view key) const;  // false where this is no object
+  bool has(std::string_view key) const;  // false if this is not an object
   JsonReader at(std::string_view key) const;
   std::vector<JsonReader> items() const;  // of an array
 
   std::int64_t integer(std::int64_t least = std::numeric_limits<std::int64_t>::min(),
                        std::int64_t most = std::numeric_limits<std::int64_t>::max()) const;
-  std::uint64_t count() const;  // any integer that is not negative
+  std::uint64_t count() const;  // a non-negative integer
   double number(double least, double most) const;
   bool boolean() const;
   std::string text() const;

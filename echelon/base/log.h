@@ -12,11 +12,11 @@
 
 namespace echelon::log {
 
-// Which rank this process is; 0 until told.
+// Sets the rank of this process; 0 by default.
 void set_rank(int rank);
 
-// From now on every message also goes to `file` (appended), and no longer to the file of an earlier
-// call. Throws Error when it cannot be opened.
+// Appends every message from now on to `file`, instead of the file of an earlier call. Throws Error
+// if it cannot be opened.
 void open(const std::filesystem::path& file);
 
 void debug(std::string_view message);  // the file only
@@ -24,8 +24,8 @@ void info(std::string_view message);   // the file only
 void warn(std::string_view message);   // the file and standard error
 void error(std::string_view message);  // the file and standard error
 
-// Writes out what is buffered; also happens by itself on info, warn and error (a killed rank's last
-// words are the ones that matter), and when the process ends.
+// Flushes buffered messages. This also happens after every info, warn and error (the last messages
+// of a killed rank matter most), and when the process ends.
 void flush();
 
 }  // namespace echelon::log

@@ -6,7 +6,7 @@
 
 namespace echelon {
 
-// The upper of the two in the middle where there are two; 0 of nothing.
+// The upper median for an even number of values; 0 if there are none.
 inline double median(std::vector<double> values) {
   if (values.empty()) return 0;
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);

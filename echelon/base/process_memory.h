@@ -9,21 +9,21 @@
 
 namespace echelon {
 
-// Resident anonymous bytes now (RssAnon of /proc/self/status); 0 where the system does not say.
+// Resident anonymous bytes now (RssAnon of /proc/self/status); 0 if the system does not report it.
 std::uint64_t anonymous_bytes();
 
-// Shared memory that this process allocated, as whoever allocates it tells; pages of peers that are
-// mapped here are theirs.
+// Shared memory that this process allocated, as reported by the allocator. Mapped pages of peers do
+// not count.
 void count_shared_memory(std::int64_t change);
 std::uint64_t shared_bytes();
 
-// The two together: what a rank's memory is.
+// The sum of the two: the memory of a rank.
 std::uint64_t own_bytes();
 
-// What new allocations can take before the system swaps or kills; 0 where the system does not say.
+// Memory available to new allocations without swapping; 0 if the system does not report it.
 std::uint64_t available_bytes();
 
-// What this process has mapped, whether it uses it or not, and the most that it may (ulimit -v).
+// The address space that this process has mapped, and its limit (ulimit -v).
 struct AddressSpace {
   std::uint64_t used = 0;
   std::uint64_t limit = std::numeric_limits<std::uint64_t>::max();
@@ -33,11 +33,11 @@ struct AddressSpace {
 };
 AddressSpace address_space();
 
-// From now on, memory that is freed stays with the process to be used again. A training step frees
-// and takes the same large blocks over and over; given back, each would be faulted in and cleared
-// anew (5 % of a step on a CPU). The heap's first quarter of what is available now comes in pages
-// of 2 MiB where the system has them, so that the processor finds addresses faster (6 % of a step).
-// For programs that train, not for libraries: it holds for the whole process.
+// Makes malloc keep freed memory for reuse. A training step frees and allocates the same large
+// blocks over and over; if they were returned to the system, each would be faulted in and cleared
+// again (5 % of a step on a CPU). Up to a quarter of the available memory is advised to use huge
+// pages of 2 MiB, which saves TLB misses (6 % of a step). For programs that train, not for
+// libraries: it affects the whole process.
 void keep_freed_memory();
 
 // Samples own_bytes in a thread of its own until it is destroyed, and keeps the largest.
@@ -48,7 +48,7 @@ class PeakMemory {
   PeakMemory(const PeakMemory&) = delete;
   PeakMemory& operator=(const PeakMemory&) = delete;
 
-  std::uint64_t bytes() const;  // the largest so far, this moment included
+  std::uint64_t bytes() const;  // the largest so far, including now
 
  private:
   mutable std::atomic<std::uint64_t> peak_{0};

@@ -1,5 +1,5 @@
 // The safetensors container (no torch): an 8-byte little-endian header length, a JSON header, then
-// the bytes of the tensors without holes. docs/formats.md tells the layout.
+// the bytes of the tensors without holes. docs/formats.md describes the layout.
 //
 // The reader follows the format's rules to the letter and rejects anything else with Corrupt,
 // naming the file and what is wrong: header of at most 100 MB that begins with '{', no duplicate
@@ -32,7 +32,7 @@ struct Entry {
 
 using Metadata = std::map<std::string, std::string>;
 
-// Bytes of one element; 0 for a type this format does not know.
+// Bytes of one element; 0 for an unknown type.
 std::size_t element_size(std::string_view dtype);
 
 struct Header {
@@ -41,8 +41,8 @@ struct Header {
   std::uint64_t data_offset = 0;  // where the data part begins in the file
 };
 
-// Checks everything there is to check without touching the data. `file` is a file of `file_bytes`
-// up to the end of its header at least. `where` names the source in errors.
+// Parses and checks the header without reading the data. `file` holds the beginning of a file of
+// `file_bytes`, at least to the end of its header. `where` names the source in errors.
 Header parse_header(std::span<const std::byte> file, std::uint64_t file_bytes,
                     std::string_view where);
 
@@ -55,8 +55,7 @@ class Reader {
   const Header& header() const { return header_; }
   const std::filesystem::path& path() const { return file_.path(); }
   const Entry* find(std::string_view name) const;  // nullptr when absent
-  // Fills `out` with the entry's first bytes, all of them where it is as large. Throws Error where
-  // the file has become shorter.
+  // Fills `out` with the first bytes of the entry. Throws Error if the file has become too short.
   void read(const Entry& entry, std::span<std::byte> out) const;
 
  private:
@@ -66,9 +65,9 @@ class Reader {
 };
 
 // Writes a file whole (see write_file). `entries` need name, dtype and shape; byte ranges are laid
-// out in the order given, largest alignment first being the caller's business. `bytes(i)` gives the
-// contents of entry i and is called once for each in order, so that only one tensor need be in
-// memory at a time.
+// out in the given order; ordering by alignment is up to the caller. `bytes(i)` returns the
+// contents of entry i and is called once for each entry in order, so that only one tensor needs to
+// be in memory at a time.
 void write(const std::filesystem::path& path, std::vector<Entry> entries, const Metadata& metadata,
            const std::function<std::span<const std::byte>(std::size_t)>& bytes);
 

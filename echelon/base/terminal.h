@@ -1,8 +1,8 @@
-// The terminal that a person watches standard output on, and the one line of it that is drawn over.
+// The terminal that shows standard output, and the progress line that is redrawn on it.
 //
-// A rank's output goes through a pipe to its launcher. Where the launcher passes on what a rank
-// prints as it is, and its own output is a terminal, it names that terminal to the rank in
-// ECHELON_TERMINAL: the rank then draws for it, in its present width.
+// A rank's output goes through a pipe to its launcher. If the launcher forwards it unchanged and
+// its own output is a terminal, it passes the terminal's path in ECHELON_TERMINAL, and the rank
+// draws for that terminal, in its current width.
 #pragma once
 
 #include <string>
@@ -10,23 +10,22 @@
 
 namespace echelon::terminal {
 
-// The variable that names a launcher's terminal to a rank.
+// The environment variable that holds the path of the launcher's terminal.
 constexpr const char* variable = "ECHELON_TERMINAL";
 
-// The terminal's path, as "/dev/pts/3". Empty: nobody watches, or lines cannot be drawn over. So it
-// is for pipes, for TERM=dumb, and for terminals without a width, as mpirun gives to its ranks:
-// what they print goes who knows where.
+// The terminal's path, such as "/dev/pts/3". Empty if there is none or lines cannot be redrawn: for
+// pipes, for TERM=dumb, and for terminals without a width, which mpirun gives to its ranks.
 std::string path();
 
-int columns();   // at present; 80 where there is no terminal
+int columns();   // current width; 80 without a terminal
 bool colours();  // false where NO_COLOR is set (no-color.org)
 
-// Shows `line`, which must fit into columns(), in place of the one that was drawn before. The
-// cursor stays at its beginning: what is written next, by whichever process, begins there. When the
-// terminal gets narrower and wraps the line anew, that is still its first row, so that nothing of
-// it stays behind.
+// Replaces the line that was drawn before by `line`, which must fit into columns(). The cursor
+// stays at its beginning, so the next output of any process overwrites it. If the terminal gets
+// narrower and wraps the line, the cursor is still on its first row, so that the whole line is
+// cleared.
 void draw(std::string_view line);
-void clear();  // what was drawn, if anything was
-void keep();   // leaves what was drawn where it is, and begins a new line
+void clear();  // removes the line, if there is one
+void keep();   // leaves the line on the screen and begins a new one
 
 }  // namespace echelon::terminal

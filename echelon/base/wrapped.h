@@ -7,9 +7,9 @@
 
 namespace echelon {
 
-// The first line begins with `first`; what would pass goes on below, after `indent` blanks, and so
-// does what follows an end of line in the text. Blanks within a line stay, as pictures need them;
-// none end one. A longer word has a line of its own.
+// The first line begins with `first`, every further line with `indent` spaces. Line breaks in the
+// text are kept. Spaces within a line are kept, since drawings need them; trailing spaces are
+// removed. A word that is too long gets a line of its own.
 std::string wrapped(std::string_view first, std::string_view text, std::size_t indent);
 
 }  // namespace echelon
