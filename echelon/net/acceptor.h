@@ -1,10 +1,10 @@
-// Takes connections, and lets through those that prove the job's token and say what they are for.
+// Accepts connections and passes on those that prove the job's token and send a first frame.
 //
-// One thread proves up to `most_unproven` connections at a time, so that a stranger who connects
-// and says nothing delays nobody; such a connection is dropped at its deadline. When all places are
-// taken, a new connection gets the place of the oldest one, of those that have said nothing if
-// there are any. A connection keeps its place for at least `Patience::keep`: until then, further
-// ones wait in the kernel's queue. Refused connections are warned of, at most once in ten seconds.
+// One thread authenticates up to `most_unproven` connections at a time, so a stranger that connects
+// and sends nothing delays nobody; its connection is dropped at its deadline. When all places are
+// taken, a new connection replaces the oldest one, preferably one that has sent nothing. A
+// connection keeps its place for at least `Patience::keep`: until then, further ones wait in the
+// kernel's queue. Refused connections are logged, at most once in ten seconds.
 #pragma once
 
 #include <chrono>
@@ -65,14 +65,14 @@ class Acceptor {
   Welcome welcome_;
   Patience patience_;
   std::size_t places_;
-  Descriptor stop_;  // an eventfd: readable when the thread shall end
-  // The thread's own:
+  Descriptor stop_;  // an eventfd: readable when the thread must end
+  // Used by the thread alone:
   Newcomers newcomers_;  // in the order they came
   TurnedAway turned_away_;
   std::thread thread_;
 };
 
-// A connection to a listener of the same job, proven.
+// Connects to a listener of the same job and authenticates both sides.
 std::unique_ptr<Stream> connect_proven(Descriptor socket, std::string name, bool tls,
                                        const Token& token, Deadline deadline);
 

@@ -1,6 +1,6 @@
-// The ranks after the rendezvous, while they connect to each other. A rank that dies then has no
-// connection yet by which the others would notice: its stream to rank 0 stays open until all are
-// connected, rank 0 sees it end and tells the rest.
+// Watches over the ranks between the rendezvous and the last control connection. A rank that dies
+// in this phase may have no connection by which the others would notice. So its stream to rank 0
+// stays open until all ranks are connected: rank 0 sees it end and tells the rest.
 //
 //   rank r -> rank 0   connected
 //   rank 0 -> rank r   misfit: which rank ended
@@ -25,16 +25,16 @@ class Assembly {
     bool connected = false;
   };
 
-  // Rank 0: the others by rank. Other ranks: rank 0 alone.
+  // On rank 0, all other ranks; on any other rank, rank 0 alone.
   explicit Assembly(std::map<int, Member> members) : members_(std::move(members)) {}
 
-  // Throws PeerLost, naming the rank, where one ended before it was connected. Does not wait.
+  // Throws PeerLost naming a rank that ended before it was connected. Does not wait.
   void look();
-  // After a connection broke: gives whoever sees the cause the time to tell. Throws as look() does;
-  // returns where nobody ended, or where it has thrown already.
+  // After a connection broke: waits up to a second for the news which rank ended, and throws as
+  // look() does. Returns if no rank ended, or if an earlier call has thrown.
   void look_for_the_cause();
-  // This rank is connected to all. Rank 0 waits until all are; throws as look() does, and Timeout
-  // naming a rank that is not in time.
+  // Call when this rank has all its connections. Rank 0 waits until all ranks have called it;
+  // throws as look() does, and Timeout naming a rank that is late.
   void connected(Deadline deadline);
 
  private:
@@ -42,11 +42,11 @@ class Assembly {
   void hear(int rank, Member& member);
 
   std::map<int, Member> members_;
-  bool found_ = false;  // who ended
+  bool found_ = false;  // look() has thrown
 };
 
-// What a rendezvous gives: every rank's peer info, and who watches over the ranks until they are
-// connected; nobody where another store than Echelon's own was used.
+// The result of a rendezvous: the peer info of every rank, and the assembly that watches over the
+// ranks until they are connected. No assembly if another store than Echelon's own was used.
 struct Gathered {
   std::vector<std::string> peer_infos;
   std::shared_ptr<Assembly> assembly = {};

@@ -1,28 +1,28 @@
-// The control connections of a rank: over them it learns that a rank is gone, gives up or has been
-// waiting, and tells the same of itself.
+// The control connections of a rank. They report when a rank is lost, gives up or has been waiting
+// for long.
 //
-// Ranks of one host are connected with each other, each with each. Across hosts so are those of a
-// world of up to `mesh` ranks; in a larger one rank r is connected to ranks r ± 2^k (modulo the
-// world), which makes at most 2 log2(world) connections. News then goes from rank to rank:
+// All ranks of a host are connected to each other. Across hosts, all ranks are connected to each
+// other in a world of up to `mesh` ranks; in a larger one rank r is connected to ranks r ± 2^k
+// (modulo the world), at most 2 log2(world) connections. Messages are then forwarded by the ranks:
 //
 //   direct    for the receiver alone
-//   flood     each rank that hears it for the first time passes it on over all its connections: it
-//             arrives as long as any way is left, and costs a rank a frame per connection
-//   cascade   a rank that has the next `span` ranks to serve sends to the one 2^k further (the
-//             largest below span), which serves those behind it, and goes on with the 2^k before;
-//             the same backward. Each rank gets two frames, and one where a rank on the way is
+//   flood     a rank that receives it for the first time forwards it on all its connections: it
+//             arrives as long as any path is left, and costs each rank a frame per connection
+//   cascade   a rank that serves the next `span` ranks sends to the one 2^k further (the largest
+//             power below span), which serves the ranks behind it, and continues with the 2^k ranks
+//             before; the same backward. Each rank gets two frames, or one if a rank on the path is
 //             stuck
 //
-// Failures are flooded: a connection that ends without a goodbye, giving up, a goodbye in error. An
-// error that follows from one that all have heard of is not flooded again, so that the end of n
-// ranks does not become n floods. Goodbyes in order and waits cascade.
+// Failures are flooded: a connection that ends without a goodbye, a rank that gives up, a goodbye
+// after an error. An error caused by a failure that was flooded already is not flooded again, so
+// that the end of n ranks does not cause n floods. Regular goodbyes and waits cascade.
 //
-// Whoever waits for a rank for long asks after it (ask_after): then they are connected directly, or
-// it turns out that nobody listens there any more. So a wait ends though all ranks between have
-// left.
+// A rank that waits long for another calls ask_after(): either they are connected directly then, or
+// nobody listens at its address any more and it is lost. So the wait ends even if all ranks on the
+// path have left.
 //
-// Nothing here waits for another rank: what a connection does not take at once is queued, and the
-// network's thread sends it.
+// Nothing here waits for another rank: bytes that a connection does not take at once are queued,
+// and the thread of the network sends them.
 #pragma once
 
 #include <poll.h>
@@ -50,22 +50,22 @@ namespace echelon {
 
 class ControlNetwork {
  public:
-  // A new control connection to a rank; nothing where nobody listens at its address any more.
+  // Opens a control connection to a rank; nullptr if nobody listens at its address any more.
   using Connect = std::function<std::unique_ptr<Stream>(int rank)>;
 
   // `health` must outlive it.
   ControlNetwork(int rank, int world, int mesh, Health& health, Connect connect);
-  ~ControlNetwork();  // without a word, unless leave() came before
+  ~ControlNetwork();  // sends no goodbye; leave() does
   ControlNetwork(const ControlNetwork&) = delete;
   ControlNetwork& operator=(const ControlNetwork&) = delete;
 
   // Whether two ranks of different hosts are connected from the start.
   static bool linked(int a, int b, int world, int mesh);
 
-  // From any thread, at any time. A rank may have several.
+  // Adds a connection; a rank may have several. Thread-safe.
   void add(int rank, std::unique_ptr<Stream> stream);
   void start();
-  // Says goodbye on all connections: all together take no longer than half a second.
+  // Sends a goodbye on all connections, within half a second in total.
   void leave(bool in_error) noexcept;
 
   // These do not throw and do not wait.
@@ -81,7 +81,7 @@ class ControlNetwork {
     int rank;
     std::unique_ptr<Stream> stream;
     FrameParser parser;
-    std::vector<std::byte> queue = {};  // not taken by the stream yet
+    std::vector<std::byte> queue = {};  // not yet written to the stream
     bool over = false;
   };
   struct News;
@@ -110,8 +110,8 @@ class ControlNetwork {
   mutable std::mutex mutex_;  // the next five
   std::list<Connection> connections_;
   bool stopping_ = false;
-  std::uint64_t serial_ = 0;                       // of what this rank said last
-  std::set<std::pair<int, std::uint64_t>> heard_;  // who gave up, by rank and serial
+  std::uint64_t serial_ = 0;                       // of the last message of this rank
+  std::set<std::pair<int, std::uint64_t>> heard_;  // give-ups, by origin and serial
   std::set<std::uint64_t> failed_groups_;          // whose failure was flooded
   std::thread thread_;
 

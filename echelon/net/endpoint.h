@@ -1,12 +1,13 @@
-// One rank's place in a job: it knows every other rank, shares memory with those on its host, and
-// learns within moments when one of them is gone.
+// A rank's connection to its job: it knows every other rank, shares memory with those on its host,
+// and learns within moments when one of them is lost.
 //
 //   auto endpoint = Endpoint::join(read_environment(), options);
 //
-// Control connections (control_network.h) exist from start to end: to every rank of its host (a
-// Unix socket), and to all or some ranks of others (TCP). Nothing travels on them but the heap of a
-// neighbour, word of long waits, the reason when a rank gives up, and a goodbye; the end of one
-// without a goodbye is a death. Streams for data are opened when they are first needed.
+// Control connections (control_network.h) stay open from start to end: to every rank of the same
+// host (Unix sockets), and to all or some ranks of other hosts (TCP). They carry the descriptor of
+// a neighbour's heap, reports of long waits, the reason why a rank gives up, and goodbyes; a
+// connection that ends without a goodbye means that the rank is lost. Data streams are opened on
+// first use.
 #pragma once
 
 #include <atomic>
@@ -39,17 +40,17 @@ namespace echelon {
 
 class Endpoint {
  public:
-  // Through the rendezvous that the environment names.
+  // Joins the job through the rendezvous given by the environment.
   static std::shared_ptr<Endpoint> join(const JobEnvironment& environment,
                                         const NetOptions& options);
   static std::shared_ptr<Endpoint> join(const JobEnvironment& environment,
                                         const NetOptions& options, const Token& token);
 
-  // The numeric address that a rank of such a job listens on.
+  // The numeric address that this rank listens on.
   static std::string listening_address(const JobEnvironment& environment,
                                        const NetOptions& options);
 
-  // Through any exchange of peer info. `bind` is the numeric address to listen on.
+  // Joins through any exchange of peer info. `bind` is the numeric address to listen on.
   Endpoint(int rank, int world, const std::string& bind, const NetOptions& options,
            const Token& token, const PeerInfoExchange& exchange);
   ~Endpoint();
@@ -60,36 +61,36 @@ class Endpoint {
   int world() const { return world_; }
   const NetOptions& options() const { return options_; }
   const PeerInfo& peer_info(int rank) const { return peer_infos_[std::size_t(rank)]; }
-  // How many cores these ranks have together, of those that are on this machine.
+  // The number of cores that those of these ranks have together which are on this machine.
   int cores(const std::vector<int>& ranks) const;
-  bool have_cores(const std::vector<int>& ranks) const;  // each of those one of its own
+  bool have_cores(const std::vector<int>& ranks) const;  // at least one core per rank
   // Whether memory can be shared with this rank.
   bool near(int rank) const;
-  int process(int rank) const;  // its number in this process's eyes; 0 if unknown
+  int process(int rank) const;  // its pid in this process's namespace; 0 if unknown
 
   SharedHeap& heap() { return *heap_; }
   const std::shared_ptr<SharedHeap>& heap_owner() const { return heap_; }
   const HeapMapping& heap(int rank) const;  // of a near rank, or one's own
 
-  // What connections are for, and in which group: both sides name the same.
+  // The purpose of connections, and their group: both sides must name the same.
   struct Purpose {
     std::uint64_t channel;
-    std::uint64_t group = 0;  // if the other rank gives up in it, this ends too
-    int count = 1;            // of connections
+    std::uint64_t group = 0;  // opening fails if the other rank gives up in this group
+    int count = 1;            // number of connections
   };
   std::vector<std::unique_ptr<Stream>> open(int rank, const Purpose& purpose, Deadline deadline);
-  // The same, but nothing when it is the other rank that connects and it has not yet.
+  // Like open(), but returns nothing if the other rank has to connect and has not done so yet.
   std::optional<std::vector<std::unique_ptr<Stream>>> try_open(int rank, const Purpose& purpose,
                                                                Deadline deadline);
 
   Health& health() { return *health_; }
-  // Tells these ranks that this one gives up in a group, and why. Does not throw.
+  // Tells `ranks` that this rank gives up in a group, and why. Does not throw.
   void give_up(const std::vector<int>& ranks, std::uint64_t group,
                const std::exception& error) noexcept;
-  // Tells them that this one has been waiting for a while. Does not throw.
+  // Tells `ranks` that this rank has been waiting for a while. Does not throw.
   void tell_wait(const std::vector<int>& ranks, const Health::Wait& wait) noexcept;
-  // For a rank that one has been waiting for: it is found out whether it is still there. Does not
-  // wait, does not throw.
+  // Checks in the background whether a rank that this one waits for is still there. Does not wait
+  // and does not throw.
   void ask_after(int rank) noexcept;
   std::size_t control_connections() const { return network_->connections(); }
 
@@ -129,14 +130,14 @@ class Endpoint {
 
   std::mutex assembly_mutex_;                    // the next two
   std::shared_ptr<Assembly> assembly_;           // while ranks connect
-  std::exception_ptr assembly_error_;            // what it threw
+  std::exception_ptr assembly_error_;            // the error that it threw
   std::atomic<bool> connecting_failed_ = false;  // to one of them
 
   std::mutex filed_mutex_;  // the next three, and job_
   std::condition_variable filed_changed_;
   std::map<Key, std::unique_ptr<Stream>> filed_;
-  bool takes_on_demand_ = false;      // control connections, by the network
-  std::optional<std::uint64_t> job_;  // ours, once the peer info is there
+  bool takes_on_demand_ = false;      // the network takes control connections opened on demand
+  std::optional<std::uint64_t> job_;  // this job, once the peer info is known
 
   std::unique_ptr<Acceptor> acceptor_;
 };

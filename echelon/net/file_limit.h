@@ -1,4 +1,4 @@
-// How many files (connections among them) a process may have open.
+// The limit of open files (including sockets) of a process.
 #pragma once
 
 #include <sys/resource.h>
@@ -8,14 +8,14 @@
 
 namespace echelon {
 
-// Raises the process's own limit to the hard one. Gives the limit before.
+// Raises the soft limit to the hard limit. Returns the previous soft limit.
 rlimit raise_file_limit();
 
-// Files that this process has open now.
+// The number of open files of this process.
 std::size_t open_files();
 
-// Throws InvalidArgument where `further` files cannot be opened beside those that are open: says
-// how many are needed for `what`, what the limit is and how it is raised.
+// Throws InvalidArgument if `further` more files cannot be opened: says how many are needed for
+// `what`, what the limit is and how to raise it.
 void require_files(std::size_t further, const std::string& what);
 
 }  // namespace echelon

@@ -5,10 +5,10 @@
 //   4   1  kind
 //   5   3  zero
 //   8   4  length of the payload, at most max_payload
-//   12  …  payload: fields one after another; numbers as 8 bytes, text as its length (4) and its
-//   bytes
+//   12  …  payload: fields one after another; a number is 8 bytes, a text its length (4 bytes)
+//          and its bytes
 //
-// A frame that breaks a rule is Corrupt, with the peer and the offset.
+// A frame that breaks a rule throws Corrupt, which names the peer and the offset.
 #pragma once
 
 #include <cstddef>
@@ -49,7 +49,7 @@ class FrameWriter {
 class FrameReader {
  public:
   FrameReader(const Frame& frame, std::string peer) : frame_(frame), peer_(std::move(peer)) {}
-  FrameReader(Frame&&, std::string) = delete;  // it would read a frame that is gone
+  FrameReader(Frame&&, std::string) = delete;  // it keeps a reference to the frame
   std::uint64_t number();
   std::uint64_t number_at_most(std::uint64_t limit);
   std::string text(std::size_t longest = 4096);
@@ -65,20 +65,20 @@ class FrameReader {
 
 std::vector<std::byte> encode(const Frame& frame);
 
-// Takes bytes as they come and gives whole frames.
+// Turns a stream of bytes into frames.
 class FrameParser {
  public:
   explicit FrameParser(std::string peer) : peer_(std::move(peer)) {}
   void feed(std::span<const std::byte> bytes);
   std::optional<Frame> next();
-  // How many bytes are missing from the next frame, as far as its header is known; never more than
-  // the frame has, so that nothing behind it is read.
+  // How many bytes the next frame still needs, as far as its header is known; never more than that,
+  // so that no byte after the frame is read.
   std::size_t missing() const;
 
  private:
   std::string peer_;
   std::vector<std::byte> pending_;
-  std::size_t given_ = 0;  // bytes at the start of pending_ that were given as frames
+  std::size_t given_ = 0;  // bytes at the start of pending_ that next() has returned
 };
 
 void write_frame(Stream& stream, const Frame& frame, Deadline deadline);

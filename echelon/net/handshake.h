@@ -2,16 +2,17 @@
 // is read and without sending the token:
 //
 //   connecting -> accepting   magic "ECHP", version (4), 32 random bytes a  (40 bytes)
-//   accepting  -> connecting  magic, version, 32 random bytes b, HMAC(token, "accepting"  | a | b |
-//   binding) connecting -> accepting   HMAC(token, "connecting" | a | b | binding)  (32 bytes)
+//   accepting  -> connecting  magic, version, 32 random bytes b,
+//                             HMAC(token, "accepting" | a | b | binding)  (72 bytes)
+//   connecting -> accepting   HMAC(token, "connecting" | a | b | binding)  (32 bytes)
 //   accepting  -> connecting  one byte: 1, welcome
 //
-// A side that refuses says so, that both may tell their users why: zeros in the place of its HMAC,
-// or of the last byte.
+// A side that refuses sends zeros in place of its HMAC or of the last byte, so that both sides can
+// tell their users why.
 //
-// The roles in the message keep a proof from being sent back to its maker; `binding` is the TLS
-// session's (empty without TLS), so a proof cannot be relayed into another session. All messages
-// are of fixed length: nothing that an unproven peer sends decides how much memory is taken.
+// The role in the message prevents reflecting a proof to its sender. `binding` identifies the TLS
+// session (empty without TLS), so a proof cannot be relayed into another session. All messages have
+// a fixed length: nothing that an unauthenticated peer sends decides how much memory is allocated.
 #pragma once
 
 #include <array>
@@ -30,8 +31,8 @@ namespace echelon {
 // Throws Refused (another token, or none, or another version; names the peer), Timeout, PeerLost.
 void authenticate(Stream& stream, const Token& token, Side side, Deadline deadline);
 
-// The accepting side, fed with the peer's messages. It does no input or output, so one thread can
-// prove many connections at a time.
+// The accepting side, fed with the peer's messages. It does no input or output itself, so one
+// thread can authenticate many connections at a time.
 class AcceptingProof {
  public:
   explicit AcceptingProof(const Token& token) : token_(token) {}
@@ -39,7 +40,7 @@ class AcceptingProof {
   // The size of the peer's next message; 0 once the peer is proven.
   std::size_t wants() const;
 
-  // What to send back. After a refusal nothing more is read from the peer.
+  // The answer to send. After a refusal nothing more is read from the peer.
   struct Reply {
     std::vector<std::byte> bytes;
     std::optional<Refused> refusal;

@@ -1,8 +1,8 @@
-// What is known of the other ranks: kept by the endpoint's thread, read by everyone who waits.
+// The known state of the other ranks: updated by the endpoint's thread, read by every waiting call.
 //
-// A waiting loop looks at `changes()` and `words()`, two atomics, and asks further only when one
-// has moved. A rank that ends is gone for everybody; one that gives up does so in one group, and
-// goes on in others.
+// A waiting loop polls `changes()` and `words()`, two atomics, and looks further only when one of
+// them has changed. A rank that ends is lost to all groups; a rank that gives up does so in one
+// group and continues in the others.
 #pragma once
 
 #include <atomic>
@@ -16,7 +16,7 @@
 
 namespace echelon {
 
-// Why a rank failed, where it was not by itself: which rank failed first, and how.
+// If a rank failed because of another one: which rank failed first, and how.
 struct FailureCause {
   int rank = -1;  // -1: none
   std::string message = {};
@@ -27,38 +27,40 @@ class Health {
   using Cause = FailureCause;
   enum class State : std::uint8_t {
     alive,
-    left,  // said goodbye: what it had to do is done
-    lost,  // its connection ended without a word
+    left,  // said goodbye: it has finished its work
+    lost,  // its connection ended without a goodbye
   };
 
-  // A rank that has waited for a while says so: in which operation of which group, and for whom.
-  // What `call` and `bytes` mean is the group's affair; they are equal where ranks agree.
+  // A report of a rank that has waited for a while: in which operation of which group, and for
+  // which rank. The group defines `call` and `bytes`; they are equal on ranks that make the same
+  // call.
   struct Wait {
     std::uint64_t group = 0, number = 0, call = 0, bytes = 0;
     int on = -1;
     std::uint64_t word = 0;  // which of words() said so
   };
 
-  // `names` say who a rank is: "rank 2 on node7 (pid 4711)". `blamed` is called with each rank that
-  // an error of ours names as the one that failed first.
+  // `names` describe the ranks: "rank 2 on node7 (pid 4711)". `blamed` is called with each rank
+  // that an error of this rank names as the one that failed first.
   explicit Health(std::vector<std::string> names, std::function<void(int rank)> blamed = {});
 
   std::uint64_t changes() const { return changes_.load(std::memory_order_acquire); }
   std::uint64_t words() const { return words_.load(std::memory_order_acquire); }  // about waits
 
-  // Throws when one of these ranks is lost (PeerLost) or has given up in this group (what it said):
-  // the cause that became known first.
+  // Throws if one of these ranks is lost (PeerLost) or has given up in this group (its own error):
+  // the failure that became known first.
   void check(const std::vector<int>& ranks, std::uint64_t group) const;
-  // The same, and PeerLost for one that has left: for the ranks that a wait cannot do without.
+  // Like check(), but also throws PeerLost for a rank that has left: for ranks that a wait depends
+  // on.
   void check_present(const std::vector<int>& ranks, std::uint64_t group) const;
 
   State state(int rank) const;
-  // The last waits in a group that ranks told of.
+  // The last reported wait of each rank in a group.
   std::map<int, Wait> waits_in(std::uint64_t group) const;
   const std::string& name(int rank) const { return names_[std::size_t(rank)]; }
 
-  // `in_error`: it is about to fail; `cause`: because of another rank, as it says.
-  // Both give whether it is news: of a rank that has ended already the first word counts.
+  // `in_error`: the rank is about to fail; `cause`: the rank it blames. Both return false if the
+  // rank was known to have ended: the first report counts.
   bool left(int rank, bool in_error = false, Cause cause = {});
   bool lost(int rank, const std::string& how);
   // `kind` is the error's class as kind_of gives it.
@@ -66,7 +68,7 @@ class Health {
               Cause cause = {});
   void waits(int rank, const Wait& wait);
 
-  // An error of ours names this rank as the one that failed first. check() does it by itself.
+  // An error of this rank names `rank` as the one that failed first. check() calls it itself.
   void blame(int rank, const std::string& message);
   Cause blamed() const;  // the last
 
@@ -92,11 +94,11 @@ class Health {
   mutable std::mutex mutex_;  // the rest
   std::vector<State> states_;
   std::map<std::pair<std::uint64_t, int>, Wait> waits_;  // by group and rank
-  std::vector<Event> events_;                            // in the order they became known
+  std::vector<Event> events_;                            // in the order in which they became known
   mutable Cause blamed_;
 };
 
-// Errors across processes: the class as a number, and back.
+// Sends errors between processes: the class as a number, and back.
 std::uint64_t kind_of(const std::exception& error);
 [[noreturn]] void throw_kind(std::uint64_t kind, const std::string& message);
 

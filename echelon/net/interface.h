@@ -6,8 +6,8 @@
 
 namespace echelon {
 
-// "eth0, 10000 Mbit/s", or the name alone where the system does not know the speed; "" for an
-// address that no interface has. For people, and to tell one link from another.
+// "eth0, 10000 Mbit/s", or the name alone if the system does not know the speed; "" if no interface
+// has the address. For messages, and to tell links apart.
 std::string describe_interface(const std::string& numeric_address,
                                const std::filesystem::path& devices = "/sys/class/net");
 

@@ -11,14 +11,14 @@ namespace echelon {
 struct JobEnvironment {
   int rank = 0;
   int world = 1;
-  // Among the ranks on this machine. When nobody says: all ranks if they meet at a loopback
-  // address, else this one alone.
+  // Rank and number of ranks on this machine. If unknown: all ranks if the rendezvous is a loopback
+  // address, otherwise this rank alone.
   int local_rank = 0;
   int local_world = 1;
   std::string rendezvous;              // "host:port"; empty when world is 1
-  std::string source = "one process";  // who said so: "torchrun", "Open MPI", "Slurm", …
+  std::string source = "one process";  // where it was read from: "torchrun", "Open MPI", "Slurm", …
   JobIdentity identity;
-  // Where a scheduler has set several tasks aside and this process is none of them: what to do.
+  // Advice, if a scheduler has allocated several tasks and this process is none of them.
   std::string not_a_rank;
 };
 

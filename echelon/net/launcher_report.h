@@ -1,10 +1,10 @@
-// What a rank tells the launcher that started it, over a pipe that it inherits through any programs
-// in between (ECHELON_LAUNCHER_FD=DESCRIPTOR:INODE). Each report is one line:
+// Reports of a rank to the launcher that started it, over a pipe that it inherits, also through
+// wrapper programs (ECHELON_LAUNCHER_FD=DESCRIPTOR:INODE). Each report is one line:
 //
 //   expendable RANK           if this rank dies, the others go on
 //   blames RANK OTHER NAME    if this rank fails now, it is because of OTHER, which is NAME
 //
-// A rank that no launcher started tells nobody. launch/report_pipe.h is the launcher's side.
+// Without a launcher, nothing is sent. launch/report_pipe.h is the launcher's side.
 #pragma once
 
 #include <string>
@@ -13,8 +13,8 @@ namespace echelon {
 
 class LauncherReport {
  public:
-  // Tells nobody when the launcher knows this process as another rank of another world: a group of
-  // a program's own.
+  // Sends nothing if rank and world differ from those that the launcher gave to this process: then
+  // this is a group that the program made itself.
   LauncherReport(int rank, int world);
 
   void expendable() const;
@@ -24,7 +24,7 @@ class LauncherReport {
   void tell(std::string line) const;
 
   int rank_;
-  int pipe_ = -1;  // the process's, not closed
+  int pipe_ = -1;  // owned by the process, never closed
 };
 
 }  // namespace echelon

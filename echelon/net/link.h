@@ -1,8 +1,8 @@
-// A stream of bytes to one other rank and one from it, in order and never lost: what algorithms
-// that send messages run over. TCP across hosts, a ring in shared memory within one.
+// A reliable, ordered stream of bytes to another rank and one from it, on which the message-based
+// algorithms run. TCP across hosts, a ring buffer in shared memory within a host.
 //
-// Neither call waits: each takes what can be taken now, and 0 means "try again later". A peer that
-// is gone is PeerLost.
+// Neither call waits: each transfers what is possible now, and 0 means "try again later". Throws
+// PeerLost if the peer is gone.
 #pragma once
 
 #include <poll.h>
@@ -30,14 +30,14 @@ class Link {
   virtual std::size_t try_send(std::span<const iovec> parts) = 0;
   virtual std::size_t try_receive(std::span<const iovec> parts) = 0;
 
-  // What to poll for before the next try; a link without a descriptor has to be asked again.
+  // What to poll for before the next try; a link without a descriptor must be tried again.
   virtual pollfd send_poll() const { return {-1, 0, 0}; }
   virtual pollfd receive_poll() const { return {-1, 0, 0}; }
 };
 
 // Over several connections: byte x of a direction goes over connection (x / block) mod count. Both
-// ends count bytes, so nothing is added to them; large messages fill all connections, small ones
-// stay on one.
+// ends count bytes, so no headers are needed; large messages use all connections, small ones stay
+// on one.
 class TcpLink final : public Link {
  public:
   static constexpr std::size_t block = 256 << 10;

@@ -1,5 +1,5 @@
-// Rank 0's side of the rendezvous: takes the hellos of the other ranks until all have come, refuses
-// those of other jobs, and says what is wrong where ranks do not fit together.
+// Rank 0's side of the rendezvous: receives the hellos of the other ranks until all have come,
+// refuses ranks of other jobs, and reports ranks that do not fit together.
 #pragma once
 
 #include <condition_variable>
@@ -19,13 +19,13 @@
 
 namespace echelon {
 
-// What a rank says when it comes.
+// The first message of a rank.
 struct Hello {
   std::uint64_t rank = 0, world = 1;
   std::string who;  // "pid 4711 on node7"
   JobIdentity identity;
-  std::uint64_t number = 0;  // random: rank 0 knows its own hello by it
-  Address relay = {};        // where it passes peer info on (peer_relay.h); port 0: nowhere
+  std::uint64_t number = 0;  // random: rank 0 recognises its own hello by it
+  Address relay = {};        // of its PeerRelay; port 0 if it has none
   std::string peer_info;
 
   Frame frame() const;
@@ -36,15 +36,15 @@ struct Hello {
 enum class MeetingFrame : std::uint8_t {
   hello = 1,
   peer_page,  // peer info of some ranks (peer_pages.h)
-  misfit,     // the class of an error, and its sentence
-  yourself,   // rank 0 came to its own rendezvous
-  late,       // from a guest: its time is over
+  misfit,     // the class of an error, and its message
+  yourself,   // rank 0 connected to itself
+  late,       // from a guest: its deadline has passed
   connected,  // from a guest: it is connected to all others (assembly.h)
   route,      // where a guest gets the pages from (peer_relay.h)
   fetch,      // from a rank to its parent: it wants the pages
 };
 
-// What rank 0 tells ranks that cannot go on, and the error that they make of it.
+// The error that rank 0 sends to the other ranks, and how they throw it.
 Frame misfit_frame(std::uint64_t kind, const std::string& problem);
 [[noreturn]] void throw_misfit(const Frame& frame, const std::string& name);
 
@@ -53,9 +53,10 @@ class Meeting {
   // `setup` must outlive it; `mine` is rank 0's own hello.
   Meeting(const Rendezvous& setup, Hello mine, std::vector<Listener> listeners);
 
-  // All ranks' peer info. Throws what Rendezvous::exchange does; the guests are told the same.
+  // The peer info of all ranks. Throws what Rendezvous::exchange does; all guests get the same
+  // error.
   Gathered gather(Deadline deadline);
-  // Ends the meeting, since rank 0 cannot go on: the next gather() throws this.
+  // Ends the meeting because rank 0 has failed: the next gather() throws this error.
   void call_off(const std::exception& error);
 
  private:
@@ -79,7 +80,7 @@ class Meeting {
   std::mutex mutex_;  // the next six
   std::condition_variable arrived_;
   std::map<int, Guest> guests_;
-  std::map<int, int> launches_;  // the first guest of each, by the launch's first rank
+  std::map<int, int> launches_;  // first rank of a launch -> its first guest
   std::vector<std::unique_ptr<Stream>> misfits_;
   std::string problem_;
   std::uint64_t problem_kind_ = 0;

@@ -1,4 +1,4 @@
-// An accepted connection that has not proven itself yet. It goes through the TLS handshake, the
+// An accepted connection that is not authenticated yet. It goes through the TLS handshake, the
 // proof of the token and its first frame in small steps, none of which waits.
 #pragma once
 
@@ -22,28 +22,28 @@ class Newcomer {
  public:
   Newcomer(Descriptor socket, bool tls, const Token& token, Deadline deadline);
 
-  // Goes as far as it can; true once the peer is proven and its first frame is here. Throws what
-  // turns the peer away: Refused, Corrupt, PeerLost.
+  // Goes as far as it can; true once the peer is authenticated and its first frame has arrived.
+  // Throws Refused, Corrupt or PeerLost if the peer must be turned away.
   bool advance();
 
-  // Once advance() gave true.
+  // After advance() has returned true.
   std::unique_ptr<Stream> take_stream() { return std::move(stream_); }
   const Frame& first() const { return *first_; }
 
   pollfd poll_entry() const;
   const std::string& from() const { return from_; }  // its address
-  bool silent() const { return silent_; }            // it has not sent a byte
+  bool silent() const { return silent_; }            // it has not sent any byte
   Deadline deadline() const { return deadline_; }
   Deadline::Clock::time_point since() const { return since_; }
 
  private:
   void open_stream();
-  bool read(std::size_t size);  // into message_; true when it has so many bytes
+  bool read(std::size_t size);  // into message_; true once it has `size` bytes
   bool flush();                 // true when nothing is left to send
   void take_message();
 
   std::string from_;
-  Descriptor socket_;  // until the stream has it
+  Descriptor socket_;  // until the stream owns it
   bool tls_;
   Token token_;
   Deadline deadline_;

@@ -1,4 +1,4 @@
-// What a rank tells every other rank at the rendezvous: where it runs and where it can be reached.
+// What every rank learns about each rank at the rendezvous: where it runs and how to reach it.
 #pragma once
 
 #include <cstddef>
@@ -14,19 +14,19 @@ struct PeerInfo {
   static constexpr std::size_t longest = 16384;  // bytes of its text
 
   std::string host;         // equal for ranks that can share memory
-  std::string machine;      // its name, for people
+  std::string machine;      // its name, for messages
   std::string kernel;       // equal for ranks of one machine
-  CpuList cpus;             // of that machine, on which it may run
-  std::uint64_t quota = 0;  // cores' worth of time; 0: no limit
-  std::string options;      // those of net that must be the same
+  CpuList cpus;             // that it may run on
+  std::uint64_t quota = 0;  // CPU time quota in cores; 0: no limit
+  std::string options;      // the net options that must be equal on all ranks
   Address address;
   std::string local;  // the Unix socket's name
   std::uint64_t process = 0;
-  std::uint64_t job = 0;  // rank 0's is the job's: two jobs with one token do not mix
+  std::uint64_t job = 0;  // random; rank 0's identifies the job: two with one token do not mix
 };
 
-// Fields in the order above: what ranks of one host have in common comes first, so that pages
-// (peer_pages.h) send it once.
+// Fields in the order above: those that ranks of a host have in common come first, so that pages
+// (peer_pages.h) contain them once.
 std::string encode(const PeerInfo& info);
 // Throws Corrupt, naming the rank.
 PeerInfo decode_peer_info(const std::string& text, int rank);

@@ -19,8 +19,8 @@ constexpr std::size_t peer_page_bytes = 64 << 10;  // of payload, unless one tex
 
 std::vector<Frame> peer_pages(const std::vector<std::string>& infos, std::uint8_t kind);
 
-// Puts the pages together again. Every field is checked; a page that is missing, comes twice or out
-// of order is Corrupt, as is one that claims more ranks than the world has.
+// Reassembles the pages. Every field is checked; a page that is missing, repeated or out of order
+// throws Corrupt, and so does one that claims more ranks than the world has.
 class PeerPages {
  public:
   PeerPages(int world, std::string from);

@@ -1,5 +1,5 @@
 // How the ranks of a job find each other: rank 0 listens at an address that all know; every rank
-// brings its peer info (who it is and where it listens), and takes home that of all.
+// sends its peer info (who it is and where it listens) and receives that of all.
 //
 //   rank r -> rank 0   hello: rank, world, process, job, launch, command, peer info
 //   rank 0 -> rank r   once all are there: where to get the pages of the peer info of ranks
@@ -8,8 +8,8 @@
 // The pages go down a tree (peer_tree.h, peer_relay.h), so that rank 0 sends them to a few ranks
 // and not to all.
 //
-// A rank of another job (job_identity.h) is refused and the job goes on without it. Ranks of one
-// job that do not fit together end the rendezvous for all, with the same sentence.
+// A rank of another job (job_identity.h) is refused, and the job goes on without it. Ranks of one
+// job that do not fit together end the rendezvous: all of them throw the same error.
 #pragma once
 
 #include <functional>
@@ -30,21 +30,21 @@ namespace echelon {
 
 struct Hello;
 
-// Gives every rank's peer info for one's own: the seam through which another store (torch's) can
-// serve.
+// Exchanges this rank's peer info for that of all ranks. Another store, such as torch's, can be
+// plugged in here.
 using PeerInfoExchange = std::function<Gathered(const std::string& peer_info, Deadline deadline)>;
 
 struct Rendezvous {
   int rank = 0;
   int world = 1;
   Address address;
-  Descriptor listener;    // rank 0: one that listens already; else it binds the address itself
-  std::string bind = {};  // rank 0: the numeric address to listen on; empty: the meeting point's
-  std::string also = {};  // rank 0: a second one, for those of this machine; empty: none
+  Descriptor listener;    // rank 0: an open listener; if empty, it binds the address itself
+  std::string bind = {};  // the numeric address to listen on; empty: that of the rendezvous
+  std::string also = {};  // rank 0: a second one, for ranks of its machine; empty: none
   bool tls = false;
   Token token;
   JobIdentity identity = {};
-  bool other_machines = false;  // ranks run on several
+  bool other_machines = false;  // the ranks run on several machines
   int fan_out = PeerTree().fan_out;
 
   // Throws Timeout naming the ranks that did not come; InvalidArgument when two ranks are the same,
@@ -55,7 +55,7 @@ struct Rendezvous {
 
   PeerTree tree() const { return {.world = world, .fan_out = fan_out}; }
 
-  // What to add where ranks are missing at an address that each machine takes for its own.
+  // A hint for errors about missing ranks if the rendezvous is a loopback address; else empty.
   std::string loopback_hint() const;
 
  private:
@@ -67,19 +67,19 @@ struct Rendezvous {
   void require_here(const Hello& mine) const;
 };
 
-// The listener that the launcher bound for rank 0 and left open (ECHELON_RENDEZVOUS_FD), so that no
-// other process can take its port; empty where there is none.
+// The listener that the launcher opened for rank 0 (ECHELON_RENDEZVOUS_FD), so that no other
+// process can take its port; empty if there is none.
 Descriptor inherited_listener();
 
-// The address of this machine from which `host` is reached; no packet is sent.
+// The local address that connections to `host` come from; sends no packet.
 std::string address_towards(const std::string& host);
 
-// The address of the interface that the default route leads through.
+// The address of the interface of the default route.
 std::string outward_address();
 
-// The address to listen on for ranks that meet at `host`. With ranks on other machines it is never
-// the loopback: a machine's own name often means 127.0.1.1, where nobody else would find it. The
-// loopback's own address says that there are none.
+// The address to listen on for ranks that meet at `host`. With ranks on other machines it is not
+// the loopback, even if `host` resolves to it: a machine's own name often means 127.0.1.1, which
+// others cannot reach. If `host` is a loopback address itself, there are no other machines.
 std::string bind_address(const std::string& host, bool other_machines);
 
 }  // namespace echelon

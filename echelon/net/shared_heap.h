@@ -1,11 +1,11 @@
-// Memory that the ranks of one host read and write together.
+// Memory that the ranks of a host share.
 //
-// A rank's heap is one memfd as large as the machine's memory, of which only pages that are touched
-// exist. It is handed to each peer once, over a Unix socket; from then on a buffer in it is named
-// by its offset, and nothing needs to be exchanged when one is allocated. A process maps as much of
-// a heap as is in use: address space may be limited (ulimit -v), and every rank of a host maps the
-// heaps of all. The file has no name: when the last process that maps it ends, however it ends, it
-// is gone.
+// A rank's heap is one memfd as large as the machine's memory; only touched pages exist. Its
+// descriptor is passed to each peer once, over a Unix socket; from then on a buffer is identified
+// by its offset, and nothing needs to be exchanged when one is allocated. A process maps only as
+// much of a heap as is in use: address space may be limited (ulimit -v), and every rank of a host
+// maps the heaps of all. The file has no name: it disappears when the last process that maps it
+// ends, however it ends.
 #pragma once
 
 #include <atomic>
@@ -23,13 +23,13 @@ namespace echelon {
 
 // A memfd mapped into this process. Ranks that are threads of one process get the same mapping.
 //
-// What is mapped is a window from the file's start. Where a buffer ends behind it, a window of at
-// least twice the size is mapped beside it, and the old one stays: addresses in it remain good. All
-// windows together have less than four times the address space of what is in use. Where there is
-// no address space for that, the buffer gets a window of its own.
+// A window from the start of the file is mapped. If a buffer ends beyond it, a window of at least
+// twice the size is mapped in addition; the old one stays, so addresses in it remain valid. All
+// windows together take less than four times the address space of the bytes in use. If there is not
+// enough address space for that, the buffer gets a window of its own.
 class HeapMapping {
  public:
-  // Throws Corrupt when the file can still change its size: a peer could take pages away under us.
+  // Throws Corrupt if the size of the file is not sealed: a peer could truncate it under us.
   static std::shared_ptr<HeapMapping> map(Descriptor file);
   HeapMapping(Descriptor file, std::size_t size);
   ~HeapMapping();
@@ -39,10 +39,10 @@ class HeapMapping {
   std::size_t size() const { return size_; }  // of the file
   int file() const { return file_.get(); }
 
-  // The bytes at an offset that a peer named, or nothing if they are not all inside the file.
-  // Throws Error, saying what is missing, where this process has no address space for them.
+  // The bytes at an offset given by a peer, or nothing if they are not all inside the file. Throws
+  // Error, saying what is missing, if this process has no address space for them.
   std::byte* at(std::size_t offset, std::size_t bytes) const;
-  // The offset of bytes that lie whole in a window.
+  // The offset of bytes that lie entirely in a window.
   std::optional<std::size_t> offset(const void* pointer, std::size_t bytes) const;
 
  private:
@@ -70,12 +70,12 @@ class SharedHeap {
  public:
   explicit SharedHeap(std::size_t bytes = 0);  // 0: the machine's memory
 
-  // Aligned to 64 bytes (from a page on: to a page). What was never used before is zero. Throws
-  // Error when the heap is full.
+  // Aligned to 64 bytes, or to a page if it is at least a page. Memory that was never used before
+  // is zero. Throws Error if the heap is full.
   std::byte* allocate(std::size_t bytes);
-  void free(void* pointer);  // its pages go back to the system
+  void free(void* pointer);  // returns its pages to the system
 
-  // The offset of a buffer that lies whole in this heap.
+  // The offset of a buffer that lies entirely in this heap.
   std::optional<std::size_t> offset(const void* pointer, std::size_t bytes) const;
   std::size_t allocated() const;  // bytes in use
   const std::shared_ptr<HeapMapping>& mapping() const { return mapping_; }

@@ -1,5 +1,5 @@
-// Socket addresses as the system calls take them, and the names they come from. For the sources of
-// this component; socket.h is the page for users.
+// Socket addresses for system calls, and name resolution. Internal to this component; socket.h is
+// the public header.
 #pragma once
 
 #include <sys/socket.h>
@@ -30,7 +30,7 @@ struct SocketAddress {
   }
 };
 
-// Its host and port; host "?" when it is no internet address.
+// Its host and port; host "?" if it is not an internet address.
 Address as_address(const SocketAddress& address);
 
 struct Resolved {
@@ -38,10 +38,10 @@ struct Resolved {
   std::vector<SocketAddress> addresses;
 };
 
-// A numeric address; nothing else is looked up.
+// Parses a numeric address; names are not resolved.
 Resolved resolve_numeric(const Address& address);
 
-// A name too. When the deadline passes first, the error is EAI_AGAIN.
+// Also resolves names. If the deadline passes first, the error is EAI_AGAIN.
 Resolved resolve(const Address& address, Deadline deadline);
 
 }  // namespace echelon

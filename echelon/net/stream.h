@@ -2,12 +2,12 @@
 // sides know the job's token, and an external pre-shared key derived from it opens the session
 // (with an ephemeral key exchange, so that a token that leaks later opens no recorded session).
 //
-// try_write and try_read never wait. A peer that has closed or reset the connection is PeerLost,
-// with `name` in the message; bytes that TLS cannot have sent are Corrupt.
+// try_write and try_read never wait. They throw PeerLost, with `name` in the message, if the peer
+// has closed or reset the connection, and Corrupt for bytes that break the rules of TLS.
 //
-// Two rules that TLS needs and that hold for both kinds: bytes that try_write did not take must be
-// the next that are offered (parts of them may already be under way); and poll only after a try
-// gave less than was asked for (TLS may hold bytes that no poll sees). One thread at a time.
+// TLS needs two rules, which hold for both kinds: bytes that try_write did not take must be offered
+// next (some of them may already be in flight); and poll only after a try transferred less than
+// requested (TLS may hold bytes that poll does not see). Not thread-safe.
 #pragma once
 
 #include <sys/uio.h>
@@ -29,26 +29,26 @@ class Stream {
  public:
   virtual ~Stream() = default;
 
-  // `name` says who is at the other end, for messages; it can be changed once the peer has said.
+  // `name` describes the peer in messages; rename() changes it once the peer is known.
   static std::unique_ptr<Stream> plain(Descriptor socket, std::string name);
   // Does the TLS handshake. Throws Refused when the other side does not know the token.
   static std::unique_ptr<Stream> tls(Descriptor socket, std::string name, const Token& token,
                                      Side side, Deadline deadline);
-  // The same, but the handshake is still to be done: call try_establish() until it is true.
+  // Does not wait for the handshake: call try_establish() until it returns true.
   static std::unique_ptr<Stream> tls(Descriptor socket, std::string name, const Token& token,
                                      Side side);
 
-  // Goes on with the TLS handshake without waiting; true once bytes can be exchanged (a plain
-  // stream: at once). Until then, poll for read_events(). Throws Refused.
+  // Continues the TLS handshake without waiting; true once bytes can be exchanged (always for a
+  // plain stream). Until then, poll for read_events(). Throws Refused.
   virtual bool try_establish() { return true; }
 
-  // Bytes taken, in order over the parts; 0 when none can be taken now.
+  // Returns the bytes transferred, in order over the parts; 0 if none can be transferred now.
   virtual std::size_t try_write(std::span<const iovec> parts) = 0;
   virtual std::size_t try_read(std::span<const iovec> parts) = 0;
   std::size_t try_write(std::span<const std::byte> bytes);
   std::size_t try_read(std::span<std::byte> bytes);
 
-  // All of it, or Timeout.
+  // Transfer all bytes, or throw Timeout.
   void write(std::span<const std::byte> bytes, Deadline deadline);
   void read(std::span<std::byte> bytes, Deadline deadline);
 
@@ -65,8 +65,8 @@ class Stream {
 
  protected:
   Stream(Descriptor socket, std::string name);
-  // Throws for errno's `error`, or for a closed connection when it is 0: PeerLost, or Error for
-  // what is not the peer's doing.
+  // Throws for `error` (an errno), or for a closed connection if it is 0: PeerLost, or Error if the
+  // peer did not cause it.
   [[noreturn]] void fail(const char* doing, int error) const;
   Descriptor socket_;
   std::string name_;

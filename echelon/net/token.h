@@ -1,6 +1,6 @@
-// The secret that all ranks of one job share, and that every connection must prove before any other
-// byte of it is read. The launcher makes one for each job; across machines it comes from a file or
-// the environment.
+// The secret that all ranks of a job share. Every connection must prove it before any other byte is
+// read. The launcher makes one for each job; across machines it comes from a file or the
+// environment.
 #pragma once
 
 #include <array>
@@ -17,14 +17,14 @@ class Token {
  public:
   using Mac = std::array<std::byte, 32>;
 
-  // 32 bytes from the system's source of randomness.
+  // 32 bytes from the system's random source.
   static Token random();
 
-  // Any text of at least 16 characters; white space at the ends does not count. Throws
-  // InvalidArgument (without repeating the text).
+  // Any text of at least 16 characters, without leading and trailing white space. Throws
+  // InvalidArgument (which does not repeat the text).
   static Token parse(std::string_view text);
 
-  // As parse; the file must be its owner's alone (mode 0600 or less). Throws InvalidArgument.
+  // Parses the file, which only its owner may access (mode 0600 or less). Throws InvalidArgument.
   static Token read(const std::filesystem::path& file);
 
   // ECHELON_TOKEN, else the file that ECHELON_TOKEN_FILE names, else the user's own token, made on
@@ -32,7 +32,7 @@ class Token {
   // machine, or on machines that share a home.
   static Token find();
 
-  // What parse takes back; for the environment of a job's processes.
+  // A text that parse() accepts, for the environment of the ranks.
   const std::string& text() const { return text_; }
 
   // HMAC-SHA256 of a message under this token.
@@ -43,10 +43,10 @@ class Token {
   std::string text_;
 };
 
-// Takes the same time wherever the two differ.
+// Compares in constant time.
 bool equal(const Token::Mac& a, const Token::Mac& b);
 
-// Fills bytes from the system's source of randomness. Throws Error.
+// Fills bytes from the system's random source. Throws Error.
 void fill_random(std::span<std::byte> bytes);
 
 }  // namespace echelon

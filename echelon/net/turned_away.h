@@ -1,5 +1,5 @@
-// Warnings about connections that were turned away: the first at once, then one line for all that
-// came within ten seconds. A stranger who connects again and again must not fill a log.
+// Warnings about refused connections: the first at once, then one line for all within ten seconds.
+// A stranger that connects again and again must not fill the log.
 #pragma once
 
 #include <chrono>
@@ -19,15 +19,15 @@ class TurnedAway {
 
   void note(const std::string& from, const std::string& why);
   void say_if_due();
-  Deadline due() const;  // when to call say_if_due(); never where nothing waits
+  Deadline due() const;  // when to call say_if_due(); never if nothing is pending
 
  private:
   static constexpr auto pause = std::chrono::seconds(10);
   void say();
 
   Deadline quiet_until_ = Deadline::in(Deadline::Clock::duration::zero());
-  std::size_t waiting_ = 0;  // not told of yet
-  std::string last_;         // of those: from where, and why
+  std::size_t waiting_ = 0;  // not reported yet
+  std::string last_;         // the last of those: its address, and the reason
 };
 
 }  // namespace echelon
