@@ -13,15 +13,15 @@
 
 namespace echelon {
 namespace {
-constexpr Deadline::Clock::duration first_word = std::chrono::milliseconds(500),
+constexpr Deadline::Clock::duration first_report = std::chrono::milliseconds(500),
                                     longest_silence = std::chrono::seconds(30);
 }
 
 // The clock and the health are looked at now and then: each look costs as much as a yield.
 Waiting::Look Waiting::look(std::uint64_t round) {
   const Health& health = endpoint_.health();
-  if (health.words() != words_) {
-    words_ = health.words();
+  if (health.wait_reports() != reports_) {
+    reports_ = health.wait_reports();
     compare();
   }
   if (health.changes() != changes_) {
@@ -36,7 +36,7 @@ Waiting::Look Waiting::look(std::uint64_t round) {
     // From the first look on: beside other programs the yields alone may take seconds.
     if (round == 0) tells_at_.reset();
     if (const auto now = Deadline::Clock::now(); !tells_at_) {
-      silence_ = std::min(first_word, left / 3);
+      silence_ = std::min(first_report, left / 3);
       tells_at_ = now + silence_;
     } else if (now >= *tells_at_) {
       silence_ = std::min(2 * silence_, longest_silence);
@@ -79,7 +79,7 @@ void Waiting::compare() {
 std::vector<int> Waiting::chain(int rank, const std::map<int, Health::Wait>& waits) const {
   const auto counts = [&](const Health::Wait& wait) {
     return wait.number == place_.wait.number ||
-           (wait.number < place_.wait.number && wait.word > words_at_start_);
+           (wait.number < place_.wait.number && wait.report > reports_at_start_);
   };
   std::vector<int> named = {endpoint_.rank(), rank};
   for (auto wait = waits.find(rank); wait != waits.end() && counts(wait->second);

@@ -56,8 +56,8 @@ class Waiting {
         place_(place),
         patience_(patience),
         what_(what),
-        words_at_start_(endpoint.health().words()),
-        words_(words_at_start_) {}
+        reports_at_start_(endpoint.health().wait_reports()),
+        reports_(reports_at_start_) {}
 
   // Throws if a member is lost or has given up.
   void check() const { endpoint_.health().check(members_, place_.wait.group); }
@@ -129,8 +129,8 @@ class Waiting {
   Patience patience_;
   const std::function<std::string()>& what_;
   std::uint64_t changes_ = 0;  // of the health that was looked at last
-  const std::uint64_t words_at_start_;
-  std::uint64_t words_;  // seen last; older ones are compared by those who told them
+  const std::uint64_t reports_at_start_;
+  std::uint64_t reports_;  // seen last; older ones are compared by those who told them
   std::optional<Deadline::Clock::time_point> tells_at_ = {};
   Deadline::Clock::duration silence_ = {};  // between two words
 };

@@ -55,8 +55,8 @@ void Health::waits(int rank, const Wait& wait) {
   {
     const std::lock_guard lock(mutex_);
     Wait& last = waits_[{wait.group, rank}] = wait;
-    last.word = words() + 1;
-    words_.store(last.word, std::memory_order_release);
+    last.report = wait_reports() + 1;
+    wait_reports_.store(last.report, std::memory_order_release);
   }
 }
 

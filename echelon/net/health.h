@@ -1,8 +1,8 @@
 // The known state of the other ranks: updated by the endpoint's thread, read by every waiting call.
 //
-// A waiting loop polls `changes()` and `words()`, two atomics, and looks further only when one of
-// them has changed. A rank that ends is lost to all groups; a rank that gives up does so in one
-// group and continues in the others.
+// A waiting loop polls `changes()` and `wait_reports()`, two atomics, and looks further only when
+// one of them has changed. A rank that ends is lost to all groups; a rank that gives up does so in
+// one group and continues in the others.
 #pragma once
 
 #include <atomic>
@@ -37,7 +37,7 @@ class Health {
   struct Wait {
     std::uint64_t group = 0, number = 0, call = 0, bytes = 0;
     int on = -1;
-    std::uint64_t word = 0;  // which of words() said so
+    std::uint64_t report = 0;  // the value of wait_reports() when it came
   };
 
   // `names` describe the ranks: "rank 2 on node7 (pid 4711)". `blamed` is called with each rank
@@ -45,7 +45,7 @@ class Health {
   explicit Health(std::vector<std::string> names, std::function<void(int rank)> blamed = {});
 
   std::uint64_t changes() const { return changes_.load(std::memory_order_acquire); }
-  std::uint64_t words() const { return words_.load(std::memory_order_acquire); }  // about waits
+  std::uint64_t wait_reports() const { return wait_reports_.load(std::memory_order_acquire); }
 
   // Throws if one of these ranks is lost (PeerLost) or has given up in this group (its own error):
   // the failure that became known first.
@@ -90,7 +90,7 @@ class Health {
 
   std::vector<std::string> names_;
   std::function<void(int rank)> tell_blame_;
-  std::atomic<std::uint64_t> changes_{0}, words_{0};
+  std::atomic<std::uint64_t> changes_{0}, wait_reports_{0};
   mutable std::mutex mutex_;  // the rest
   std::vector<State> states_;
   std::map<std::pair<std::uint64_t, int>, Wait> waits_;  // by group and rank

@@ -105,7 +105,7 @@ TEST(Health, KeepsTheLastWaitOfEachRankInEachGroup) {
   health.waits(1, {.group = 5, .number = 1, .on = 0});
   health.waits(1, {.group = 5, .number = 2, .on = 0});
   health.waits(1, {.group = 6, .number = 9, .on = 0});
-  EXPECT_EQ(health.words(), 3u);
+  EXPECT_EQ(health.wait_reports(), 3u);
   EXPECT_EQ(health.changes(), 0u) << "nobody is gone";
   ASSERT_EQ(health.waits_in(5).size(), 1u);
   EXPECT_EQ(health.waits_in(5).at(1).number, 2u);
