@@ -1,6 +1,6 @@
-// The signals of a launcher, taken from the moment this exists until it is gone: they wait to be
-// read from a descriptor instead of running handlers, so none is lost and none comes in between.
-// Signals that were ignored (SIGHUP under nohup) stay so.
+// The signals of a launcher. While this object exists they are blocked and read from a descriptor
+// instead of running handlers, so none is lost and none interrupts other work. Signals that were
+// ignored (SIGHUP under nohup) stay ignored.
 #pragma once
 
 #include <csignal>
@@ -17,14 +17,14 @@ class LaunchSignals {
   LaunchSignals(const LaunchSignals&) = delete;
   LaunchSignals& operator=(const LaunchSignals&) = delete;
 
-  // Of the calling process: after a fork, the child opens its own. Throws Error.
+  // For the calling process: after a fork, the child opens its own. Throws Error.
   Descriptor open() const;
 
-  // What has come; nothing when there is none.
+  // The next pending signal; nothing if there is none.
   static std::optional<int> next(const Descriptor& signals);
 
-  // In a forked child that is about to run another program: as if this had never been, and without
-  // our program's handlers. Only async-signal-safe calls.
+  // In a forked child before exec: restores the signal mask and resets handlers. Makes only
+  // async-signal-safe calls.
   void give_back_in_child() const;
 
  private:

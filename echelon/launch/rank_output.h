@@ -1,5 +1,5 @@
-// What ranks print, on its way through the launcher: whole lines of each rank, marked with its
-// number, never a part of one rank's line inside another's.
+// Forwards the output of ranks through the launcher: whole lines, marked with the rank; lines of
+// different ranks are never mixed.
 #pragma once
 
 #include <chrono>
@@ -13,28 +13,28 @@
 
 namespace echelon {
 
-// Whether a line that ends in '\r' stands on the terminal, which the next one is to be drawn over:
-// what comes from elsewhere first clears it. Shared by the streams that go to one terminal.
+// Whether the terminal shows a line that ends in '\r', such as a progress bar: output of another
+// source clears it first. Shared by the streams that go to one terminal.
 struct LiveLine {
   bool drawn = false;
 };
 
-// One of the launcher's own streams. Takes text at once and writes it when the reader is ready: a
-// reader that has stopped must not keep the launcher from seeing a rank die.
+// One of the launcher's own streams. Buffers text and writes it when the reader is ready: a blocked
+// reader must not keep the launcher from noticing that a rank died.
 class Outlet {
  public:
   explicit Outlet(int fd) : fd_(fd) {}
-  void share(LiveLine& live) { live_ = &live; }  // it is a terminal
+  void share(LiveLine& live) { live_ = &live; }  // for a terminal
 
   void put(std::string_view text);
-  void write_ready();  // as much as goes without waiting
+  void write_ready();  // as much as possible without waiting
   void write_all(Deadline deadline);
 
   int fd() const { return fd_; }
   bool waiting() const { return written_ < pending_.size(); }
-  // Enough is waiting; read no more from the ranks until it has gone.
+  // The buffer is full: read no more from the ranks until it is written.
   bool full() const { return pending_.size() - written_ > (1 << 20); }
-  // Why nothing can be written any more (EPIPE: nobody reads), or 0; what comes then is dropped.
+  // Why nothing can be written any more (EPIPE: nobody reads), or 0; further text is dropped.
   int broken() const { return broken_; }
 
  private:
@@ -45,7 +45,7 @@ class Outlet {
   LiveLine* live_ = nullptr;
 };
 
-// The last lines that a rank printed on either stream, but for those that were drawn over.
+// The last lines that a rank printed on either stream, without overwritten progress lines.
 class LastLines {
  public:
   static constexpr std::size_t kept = 20;
@@ -58,26 +58,27 @@ class LastLines {
   std::deque<std::string> lines_;
 };
 
-// The errors that ranks end with. Ranks that fail for one reason say the same, all within a moment:
-// a line that begins with "echelon: error: " waits for those of the others, and is then shown once,
-// marked with all who said it. Texts that differ are all shown.
+// The errors that ranks end with. Ranks that fail for the same reason print the same line at about
+// the same time: a line that begins with "echelon: error: " is held back until the others have
+// printed theirs, and is then shown once, marked with all these ranks. Different lines are all
+// shown.
 class FinalErrors {
  public:
-  // `marked`: with "[0-3] " before them. The first waits for others for so long.
+  // `marked`: lines begin with "[0-3] ". The first line is held back for so long.
   FinalErrors(Outlet& outlet, bool marked, std::chrono::milliseconds patience)
       : outlet_(outlet), marked_(marked), patience_(patience) {}
 
   static bool is_one(std::string_view line);
   void add(int rank, std::string_view line);
-  void show_of(int rank);  // what waits of this rank, which has more to say
+  void show_of(int rank);  // the held lines of this rank, which prints more
   void show_all();
-  void drop_of(int rank);  // what waits of this rank is nothing to show
-  Deadline due() const;    // when to show all; never, where none waits
+  void drop_of(int rank);  // discards the held lines of this rank
+  Deadline due() const;    // when to show all; never if none is held
 
  private:
   struct Waiting {
     std::string line;
-    std::vector<int> ranks;  // that said it
+    std::vector<int> ranks;  // that printed it
   };
   void show(const Waiting& one);
 
@@ -91,25 +92,25 @@ class FinalErrors {
 // "0-3", "0,2-3".
 std::string rank_ranges(std::vector<int> ranks);
 
-// One stream of one rank, read from its pipe. A line ends at '\n', and at '\r' so that a progress
-// bar is seen as it moves.
+// One output stream of a rank, read from its pipe. A line ends at '\n', and also at '\r', so that a
+// progress bar is shown while it moves.
 class RankOutput {
  public:
-  // `outlet` null: not shown. `log` below 0: not written. `prefix` empty: bytes are passed as they
-  // are, whole lines at a time. `errors` null: lines are shown as they come.
+  // `outlet` null: not shown. `log` below 0: no log. `prefix` empty: lines are forwarded unchanged.
+  // `errors` null: error lines are not held back.
   RankOutput(Descriptor pipe, Outlet* outlet, int log, std::string prefix, LastLines& last,
              int rank, FinalErrors* errors);
 
-  // Reads what is there, within reason; closes the pipe at its end.
+  // Reads a bounded amount of available output; closes the pipe at its end.
   void read_ready();
-  // The rank is gone: reads the rest that is there and passes on a last line without an end.
+  // After the rank has ended: reads the rest, and forwards a last line without a line break.
   void finish();
 
   int fd() const { return pipe_.get(); }  // -1 once closed
   bool held_back() const { return outlet_ && outlet_->full(); }
 
  private:
-  bool read_some();  // false when there is nothing now
+  bool read_some();  // false if nothing is available
   void take(std::string_view bytes);
   void pass(std::string_view line);
 

@@ -1,5 +1,5 @@
-// One rank as a process: started in a process group of its own, killed by the kernel when its
-// parent dies, its output in pipes.
+// A rank as a process: it has its own process group, the kernel kills it when its parent dies, and
+// its output goes to pipes.
 #pragma once
 
 #include <sys/resource.h>
@@ -19,26 +19,26 @@ struct RankStart {
   const std::vector<std::string>& program;
   const RankSetup& setup;
   const LaunchSignals& signals;
-  rlimit files;        // the limit of open files to give back
-  bool pipes = true;   // else the rank shares our output
-  bool input = false;  // it shares our input; else it reads nothing
-  int listener = -1;   // left open
-  int reports = -1;    // likewise: for what it tells the launcher
+  rlimit files;        // the limit of open files to restore
+  bool pipes = true;   // otherwise the rank shares our output
+  bool input = false;  // it shares our input; otherwise its input is empty
+  int listener = -1;   // kept open in the rank
+  int reports = -1;    // kept open in the rank: its reports to the launcher
 };
 
 struct RankStarted {
   pid_t pid = 0;
-  Descriptor out, err;  // our ends, not blocking; empty without pipes
-  int error = 0;        // why the program cannot be run (errno); the process is gone then
+  Descriptor out, err;  // our ends, non-blocking; empty without pipes
+  int error = 0;        // errno if the program cannot be run; the process has ended then
 };
 
-// Returns when the program runs, or cannot. Throws Error when the system refuses a process or pipe.
+// Returns once the program runs or has failed to start. Throws Error if fork or pipe fails.
 RankStarted start_rank(const RankStart& start);
 
-// How a process ended, as wait gives it: "was killed by signal 9 (Killed)", "exited with 3".
+// Describes a wait status: "was killed by signal 9 (Killed)", "exited with 3".
 std::string describe_end(int status);
 
-// The exit code that tells it: 3; 137 for signal 9.
+// The exit code for a wait status: 3; 137 for signal 9.
 int exit_code_of(int status);
 
 }  // namespace echelon

@@ -1,18 +1,17 @@
-// What the launcher gives to each rank: variables, and CPUs to run on.
+// What the launcher gives to each rank: environment variables, and CPUs to run on.
 //
 //   RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE
-//   ECHELON_RENDEZVOUS      where the ranks meet
-//   ECHELON_RENDEZVOUS_FD   rank 0 of a local job: a socket that listens there already
+//   ECHELON_RENDEZVOUS      the address of the rendezvous
+//   ECHELON_RENDEZVOUS_FD   rank 0 of a local job: a socket that already listens there
 //   ECHELON_TOKEN           the job's secret
-//   ECHELON_TERMINAL        rank 0, where its output is passed on as it is: the launcher's terminal
-//   ECHELON_LAUNCH_ID       random: which launch this rank is of (job_identity.h)
-//   ECHELON_LAUNCH_COMMAND  several nodes: what they all run, likewise
+//   ECHELON_TERMINAL        rank 0, if its output is forwarded unchanged: the launcher's terminal
+//   ECHELON_LAUNCH_ID       the random id of this launch (job_identity.h)
+//   ECHELON_LAUNCH_COMMAND  with several nodes: the command that all of them run (job_identity.h)
 //   ECHELON_LAUNCHER_FD     a pipe to the launcher (launcher_report.h)
 //   MASTER_ADDR, MASTER_PORT   for torch's own store
 //   OMP_NUM_THREADS         this rank's share of the cores, unless it was set
-//   OMP_WAIT_POLICY, GOMP_SPINCOUNT   threads sleep rather than spin when there are more than
-//   cores,
-//                           unless one of them was set
+//   OMP_WAIT_POLICY, GOMP_SPINCOUNT   threads sleep instead of spinning if there are more threads
+//                           than cores, unless one of them was set
 #pragma once
 
 #include <cstdint>
@@ -27,25 +26,24 @@
 
 namespace echelon {
 
-// What all ranks on this machine have in common.
+// The setup that all ranks on this machine share.
 struct JobSetup {
   Address rendezvous;
-  Descriptor listener;  // of a local job: at `rendezvous`
+  Descriptor listener;  // for a local job: listens at `rendezvous`
   std::uint16_t master_port = 0;
   std::string token;
-  bool made_token = false;  // for this job alone: the user gave none
+  bool made_token = false;  // the user gave none, so one was made for this job
   std::string launch_id;
   int cores = 1;
   std::vector<CpuList> numa;
 };
 
-// Throws InvalidArgument for options that do not fit together; of several machines also when they
-// have no token in common.
+// Throws InvalidArgument for inconsistent options, and for several machines without a common token.
 JobSetup job_setup(const LaunchOptions& options);
 
 struct RankSetup {
   int rank = 0;
-  // What changes against the launcher's own environment; nothing: the variable is removed.
+  // Changes to the launcher's own environment; no value: the variable is removed.
   std::map<std::string, std::optional<std::string>> variables;
   CpuList cpus;  // empty: all
 };

@@ -1,5 +1,5 @@
-// The launcher's side of what ranks report to it (net/launcher_report.h has the lines): a pipe
-// whose writing end the ranks inherit.
+// The launcher's side of the reports of ranks (net/launcher_report.h describes the lines): a pipe
+// whose write end the ranks inherit.
 #pragma once
 
 #include <optional>
@@ -16,17 +16,17 @@ class ReportPipe {
   struct Report {
     enum class Kind { expendable, blames } kind;
     int rank = 0;
-    int other = -1;    // whom it blames
-    std::string name;  // of that one
+    int other = -1;    // the rank that it blames
+    std::string name;  // of that rank
   };
 
   ReportPipe();
 
   int fd() const { return read_.get(); }
-  int rank_fd() const { return write_.get(); }  // to be left open in the ranks
+  int rank_fd() const { return write_.get(); }  // to be kept open in the ranks
   std::string variable() const;                 // the value of ECHELON_LAUNCHER_FD
 
-  // What has come; lines that are no reports are dropped.
+  // The reports that have arrived; other lines are dropped.
   std::vector<Report> read_ready();
   static std::optional<Report> parse(std::string_view line);
 

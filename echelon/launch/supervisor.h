@@ -1,6 +1,5 @@
-// The parent of the ranks: starts them, passes on their output and signals, and ends them. It lives
-// in a process of its own, which the launcher watches and which watches the launcher
-// (launcher.cpp).
+// The parent of the ranks: starts them, forwards their output and signals, and ends them. It runs
+// in a process of its own; the launcher and this process watch each other (launcher.cpp).
 #pragma once
 
 #include <sys/types.h>
@@ -27,7 +26,7 @@ class Supervisor {
   Supervisor(const LaunchOptions& options, JobSetup job, const LaunchSignals& signals,
              Descriptor launcher);
 
-  // The launch's exit code. No descendant is left when it returns.
+  // Returns the exit code of the launch. No descendant is left then.
   int run();
 
  private:
@@ -35,7 +34,7 @@ class Supervisor {
     int rank = 0;
     pid_t pid = 0;
     bool running = true;
-    int status = 0;  // as wait gives it
+    int status = 0;  // as returned by wait
     Descriptor log;
     LastLines last;
     std::deque<RankOutput> streams;  // standard output and error; none when it shares ours
@@ -51,7 +50,7 @@ class Supervisor {
   void pass_to_ranks(int signal);
   void ask_to_end(int signal);
 
-  // Who failed first, and whether that ends the others (supervisor_verdict.cpp).
+  // Which rank failed first, and whether that ends the others (supervisor_verdict.cpp).
   void judge();
   void judge_failed();
   void judge_stopped();
@@ -65,7 +64,7 @@ class Supervisor {
   const Rank* stopped_needed() const;
   bool waited_for_needed(const Rank& rank) const;
 
-  // Expendable ranks when the others are through (supervisor_verdict.cpp).
+  // Expendable ranks after the others have ended (supervisor_verdict.cpp).
   bool is_over() const;
   void end_stragglers();
   Deadline next_look() const;
@@ -75,8 +74,8 @@ class Supervisor {
   void say(const std::string& message);
   void report(const Rank& rank);
 
-  // From the end of ranks that failed for another's sake to the end of that other, which may still
-  // be freeing its memory.
+  // How long to wait, after ranks failed because of another, for the end of that rank, which may
+  // still be freeing its memory.
   static constexpr std::chrono::seconds culprit_time{1};
 
   const LaunchOptions& options_;
@@ -85,22 +84,22 @@ class Supervisor {
   Descriptor launcher_, signals_;
   LiveLine live_;
   Outlet out_{1}, err_{2};
-  std::deque<Rank> ranks_;  // a deque: what is in it stays where it is
+  std::deque<Rank> ranks_;  // a deque: its elements do not move
   FinalErrors errors_;
   ReportPipe reports_;
-  std::set<int> expendable_;                  // as ranks say of themselves
-  std::map<int, ReportPipe::Report> blames_;  // whom a rank blames
+  std::set<int> expendable_;                  // as reported by these ranks
+  std::map<int, ReportPipe::Report> blames_;  // the rank that a rank blames
   std::vector<const Rank*> failed_;           // not yet judged
   std::vector<const Rank*> forgiven_;         // expendable ones that failed
-  const Rank* culprit_ = nullptr;             // the one that failed first, to be told last
-  std::string verdict_;                       // what to say after that
+  const Rank* culprit_ = nullptr;             // the rank that failed first; reported last
+  std::string verdict_;                       // the message after that
   Deadline judge_at_ = Deadline::in(Deadline::Clock::duration::max());
-  std::optional<Deadline> leave_by_;  // once only expendable ranks are left
+  std::optional<Deadline> leave_by_;  // set once only expendable ranks are left
   int running_ = 0;
   int exit_code_ = 0;         // of the first failure
-  int stop_signal_ = 0;       // the last one that was passed on to end the ranks
+  int stop_signal_ = 0;       // the last signal that was forwarded to end the ranks
   bool stop_failed_ = false;  // a rank that was asked to end failed instead
-  std::optional<Deadline::Clock::time_point> interrupted_at_;  // by the first Ctrl-C
+  std::optional<Deadline::Clock::time_point> interrupted_at_;  // the first Ctrl-C
   bool terminating_ = false;
   Deadline kill_at_ = Deadline::in(Deadline::Clock::duration::max());
 };
