@@ -1,18 +1,17 @@
-// A group of ranks that compute together: the collectives over plain memory.
+// A group of ranks, and the collectives among them over plain memory.
 //
 //   auto group = Group::world(Endpoint::join(read_environment(), net), comm);
 //   group->all_reduce(DataType::f32, ReduceOp::sum, data, data, count, {.tag = "gradients"});
 //
 // Every call blocks until this rank is done, throws at its deadline, and must be made by all ranks
-// of the group, in the same order and with the same sizes, types and tables: where they differ, all
-// ranks
-// get InvalidArgument naming who called what. A rank that dies makes PeerLost on the others. After
-// an error a group is broken: what the failed call's `out` holds is undefined (torn), and every
-// later collective throws the same error; `in` is whole where it is other memory. Other groups go
-// on.
+// of the group, in the same order and with the same sizes, types and tables: if they differ, all
+// ranks get InvalidArgument, which says which rank called what. If a rank dies, the others get
+// PeerLost. After an error a group is broken: `out` of the failed call is undefined (torn), `in` is
+// intact if it is separate memory, and every later collective throws the same error. Other groups
+// are not affected.
 //
-// One thread at a time works on a group; several groups work beside each other. Buffers from
-// allocate() are registered: ranks on one host work on them in place, without a copy.
+// A group is not thread-safe, but several groups can be used concurrently. Buffers from allocate()
+// are registered: ranks of a host work on them in place, without a copy.
 #pragma once
 
 #include <array>
@@ -39,20 +38,20 @@
 
 namespace echelon {
 
-// How a call differs from the usual.
+// Options of a single call.
 struct CallOptions {
-  std::string_view tag = {};  // what it is for: in the ledger and in errors
+  std::string_view tag = {};  // its purpose, for the ledger and for errors
   Algorithm algorithm = Algorithm::automatic;
-  Deadline::Clock::duration timeout = {};  // 0: the group's
-  bool patient = false;                    // other work wants this core: do not spin while waiting
-  std::shared_ptr<const void> owner = {};  // of a message's buffer: kept until it is done
+  Deadline::Clock::duration timeout = {};  // 0: that of the group
+  bool patient = false;                    // do not spin: other work needs this core
+  std::shared_ptr<const void> owner = {};  // keeps the buffer of a message alive until it is done
 };
 
 class LinkWatch;
 
 class Group : public std::enable_shared_from_this<Group> {
  public:
-  // All ranks of the job. The figures of the links are the plan's, or measured by all together.
+  // All ranks of the job. Link figures come from the plan, or are measured by all ranks together.
   static std::shared_ptr<Group> world(std::shared_ptr<Endpoint> endpoint,
                                       const CommOptions& options);
   ~Group();
@@ -62,13 +61,13 @@ class Group : public std::enable_shared_from_this<Group> {
   const std::vector<int>& members() const { return members_; }  // ranks of the job
   const Shape& shape() const { return shape_; }
 
-  // Ranks of one colour become a group, ordered by key and then by rank; a negative colour takes no
-  // part and gets nullptr. Collective.
+  // Ranks of one colour form a group, ordered by key and then by rank; ranks with a negative colour
+  // get nullptr. Collective.
   std::shared_ptr<Group> split(int colour, int key);
 
   void all_reduce(DataType type, ReduceOp op, const void* in, void* out, std::size_t count,
                   const CallOptions& options = {});
-  // in: all pieces one after another; out: this rank's, reduced. counts: elements by rank.
+  // in: all pieces, concatenated; out: this rank's piece, reduced. counts: elements by rank.
   void reduce_scatter(DataType type, ReduceOp op, const void* in, void* out,
                       std::span<const std::size_t> counts, const CallOptions& options = {});
   void all_gather(DataType type, const void* in, void* out, std::span<const std::size_t> counts,
@@ -81,12 +80,12 @@ class Group : public std::enable_shared_from_this<Group> {
               int root, const CallOptions& options = {});
   void scatter(DataType type, const void* in, void* out, std::span<const std::size_t> counts,
                int root, const CallOptions& options = {});
-  // there: elements for each rank, one after another in `in`; back: elements from each, in `out`.
+  // there: elements for each rank, concatenated in `in`; back: elements from each, in `out`.
   void all_to_all(DataType type, const void* in, void* out, std::span<const std::size_t> there,
                   std::span<const std::size_t> back, const CallOptions& options = {});
   void barrier(const CallOptions& options = {});
 
-  // Messages; see mailbox.h. Safe beside a collective in another thread.
+  // Messages; see mailbox.h. May run concurrently with a collective in another thread.
   using Ticket = Mailbox::Ticket;
   static constexpr int anyone = Mailbox::anyone;
   Ticket send(const void* data, std::size_t bytes, int to, std::uint64_t tag,
@@ -99,20 +98,20 @@ class Group : public std::enable_shared_from_this<Group> {
     mailbox_->set_deadline(ticket, deadline);
   }
 
-  // Registered memory, freed with the last owner.
+  // Registered memory, freed with its last owner.
   std::shared_ptr<std::byte> allocate(std::size_t bytes);
 
-  // Measures the links again and chooses anew. Collective.
+  // Measures the links again and chooses algorithms again. Collective.
   void measure_again();
 
-  // Which algorithm a call of this size gets.
+  // The algorithm that a call of this size uses.
   Algorithm algorithm(Operation operation, std::size_t bytes) const;
   const Figures& figures() const { return plan_.figures; }
-  // Whether large private buffers are read in place, where all ranks of the host can; the same on
-  // all.
+  // Whether large private buffers are read in place, if all ranks of the host can; the same value
+  // on all ranks.
   void set_single_copy(bool wanted);
   bool can_single_copy() const { return can_expose_; }
-  const Plan& plan() const { return plan_; }  // what was measured and chosen
+  const Plan& plan() const { return plan_; }  // the measured figures and chosen algorithms
 
   Ledger& ledger() { return *ledger_; }
   Endpoint& endpoint() { return *endpoint_; }
@@ -148,20 +147,20 @@ class Group : public std::enable_shared_from_this<Group> {
   std::vector<int> members_;
   int index_ = 0;
   std::uint64_t id_;
-  std::uint64_t scope_;  // the group in which its ranks give up: this one, or the one it is part of
+  std::uint64_t scope_;  // the group in which its ranks give up: this one or its parent
   std::shared_ptr<Ledger> ledger_;
   std::shared_ptr<BlockStore> store_;
   Algorithm forced_;  // comm.algorithm
   Shape shape_;
   bool spins_ = false;
 
-  std::unique_ptr<SharedGroup> shared_;  // with the members on this host, where there are any
-  bool can_expose_ = false;              // they can read each other's memory
-  std::vector<int> near_;                // those members, as indices of the group
+  std::unique_ptr<SharedGroup> shared_;  // with the members on this host, if there are any
+  bool can_expose_ = false;              // these can read each other's memory
+  std::vector<int> near_;                // the members on this host, as indices of the group
   std::unique_ptr<Messenger> messenger_;
   std::unique_ptr<Mailbox> mailbox_;
   std::map<std::pair<int, int>, std::unique_ptr<Link>> links_;  // by member and lane
-  std::shared_ptr<Group> across_;  // the ranks of other hosts that own the same slice as this one
+  std::shared_ptr<Group> across_;  // the ranks of other hosts that own the same slice
   int slices_ = 1;                 // of the hierarchical algorithm
 
   Plan plan_;
@@ -169,7 +168,7 @@ class Group : public std::enable_shared_from_this<Group> {
 
   std::mutex mutex_;  // the running call
   std::uint64_t number_ = 0;
-  // The last calls, by number: as far back as ranks that are further on can still be compared.
+  // The last calls by number, to be compared with reports of ranks that are behind.
   std::array<Health::Wait, 16> recent_ = {};
   std::uint64_t splits_ = 0;
   std::exception_ptr broken_;

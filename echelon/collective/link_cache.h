@@ -1,9 +1,8 @@
-// The figures of links that an earlier job measured, kept in a file for the next job between the
-// same machines: ECHELON_CACHE, else $XDG_CACHE_HOME/echelon, ~/.cache/echelon.
+// A cache of measured link figures for later jobs between the same machines, in the folder
+// ECHELON_CACHE, else $XDG_CACHE_HOME/echelon, else ~/.cache/echelon.
 //
-// A file holds for one description of the links (machines, ranks, addresses, interfaces), for a
-// day. Nothing here fails: what cannot be read is measured, what cannot be written is measured next
-// time.
+// A file is valid for a day and for one description of the links (machines, ranks, addresses,
+// interfaces). Nothing here fails: figures that cannot be read or written are measured again.
 #pragma once
 
 #include <filesystem>
@@ -16,20 +15,20 @@ namespace echelon {
 
 class LinkCache {
  public:
-  explicit LinkCache(std::string links);  // their description
+  explicit LinkCache(std::string links);  // the description of the links
 
-  // Those that are kept, `reused`; nothing where there are none, or they are older than a day.
+  // The cached figures, with `reused` set; nothing if there are none or they are older than a day.
   std::optional<Figures> read() const;
-  // Keeps them, unless their spread says that link or machine were busy.
+  // Stores figures, unless their spread shows that the link or the machine was busy.
   void write(const Figures& figures) const;
   void discard() const;
 
-  // Slow messages that take so many times as long as fast ones are no property of a link.
+  // If slow messages take this many times as long as fast ones, it is not because of the link.
   static constexpr double steady = 2;
 
  private:
   std::string links_;
-  std::filesystem::path file_;  // empty: there is no folder for it
+  std::filesystem::path file_;  // empty if there is no cache folder
 };
 
 }  // namespace echelon

@@ -1,9 +1,8 @@
-// Vectors that tell whether a collective gave the right elements: every rank's is known to every
-// other, and so is their sum, exactly, in any type and whatever the order in which it is taken.
+// Test vectors that show whether a collective returned the right elements: every rank knows the
+// vectors of all ranks, and their exact sum in any type and order.
 //
-// Element i of rank r is entry (i + stride r) mod n of a random table of -1, 0 and 1; n is a prime,
-// so a piece that lies elsewhere, comes from another rank, is missing or counted twice does not
-// fit.
+// Element i of rank r is entry (i + stride r) mod n of a random table of -1, 0 and 1, where n is
+// prime. So a piece that is misplaced, from another rank, missing or counted twice is detected.
 #pragma once
 
 #include <cstddef>

@@ -1,12 +1,13 @@
-// What a rank lays open to its neighbours of a SharedGroup: a block of its heap, which only it
-// writes to, except where a reader has to answer (sleepers, gone, rings' read positions).
+// The memory that a rank shares with the other members of a SharedGroup: a block of its heap. Only
+// the rank itself writes to it, except for the fields by which readers answer (sleepers, gone, read
+// positions of rings).
 //
-//   lines      one for operations of even and one for those of odd number, so that a rank that goes
-//              on does not write over what a slower one still reads
-//   standing   whether it still takes part, and who has left
-//   tables     two, likewise, for all_to_all: what this rank has for each
-//   slots      two, for input that travels by copy: a slice for every member
-//   results    two, for sums that the others copy out
+//   lines      one for even and one for odd operations, so that a fast rank does not overwrite what
+//              a slower one still reads
+//   standing   whether the rank still takes part, and which members have left
+//   tables     two, for even and odd all_to_all operations: the counts for each member
+//   slots      two, for input that is copied: a slice for every member
+//   results    two, for sums that the others copy
 //   rings      for messages to each member
 #pragma once
 
@@ -28,28 +29,28 @@ class SharedBlock {
   // Between each pair: two for the lanes of a collective, one for send and receive.
   static constexpr int rings = 3;
 
-  // Everything that others look at when an operation begins, in one cache line.
+  // All that others read when an operation begins, in one cache line.
   struct alignas(64) Line {
-    std::atomic<std::uint64_t> sequence;  // the last barrier that was reached
-    // The piece in the staging slot << 32 | bytes of it that are there.
+    std::atomic<std::uint64_t> sequence;  // the last barrier that this rank has reached
+    // Piece in the staging slot << 32 | bytes of it that are complete.
     std::atomic<std::uint64_t> filled;
-    std::atomic<std::uint32_t> sleepers;  // ranks asleep until `sequence` changes
+    std::atomic<std::uint32_t> sleepers;  // ranks that sleep until `sequence` changes
     std::uint32_t flags;                  // of the post
     std::uint64_t signature;
     std::uint64_t bytes;    // of the input
-    std::uint64_t counts;   // of the pieces, in one word
+    std::uint64_t counts;   // a checksum of the counts
     std::uint64_t in, out;  // offsets in the heap, or addresses
   };
   static_assert(sizeof(Line) == 64);
 
   struct alignas(64) Standing {
-    std::atomic<std::uint32_t> withdrawn;  // it gave up: its buffers are its own again
-    std::atomic<std::uint32_t> gone;       // members that do not look at this block any more
+    std::atomic<std::uint32_t> withdrawn;  // it gave up: its buffers must not be used any more
+    std::atomic<std::uint32_t> gone;       // members that do not use this block any more
   };
 
   static std::size_t bytes(int members);
   SharedBlock(std::byte* base, int members);
-  // Makes a block that may have been used before as good as new. Before others know of it.
+  // Resets a block that may have been used before. Call it before others know the block.
   void clear() const;
 
   Line& line(std::uint64_t number) const { return reinterpret_cast<Line*>(base_)[number % 2]; }
@@ -65,14 +66,14 @@ class SharedBlock {
   int members_;
 };
 
-// The blocks of a process. One that its group has left is freed when all the other members have
-// left it too; one that a lost rank never left stays until the heap goes. Thread-safe.
+// The blocks of a process. A block is freed when all members of its group have left it; if a lost
+// rank never left it, it stays until the heap is freed. Thread-safe.
 class BlockStore {
  public:
   explicit BlockStore(std::shared_ptr<SharedHeap> heap) : heap_(std::move(heap)) {}
-  std::size_t make(int members);  // a clear block's offset in the heap
-  // The same as the first allocation of all. Neighbours know where that is and may be in it
-  // already, so it is left as the kernel gave it: zero.
+  std::size_t make(int members);  // returns the offset of a cleared block in the heap
+  // Makes the first allocation of the heap. Neighbours know its offset and may use it already, so
+  // it is not cleared: the kernel provides zeros.
   std::size_t make_first(int members);
   void retire(std::size_t offset, int members);
 

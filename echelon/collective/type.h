@@ -1,4 +1,4 @@
-// What a collective computes with: the type of the elements, and how elements are combined.
+// The element types and reductions of collectives.
 #pragma once
 
 #include <cstddef>
@@ -7,10 +7,10 @@
 
 namespace echelon {
 
-// A boolean is a byte, 0 or 1, as in a torch tensor of bools.
+// A boolean is a byte, 0 or 1, as in a torch tensor.
 enum class DataType : std::uint8_t { f64, f32, f16, bf16, i64, i32, i8, u8, boolean };
 
-// `average` is the sum divided by the number of ranks, for floating-point types alone.
+// `average` is the sum divided by the number of ranks, for floating-point types only.
 enum class ReduceOp : std::uint8_t { sum, average, min, max, product };
 
 // Bytes of one element.
@@ -40,12 +40,12 @@ const char* name(DataType type);
 // "sum", "average", "min", "max", "product".
 const char* name(ReduceOp op);
 
-// What name() gives, read back. Throw InvalidArgument with the names that are allowed.
+// Parse a name(). Throw InvalidArgument with the allowed names.
 DataType parse_data_type(std::string_view text);
 ReduceOp parse_reduce_op(std::string_view text);
 
-// Throws InvalidArgument when elements of this type cannot be combined so: the average of integers
-// or bools, which would have to be rounded.
+// Throws InvalidArgument if the type does not support the reduction: the average of integers or
+// bools would have to be rounded.
 void check(DataType type, ReduceOp op);
 
 }  // namespace echelon

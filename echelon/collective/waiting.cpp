@@ -17,7 +17,7 @@ constexpr Deadline::Clock::duration first_report = std::chrono::milliseconds(500
                                     longest_silence = std::chrono::seconds(30);
 }
 
-// The clock and the health are looked at now and then: each look costs as much as a yield.
+// The clock is read now and then only: that costs as much as a yield.
 Waiting::Look Waiting::look(std::uint64_t round) {
   const Health& health = endpoint_.health();
   if (health.wait_reports() != reports_) {
@@ -27,13 +27,13 @@ Waiting::Look Waiting::look(std::uint64_t round) {
   if (health.changes() != changes_) {
     changes_ = health.changes();
     check();
-    return Look::someone_left;  // perhaps: whether it matters depends on who is missing
+    return Look::someone_left;  // whether it matters depends on which ranks are missing
   }
   const bool sleeps = round >= std::uint64_t(patience_.yields);
   if (sleeps || round % 16 == 0) {
     const auto left = deadline_.remaining();
     if (left == Deadline::Clock::duration::zero()) return Look::deadline;
-    // From the first look on: beside other programs the yields alone may take seconds.
+    // The time counts from the first check: beside other programs the yields may take seconds.
     if (round == 0) tells_at_.reset();
     if (const auto now = Deadline::Clock::now(); !tells_at_) {
       silence_ = std::min(first_report, left / 3);
@@ -65,7 +65,7 @@ void Waiting::compare() {
   for (const auto& [rank, theirs] : endpoint_.health().waits_in(place_.wait.group)) {
     const Health::Wait& mine = place_.recent[theirs.number % place_.recent.size()];
     if (theirs.number != mine.number) continue;
-    // One may name the algorithm that the other was given by the chooser.
+    // One rank may name the algorithm that was chosen automatically on the other.
     const bool free = algorithm(theirs.call) == 0 || algorithm(mine.call) == 0;
     const std::uint64_t compared = free ? ~std::uint64_t{0xff00} : ~std::uint64_t{0};
     if (((theirs.call ^ mine.call) & compared) == 0 && theirs.bytes == mine.bytes) continue;
@@ -74,8 +74,9 @@ void Waiting::compare() {
   }
 }
 
-// The ranks that this one waits for, each because of the next, as far as they have told. One of
-// them may still be in an earlier call; what it said of that before this wait began is old.
+// The chain of ranks that wait for each other, beginning with the one that this rank waits for, as
+// far as they have reported. One of them may still be in an earlier call; reports about that from
+// before this wait began are outdated.
 std::vector<int> Waiting::chain(int rank, const std::map<int, Health::Wait>& waits) const {
   const auto counts = [&](const Health::Wait& wait) {
     return wait.number == place_.wait.number ||
@@ -111,7 +112,7 @@ void Waiting::fail(const std::vector<int>& missing) {
 
 void sleep_for(std::chrono::microseconds time) { std::this_thread::sleep_for(time); }
 
-// The kernel compares the lower half of the word, which changes with every step.
+// The kernel compares the lower half of the word, which changes at every step.
 void sleep_on(std::atomic<std::uint64_t>& word, std::uint64_t seen,
               std::atomic<std::uint32_t>& sleepers, std::chrono::microseconds time) {
   const timespec limit = {0, long(time.count()) * 1000};

@@ -1,12 +1,12 @@
-// Waiting for other ranks: spin for a moment, then yield, then sleep a little longer each time; and
-// all along look whether a rank was lost or the deadline has passed.
+// Waiting for other ranks: spins for a moment, then yields, then sleeps, a little longer each time.
+// Meanwhile it checks whether a rank was lost or the deadline has passed.
 //
-// After half a second (or a third of its time, if that is less) the wait is told to the other ranks
-// of the group. So ranks that wait for each other in different calls find out, and at the deadline
-// it is known who waits for whom, and who has not come at all.
+// After half a second (or a third of its time, if that is less) the wait is reported to the other
+// ranks of the group. So ranks that wait for each other in different calls find out, and the error
+// at the deadline can say which rank waits for which, and which has not made the call at all.
 //
-// Spinning is right when every rank has a core of its own; with more ranks than cores it keeps the
-// one waited for from running, so there the first thing is to yield.
+// Spinning is right if every rank has a core of its own. With more ranks than cores it would keep
+// the rank that is waited for from running, so the wait begins with yields.
 #pragma once
 
 #include <sched.h>
@@ -37,16 +37,16 @@ inline void cpu_relax() {
 class Waiting {
  public:
   struct Patience {
-    int spins;   // looks in a tight loop
-    int yields;  // looks between which others may run; then sleeps
+    int spins;   // checks in a tight loop
+    int yields;  // checks with a sched_yield() in between; then it sleeps
   };
-  // In shared memory a look is a load. Longer spinning would gain nothing: a yield that nobody
-  // takes up costs a fraction of a microsecond.
+  // In shared memory a check is a load. Longer spinning would gain nothing: a yield with no other
+  // runnable thread costs a fraction of a microsecond.
   static constexpr Patience memory(bool spin) { return {spin ? 256 : 0, 1000}; }
-  // Over sockets a look is a system call, and a sleep ends when there is something to do.
+  // Over sockets a check is a system call, and a sleep ends when there is something to do.
   static constexpr Patience sockets(bool spin) { return {spin ? 200 : 0, 20}; }
 
-  // `members` are those whose loss ends any wait; `what` names it for an error:
+  // The loss of one of `members` ends any wait. `what` describes the operation in errors:
   // "all_reduce (sum) of 1000 fp32, tag \"grad\"".
   Waiting(Endpoint& endpoint, const std::vector<int>& members, Deadline deadline,
           const Place& place, Patience patience, const std::function<std::string()>& what)
@@ -62,9 +62,9 @@ class Waiting {
   // Throws if a member is lost or has given up.
   void check() const { endpoint_.health().check(members_, place_.wait.group); }
 
-  // Until ready() is true. `missing(all)` gives the ranks that are not there yet: all of them, or
-  // those whose leaving means that they will not come. sleep(time) sleeps until it is worth looking
-  // again, but no longer than that.
+  // Waits until ready() is true. `missing(all)` returns the ranks that are still missing: all of
+  // them, or those that will not come any more once they have left. sleep(time) sleeps until
+  // another check is worthwhile, but no longer than `time`.
   template <class Ready, class Missing, class Sleep>
   void until(Ready ready, Missing missing, Sleep sleep) {
     for (int i = 0; i < patience_.spins; ++i) {
@@ -83,19 +83,19 @@ class Waiting {
     }
   }
 
-  // For loops in which something moves at every turn.
+  // For loops that make progress at every turn.
   template <class Missing>
   void busy(std::uint64_t turn, Missing missing) {
     if (turn % 256 == 0 && deadline_.expired()) act(Look::deadline, missing);
   }
 
-  // For loops that cannot be written as one condition: call when nothing moved. The number of calls
-  // since something did is `round`.
+  // For loops that cannot be written as one condition: call it when there was no progress. `round`
+  // is the number of calls since the last progress.
   template <class Missing, class Sleep>
   void idle(std::uint64_t round, Missing missing, Sleep sleep) {
     if (round < std::uint64_t(patience_.spins)) return cpu_relax();
     round -= std::uint64_t(patience_.spins);
-    // What one who left sent before may have come since the caller looked: it looks again first.
+    // Messages that a rank sent before it left may have arrived since: let the caller check again.
     const std::uint64_t known = changes_;
     const Look seen = look(round);
     if (changes_ == known) act(seen, missing);
@@ -118,7 +118,7 @@ class Waiting {
   }
   std::chrono::microseconds pause(std::uint64_t round) const;
   void tell(const std::vector<int>& missing);
-  void compare();  // throws if another rank waits in another call
+  void compare();  // throws if another rank waits in a different call
   [[noreturn]] void fail(const std::vector<int>& missing);
   std::vector<int> chain(int rank, const std::map<int, Health::Wait>& waits) const;
 
@@ -128,19 +128,19 @@ class Waiting {
   Place place_;
   Patience patience_;
   const std::function<std::string()>& what_;
-  std::uint64_t changes_ = 0;  // of the health that was looked at last
+  std::uint64_t changes_ = 0;  // Health::changes() at the last check
   const std::uint64_t reports_at_start_;
-  std::uint64_t reports_;  // seen last; older ones are compared by those who told them
+  std::uint64_t reports_;  // at the last check; older ones are compared by the ranks that sent them
   std::optional<Deadline::Clock::time_point> tells_at_ = {};
-  Deadline::Clock::duration silence_ = {};  // between two words
+  Deadline::Clock::duration silence_ = {};  // between two reports
 };
 
 void sleep_for(std::chrono::microseconds time);
 
-// Sleeps while `word`, in memory shared with its writer, is `seen`, but no longer than `time`.
+// Sleeps while `word`, in shared memory, equals `seen`, but no longer than `time`.
 void sleep_on(std::atomic<std::uint64_t>& word, std::uint64_t seen,
               std::atomic<std::uint32_t>& sleepers, std::chrono::microseconds time);
-// After the word was changed. One who falls asleep meanwhile wakes by himself: sleeps are short.
+// Call after changing the word. A rank that falls asleep meanwhile wakes up soon: sleeps are short.
 void wake(std::atomic<std::uint64_t>& word, const std::atomic<std::uint32_t>& sleepers);
 
 }  // namespace echelon
