@@ -1,8 +1,8 @@
-// How fast the collectives of a group are: the measurement behind `echelon bench collectives`.
+// Measures the collectives of a group, for `echelon bench collectives`.
 //
-// Each repetition begins at a barrier; its time is from there to the end of the operation on rank
-// 0. Before and after those that are timed, every rank checks what the operation gives for values
-// that are known (seeded_values.h).
+// Each repetition begins with a barrier; its time is from there to the end of the operation on rank
+// 0. Before and after the timed repetitions, every rank checks the result for known values
+// (seeded_values.h).
 #pragma once
 
 #include <cstddef>
@@ -29,21 +29,21 @@ struct BenchmarkResult {
   std::size_t bytes;
   Algorithm algorithm;
   double median, p99;  // seconds
-  // Bytes that the slowest way in or out of a rank must carry, over the time: 2((p-1)/p) n for
+  // Bus bandwidth: bytes that each rank must send or receive, divided by the time: 2((p-1)/p) n for
   // all_reduce, ((p-1)/p) n for reduce_scatter, all_gather and all_to_all, n for the rest.
   double bus_bandwidth;
   double predicted;  // seconds by the cost model
-  // All_reduce on one host: seconds in which all ranks, at the same time, copy a vector each, the
-  // fastest of several. They read and write as many bytes as an all_reduce must, and exchange none.
+  // For all_reduce on one host: seconds in which all ranks concurrently copy a vector each, the
+  // fastest of several. This reads and writes as many bytes as an all_reduce, without an exchange.
   double floor;
 };
 
-// The operation that is measured, on buffers of `bytes` each; where it works in place, `in` has its
-// result. Tests give one that is wrong.
+// The measured operation, on buffers of `bytes` each; if it works in place, `in` holds the result.
+// Tests pass a wrong one.
 using BenchmarkCall = std::function<void(std::byte* in, std::byte* out, std::size_t bytes)>;
 
-// Collective; what it gives counts on rank 0. Throws Error where an operation gives a wrong value.
-// Without `call` it is options.operation of the group.
+// Collective; the result is meaningful on rank 0. Throws Error if an operation returns a wrong
+// value. Without `call` it measures options.operation of the group.
 std::vector<BenchmarkResult> run_benchmark(Group& group, const BenchmarkOptions& options,
                                            const BenchmarkCall& call = {});
 

@@ -1,7 +1,8 @@
-// What a collective costs, by the formulas of the literature, and which algorithm is cheapest.
+// The cost of collectives, by the formulas of the literature, and the choice of the cheapest
+// algorithm.
 //
-//   alpha  seconds that a message takes however short it is (shared memory: a barrier)
-//   beta   seconds for each byte
+//   alpha  latency of a message in seconds (shared memory: of a barrier)
+//   beta   seconds per byte
 //   gamma  seconds to reduce a byte
 //
 // For n bytes among p ranks on m hosts of g ranks each, lg the logarithm to base 2:
@@ -45,10 +46,10 @@ struct Figures {
   LinkFigures shared{1e-6, 1e-10};
   LinkFigures tcp{3e-5, 1e-9};
   double gamma = 1e-10;
-  bool single_copy = false;  // reading a neighbour's private buffer in place beats staging it
+  bool single_copy = false;  // reading private buffers of neighbours in place beats staging
 
-  std::int64_t measured = 0;  // when, in seconds since 1970; 0: they are defaults
-  double spread = 1;          // of the times of one message: how far slow ones are from fast ones
+  std::int64_t measured = 0;  // time in seconds since 1970; 0: default values
+  double spread = 1;          // ratio of slow to fast times of a message
   bool reused = false;        // an earlier job measured them
   double age() const;         // seconds since they were measured
 
@@ -57,7 +58,7 @@ struct Figures {
   static Figures read(const JsonReader& json);                              // throws Corrupt
 };
 
-// On one host, where direct stops being the cheaper way: for registered and for private buffers.
+// On one host, the sizes from which direct is not the cheapest: for registered and private buffers.
 struct SharedCrossings {
   std::size_t registered, staged;
 };
@@ -66,7 +67,7 @@ SharedCrossings shared_crossings(int ranks, const Figures& figures);
 struct Shape {
   int ranks = 1;
   int hosts = 1;
-  int local = 1;  // the fewest ranks that a host has
+  int local = 1;  // the smallest number of ranks on a host
   bool operator==(const Shape&) const = default;
   std::string text() const;  // "4 ranks on 2 hosts"
 };
@@ -75,10 +76,10 @@ struct Shape {
 double cost(Operation operation, Algorithm algorithm, std::size_t bytes, const Shape& shape,
             const Figures& figures);
 
-// Those that can do it on such a shape.
+// The algorithms that are possible for the shape.
 std::vector<Algorithm> candidates(Operation operation, const Shape& shape);
 
-// The algorithm for every size: up to and including `bytes`, this one.
+// The algorithm for sizes up to and including `bytes`.
 struct Choice {
   std::size_t bytes;
   Algorithm algorithm;

@@ -1,8 +1,8 @@
-// Every byte that this rank sent, by what it was for.
+// Counts every byte that this rank sent, by purpose.
 //
-// What counts is payload: the numbers of the caller. Through links, "sent" is what was handed to a
-// link; in shared memory nobody sends, and what counts is the payload of peers that this rank read
-// or wrote (facts of cost.h). Headers of messages are not counted: 32 bytes for each.
+// Only payload counts: the caller's data. Over links, "sent" is what was written to a link. In
+// shared memory nothing is sent; the payload of peers that this rank read or wrote counts instead
+// (see cost.h). Message headers, 32 bytes each, are not counted.
 #pragma once
 
 #include <cstdint>
@@ -31,14 +31,14 @@ class Ledger {
            std::uint64_t bytes, std::uint64_t calls = 1);
 
   std::vector<Entry> entries() const;
-  // What was added since entries() gave `before`, and adding that once more: for operations that
-  // were recorded once and are replayed.
+  // The entries added since entries() returned `before`, and adding them again: for operations that
+  // are recorded once and replayed.
   std::vector<Entry> since(const std::vector<Entry>& before) const;
   void add(const std::vector<Entry>& again);
   std::uint64_t bytes() const;               // all
   std::uint64_t bytes(LinkKind link) const;  // over links of one kind
   void clear() { restore({}); }
-  void restore(std::vector<Entry> entries);  // as entries() gave them: what came since is forgotten
+  void restore(std::vector<Entry> entries);  // a result of entries(): later entries are dropped
 
   // {"rank": 0, "bytes": …, "entries": [{"operation": …, "tag": …, "algorithm": …, "link": …,
   //  "calls": …, "bytes": …}]}
@@ -47,7 +47,7 @@ class Ledger {
  private:
   mutable std::mutex mutex_;
   std::vector<Entry> entries_;
-  std::size_t last_ = 0;  // where the last one was found: calls come in runs
+  std::size_t last_ = 0;  // index of the last match: equal calls follow each other
 };
 
 }  // namespace echelon

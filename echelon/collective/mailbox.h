@@ -1,11 +1,12 @@
 // Messages between two ranks: send and receive, matched by sender and tag.
 //
-// Messages from one rank with one tag arrive in the order they were sent. A send is done when its
-// buffer may be used again. Neither side's order of calls can lock the other up: all that was
-// posted moves at once, driven by whoever waits and, when nobody does, by a thread of the mailbox.
+// Messages from one rank with one tag arrive in the order in which they were sent. A send is done
+// when its buffer may be reused. The order of calls cannot cause a deadlock: all posted messages
+// make progress at the same time, driven by the threads that wait, or by a thread of the mailbox if
+// none does.
 //
-// A message that nobody has asked for yet stays with its sender; if another message of the same
-// sender is asked for first, it is read aside (up to most_unexpected bytes).
+// A message without a matching receive stays with its sender. If a later message of the same sender
+// is requested first, it is buffered (up to most_unexpected bytes).
 #pragma once
 
 #include <condition_variable>
@@ -33,22 +34,22 @@ class Mailbox {
   static constexpr int anyone = -1;
 
   struct Message {
-    int peer = anyone;  // member; of a receive from anyone, known when it is done
+    int peer = anyone;  // member; for a receive from anyone, set when it is done
     std::uint64_t tag = 0;
     std::byte* buffer = nullptr;
     std::size_t bytes = 0;
     Deadline deadline = Deadline::never();
     bool sends = false;
     std::string label = {};                  // the ledger's tag
-    std::shared_ptr<const void> owner = {};  // of the buffer: kept until the message is done
+    std::shared_ptr<const void> owner = {};  // keeps the buffer alive until the message is done
 
-    bool done = false;  // the rest is the mailbox's
+    bool done = false;  // the rest is private to the mailbox
     std::exception_ptr error = {};
     std::size_t moved = 0;
   };
   using Ticket = std::shared_ptr<Message>;
 
-  // A link to a member, or nullptr while the other side has still to connect.
+  // A link to a member, or nullptr while the other side has not connected yet.
   using LinkOf = std::function<std::unique_ptr<Link>(int member, Deadline deadline)>;
   Mailbox(Endpoint& endpoint, std::uint64_t group, std::vector<int> members, int index, LinkOf open,
           Ledger& ledger);
@@ -56,9 +57,9 @@ class Mailbox {
   Mailbox(const Mailbox&) = delete;
   Mailbox& operator=(const Mailbox&) = delete;
 
-  // `background`: the mailbox's thread drives it too; without, only who waits does.
+  // `background`: the thread of the mailbox drives it too; otherwise only waiting callers do.
   Ticket post(Message message, bool background);
-  bool done(const Ticket& ticket);  // throws what went wrong
+  bool done(const Ticket& ticket);  // throws the error of the message
   void set_deadline(const Ticket& ticket, Deadline deadline);
   void wait(const Ticket& ticket, bool spin);
 
@@ -76,27 +77,27 @@ class Mailbox {
   };
   struct Peer {
     std::unique_ptr<Link> link;
-    bool connecting = false;  // someone is at it
+    bool connecting = false;  // a thread is connecting
     std::deque<Ticket> sends;
-    std::size_t sent = 0;  // of the first one, header included
+    std::size_t sent = 0;  // bytes of the first message, including its header
     std::uint64_t numbers_sent = 0, numbers_received = 0;
     Header outgoing = {}, incoming = {};
     std::size_t received = 0;
-    Ticket target;  // of the message that is coming in
+    Ticket target;  // the receive of the incoming message
     bool aside = false;
-    std::list<Unexpected> unexpected;      // the last one may still be coming in
-    std::exception_ptr broken;             // why nothing more goes to it or comes from it
-    std::optional<Deadline> explained_by;  // its connection has ended; who is to blame may be told
+    std::list<Unexpected> unexpected;      // the last one may be incomplete
+    std::exception_ptr broken;             // why the link cannot be used any more
+    std::optional<Deadline> explained_by;  // after the link ended: until then the cause may come
   };
 
-  void end_of_link(int member);  // in a handler of PeerLost, with mutex_ held
-  bool progress();               // with mutex_ held; true when something moved
-  // Connects, where that is this side's part and nobody is at it. Without mutex_: it takes its
-  // time. Throws what goes wrong; a Timeout leaves the way open for the next try.
+  void end_of_link(int member);  // call while handling PeerLost, with mutex_ held
+  bool progress();               // with mutex_ held; true if there was progress
+  // Connects if that is up to this side and no other thread does it. Called without mutex_, since
+  // it may take long. Throws if it fails; after a Timeout it can be tried again.
   void reach(int member, Deadline deadline);
   bool linked(int member);
   bool connects_to(int member) const;
-  bool unreached(int member) const;  // something waits for a connection that nobody makes
+  bool unreached(int member) const;  // a message waits for a connection that nobody opens
   bool progress_sends(int member);
   bool progress_receives(int member);
   Ticket match(int member, std::uint64_t tag);
@@ -104,7 +105,7 @@ class Mailbox {
   void finish(const Ticket& ticket);
   void fail(int member, std::exception_ptr error);
   void abandon(const Ticket& ticket, std::exception_ptr error);
-  // Ranks it waits for: all, or those whose leaving would end it.
+  // The ranks that it waits for: all, or those whose leaving would end the wait.
   std::vector<int> missing(const Message& message, bool all) const;
   [[noreturn]] void fail_late(const Message& message) const;
   void settle(const Ticket& ticket);

@@ -1,7 +1,7 @@
-// The figures of the links that the chooser decides by: alpha and beta of shared memory and of TCP,
-// and gamma of this processor. Measured by all ranks of a job together when it starts, in a
-// fraction of a second; rank 0's numbers hold for all. Those of several hosts are kept for the next
-// job over the same links (link_cache.h).
+// Measures the link figures for the choice of algorithms: alpha and beta of shared memory and of
+// TCP, and gamma of this processor. All ranks of a job measure together when it starts, in a
+// fraction of a second; rank 0's figures are used on all ranks. Figures of several hosts are cached
+// for the next job over the same links (link_cache.h).
 #pragma once
 
 #include "echelon/collective/cost.h"
@@ -11,13 +11,13 @@ namespace echelon {
 
 class Group;
 
-// Collective. From the cache where it has these links and comm.measure allows it, else measured and
-// put there. Links may change while a job runs: `again` measures in any case. What it exchanges is
-// not the caller's traffic, and is not in the ledger.
+// Collective. Takes the figures from the cache if it has these links and comm.measure allows it,
+// otherwise measures and caches them. Links may change while a job runs: `again` always measures.
+// Its traffic is not counted in the ledger.
 enum class Measure { once, again };
 struct Measured {
   Figures figures;
-  LinkCache cache;  // where they are kept
+  LinkCache cache;  // that holds them
 };
 Measured measure_figures(Group& group, Measure when = Measure::once);
 

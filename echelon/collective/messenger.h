@@ -1,8 +1,9 @@
 // Runs a schedule over links.
 //
 // Each message is 32 bytes of header and the payload. The header says which step of which operation
-// it belongs to, so ranks that called different things find out at the first message instead of
-// summing the wrong numbers. An empty piece is a message too, so that who expects more finds out:
+// it belongs to, so ranks that made different calls find out at the first message instead of
+// summing the wrong numbers. An empty piece is sent too, so that a rank that expects more finds
+// out:
 //
 //   0   4  magic
 //   4   4  the sender's step
@@ -10,8 +11,8 @@
 //   16  8  signature: operation, algorithm, type, reduction, root
 //   24  8  bytes that follow
 //
-// What a step sends may be what the step before is still receiving: it is passed on in chunks as
-// they come, so a long vector is in flight on every link of a ring at once.
+// A step may send data that the previous step is still receiving: it is forwarded in chunks as they
+// arrive, so a long vector is in flight on all links of a ring at once.
 #pragma once
 
 #include <cstdint>
@@ -30,8 +31,8 @@ class Messenger {
  public:
   static constexpr int lanes = 2;
 
-  // `members` are ranks of the job in the group's order. `link(member, lane)` gives the link,
-  // opening it if need be, or nullptr while it is the other side that has still to connect.
+  // `members` are ranks of the job in the group's order. `link(member, lane)` returns the link,
+  // opening it if needed, or nullptr while the other side has not connected yet.
   using LinkOf = std::function<Link*(int member, int lane, Deadline deadline)>;
   Messenger(Endpoint& endpoint, std::vector<int> members, int index, LinkOf link);
 
@@ -39,8 +40,8 @@ class Messenger {
     std::uint64_t shared = 0, tcp = 0;  // payload bytes by kind of link
   };
 
-  // `number` is the operation's in the group. With `wide`, partial sums of fp16 and bf16 travel as
-  // fp32: twice the bytes, and one rounding instead of one a step.
+  // `number` is the number of the operation in the group. With `wide`, partial sums of fp16 and
+  // bf16 are sent as fp32: twice the bytes, and one rounding instead of one per step.
   Sent run(const Call& call, Algorithm algorithm, std::uint64_t number, bool spin, bool wide);
 
  private:

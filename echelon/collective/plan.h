@@ -1,11 +1,12 @@
-// What was measured and chosen, as it stands in plan.json under "communication":
+// Measured figures and chosen algorithms, stored in plan.json under "communication":
 //
 //   {"figures": {…}, "shape": {"ranks": 4, "hosts": 2, "local": 2},
 //    "choices": {"all_reduce": [{"up_to_bytes": 4096, "algorithm": "recursive_doubling"}, …], …}}
 //
-// A job that is given a plan measures nothing: groups of the plan's shape take its choices as they
-// are, others choose by its figures. On one host the path of an all-reduce follows from the figures
-// and from where the buffers lie, and every path gives the same bits. Same plan, same bits.
+// A job with a given plan measures nothing: groups of the plan's shape use its choices, other
+// groups choose by its figures. On one host the path of an all-reduce depends on the figures and on
+// the kind of its buffers, and every path gives the same bits. So the same plan gives the same
+// bits.
 #pragma once
 
 #include <filesystem>
@@ -23,10 +24,10 @@ struct Plan {
 
   static Plan make(const Figures& figures, const Shape& shape);
   std::string json() const;
-  // The "communication" of a run's plan.json, or that part alone. Throws Corrupt.
+  // Reads a plan.json with a "communication" part, or that part alone. Throws Corrupt.
   static Plan read(const std::filesystem::path& file);
   static Plan parse(const std::string& json, const std::string& where);
-  // Throws InvalidArgument for a choice that cannot work on the shape.
+  // Throws InvalidArgument for a choice that is impossible for the shape.
   void check() const;
 };
 
