@@ -27,21 +27,21 @@ struct CommOptions {
   std::string plan = "";
 
   void fields(Fields& f) {
-    f.add("backend", backend, "who moves the bytes");
-    f.add("algorithm", algorithm, "of every all_reduce; auto: the cheapest by what was measured",
+    f.add("backend", backend, "library that moves the bytes");
+    f.add("algorithm", algorithm,
+          "algorithm of every all_reduce; auto: the cheapest by the measured links",
           {.choices = {"auto", "direct", "ring", "bidirectional_ring", "recursive_doubling",
                        "rabenseifner", "server", "hierarchical", "shared_direct", "shared"}});
-    f.add("wire", wire,
-          "type in which partial sums of fp16 and bf16 travel where an algorithm hands them on");
-    f.add("timeout", timeout, "how long an operation may take, from its call to its end",
+    f.add("wire", wire, "type of partial sums of fp16 and bf16 between hops");
+    f.add("timeout", timeout, "deadline of an operation",
           {.minimum = 0, .above_minimum = true, .unit = "s"});
     f.add(
         "single_copy", single_copy,
         "read large private buffers of ranks on the same host in place; auto: where the system allows it and it was measured to be faster");
     f.add(
         "measure", measure,
-        "alpha and beta of the links; auto: those of several hosts are reused for a day, where they were steady and machines, addresses and interfaces are the same; always: measured when the job starts");
-    f.add("plan", plan, "a plan.json whose figures and choices are taken instead of measuring");
+        "measure alpha and beta of the links; auto: reuse those of several hosts for a day if they were steady and the links are the same; always: at every start");
+    f.add("plan", plan, "plan.json whose figures and choices replace the measurement");
   }
 };
 

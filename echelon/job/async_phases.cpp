@@ -190,9 +190,9 @@ AsyncPhases::Outcome AsyncPhases::run_phase(std::int64_t end, const std::atomic<
   }
   in_phase_ = false;
   losses_.clear();
-  if (!trainer_.spoiled().empty()) {
+  if (!trainer_.failure().empty()) {
     const std::string why =
-        fmt::format("{}; the weights are those after step {}", trainer_.spoiled(), trainer_.step());
+        fmt::format("{}; the weights are those after step {}", trainer_.failure(), trainer_.step());
     trainer_.tell(FaultReport{trainer_.step(), FaultReport::Kind::not_finite, why});
     throw NotFinite(why);
   }

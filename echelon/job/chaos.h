@@ -12,7 +12,8 @@ struct ChaosOptions {
   std::vector<std::string> slow = {};
 
   void fields(Fields& f) {
-    f.add("slow", slow, "ranks that compute slower, as in [\"1:3.0\"]: rank 1 three times");
+    f.add("slow", slow,
+          "ranks to slow down, for example [\"1:3.0\"]: rank 1 computes three times slower");
   }
 
   // The factor by which a rank is slowed down; 1 by default. Throws InvalidArgument, also if the

@@ -104,9 +104,9 @@ std::string plan_of(const JobOptions& options, const JobData& data, const Traine
               {"schedule", options.server.count > 0 ? "parameter servers"
                            : options.parallel.zero > 0 && ranks
                                ? fmt::format("ZeRO stage {}", options.parallel.zero)
-                           : layout.in_parts() ? "mesh"
-                           : ranks             ? "data parallel"
-                                               : "one process"},
+                           : layout.splits_model() ? "mesh"
+                           : ranks                 ? "data parallel"
+                                                   : "one process"},
               {"communication", ordered_json::parse(ranks ? ranks->plan() : "{}")},
               {"buckets", buckets},
               {"micro_batches", options.train.micro_batches},
@@ -142,7 +142,7 @@ std::string model_text(const JobOptions& options, std::int64_t parameters, int r
 
 std::string layout_text(const JobOptions& options, const Trainer& trainer, const Stack& stack) {
   const auto& layout = trainer.layout();
-  if (!layout.in_parts()) return {};
+  if (!layout.splits_model()) return {};
   std::string text = report_line("mesh", draw_mesh(layout.mesh.shape, layout.mesh.hosts));
   if (layout.mesh.shape.tensor > 1)
     text += report_line(

@@ -173,7 +173,7 @@ void Reporter::interrupted() {
 void Reporter::show_sample() const {
   const ModelOptions& model = job_.request.options.model;
   if (!job_.data.bytes) return;
-  if (!job_.trainer.in_parts()) return print(sample_text(job_.stack, model.context));
+  if (!job_.trainer.is_sharded()) return print(sample_text(job_.stack, model.context));
   if (!job_.request.options.train.save_last) return;
   // No rank has the whole model: uses the weights that were written.
   Stack whole = family_of(model).build(model);

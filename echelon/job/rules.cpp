@@ -11,7 +11,7 @@ using Request = const JobRequest&;
 constexpr auto cannot_run = Breach::cannot_run;
 
 bool cpu(Request r) { return r.options.train.device == DeviceKind::cpu; }
-bool in_parts(Request r) {
+bool splits_model(Request r) {
   return r.options.parallel.pipeline > 1 || r.options.parallel.tensor > 1;
 }
 bool zero(Request r) { return r.options.parallel.zero > 0; }
@@ -29,7 +29,7 @@ std::vector<Rule<JobRequest>> all_rules() {
        {}},
       {"a trace of exchanges in a mesh",
        cannot_run,
-       [](Request r, int) { return r.trace_sync && in_parts(r); },
+       [](Request r, int) { return r.trace_sync && splits_model(r); },
        "--trace sync is for ranks that each have the whole model: leave it out with "
        "parallel.pipeline and parallel.tensor",
        {}},

@@ -59,7 +59,7 @@ ServerJob::ServerJob(const JobOptions& options, Communicator& ranks, const std::
                                     one.key, one.mine, one.theirs));
                   check_guest_data(theirs, data);
                 },
-            .spell = async_phase},
+            .async_phase = async_phase},
         bind, options.net, token);
   const auto texts = gather_texts(ranks, server_ ? server_->address().text() : "", "servers");
   for (const auto& text : texts)

@@ -29,12 +29,10 @@ struct NetOptions {
     f.add(
         "host", host,
         "ranks with the same name share memory; empty: those of one machine and network namespace");
-    f.add("connections", connections, "TCP connections that a link spreads its bytes over",
-          {.minimum = 1, .maximum = 64});
-    f.add("heap", heap,
-          "most registered memory that a rank may allocate; 0: as much as the machine has",
+    f.add("connections", connections, "TCP connections per link", {.minimum = 1, .maximum = 64});
+    f.add("heap", heap, "largest registered memory of a rank, in bytes; 0: the machine's memory",
           {.minimum = 0, .unit = "bytes"});
-    f.add("connect_timeout", connect_timeout, "how long a rank waits for the others to arrive",
+    f.add("connect_timeout", connect_timeout, "how long a rank waits for the others at the start",
           {.minimum = 0, .above_minimum = true, .unit = "s"});
   }
 };

@@ -63,7 +63,8 @@ struct ShardGroup {
 // Groups of at least `smallest` elements, as far as there are so many; pads the last unit of each
 // and moves those behind it. A copy is a group of its own, cut in the same slices wherever it is:
 // so owners that add in the same order have the same bits in all of them.
-std::vector<ShardGroup> share_out(std::vector<FlatUnit>& units, int shards, std::int64_t smallest);
+std::vector<ShardGroup> split_batch(std::vector<FlatUnit>& units, int shards,
+                                    std::int64_t smallest);
 
 // The parts of [begin, end) of the Stack's buffer that this rank counts, in order: all but the
 // segments that another rank does.

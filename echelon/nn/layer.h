@@ -48,11 +48,11 @@ struct Pass {
   bool selective = false;  // keep what is dear to compute again, and drop the rest
   // backward gives the gradient of the input first and leaves those of parameters that are dear,
   // which nobody waits for, to be run afterwards.
-  bool weights_later = false;
+  bool defer_weight_grads = false;
   std::vector<std::function<void()>> later;  // what it left
   template <class Fn>
-  void do_or_put_off(Fn gradients) {
-    if (weights_later)
+  void run_or_defer(Fn gradients) {
+    if (defer_weight_grads)
       later.push_back(std::move(gradients));
     else
       gradients();
@@ -118,8 +118,8 @@ class Layer {
 
   // The gradient for the input, given that for the output (undefined for the loss, whose gradient
   // is pass.weight times pass.scale, before anything is rounded to fp16). Gradients of parameters
-  // are added to their buffers, or (pass.weights_later) those of matrices put off to pass.later.
-  // Undefined where the input has none.
+  // are added to their buffers, or (pass.defer_weight_grads) those of matrices put off to
+  // pass.later. Undefined where the input has none.
   virtual at::Tensor backward(const at::Tensor& grad_output, Pass& pass) = 0;
 
   // Whether forward keeps more for backward than its input: only then does it pay to run it again.

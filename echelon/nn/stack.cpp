@@ -221,7 +221,7 @@ void point(const at::Tensor& tensor, void* data) {
   tensor.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(c10::DataPtr(data, tensor.device()));
 }
 
-void lend(const at::Tensor& tensor, const at::Tensor& memory, at::Tensor& kept) {
+void attach(const at::Tensor& tensor, const at::Tensor& memory, at::Tensor& kept) {
   if (memory.numel() < tensor.numel() || memory.scalar_type() != tensor.scalar_type() ||
       memory.device() != tensor.device() || !memory.is_contiguous())
     throw Error("a group of parameters was lent memory of another size, type or device");
@@ -230,7 +230,7 @@ void lend(const at::Tensor& tensor, const at::Tensor& memory, at::Tensor& kept) 
   point(tensor, memory.data_ptr());
 }
 
-at::Tensor take_back(const at::Tensor& tensor, at::Tensor& kept) {
+at::Tensor detach(const at::Tensor& tensor, at::Tensor& kept) {
   point(tensor, nullptr);
   refuse_memory(tensor, no_memory);
   return std::exchange(kept, {});
@@ -244,7 +244,7 @@ void Stack::lay_out(const Allocation& allocation) {
   for (const auto& p : parameters_)
     if (p.here) described.push_back(&p);
   units_ = echelon::lay_out(described);
-  groups_ = share_out(units_, allocation.shards, allocation.smallest);
+  groups_ = split_batch(units_, allocation.shards, allocation.smallest);
   for (const auto& unit : units_)
     for (const auto& segment : unit.segments)
       find(segment.name)->begin = unit.begin + segment.offset;
@@ -269,7 +269,8 @@ void Stack::allocate(at::Device device, at::ScalarType type, Gradients gradients
   };
   for (auto* all : {&values_, &grads_, &sums_}) all->reset();
   for (auto* by_group : {&values_of_, &grads_of_, &sums_of_}) by_group->clear();
-  for (auto* lent : {&lent_values_, &lent_grads_, &lent_sums_}) lent->assign(groups_.size(), {});
+  for (auto* lent : {&attached_values_, &attached_grads_, &attached_sums_})
+    lent->assign(groups_.size(), {});
   fp32_sums_ = gradients == Gradients::fp32_sums;
   summed_.assign(units_.size(), false);
   place(MemoryKind::parameters, allocation.sliced_values, allocation.values, type, values_,
@@ -324,7 +325,7 @@ void Stack::forget_layout() {
   summed_.clear();
   for (auto* all : {&values_, &grads_, &frozen_, &sums_}) all->reset();
   for (auto* by_group :
-       {&values_of_, &grads_of_, &sums_of_, &lent_values_, &lent_grads_, &lent_sums_})
+       {&values_of_, &grads_of_, &sums_of_, &attached_values_, &attached_grads_, &attached_sums_})
     by_group->clear();
 }
 
@@ -359,31 +360,31 @@ std::vector<int> Stack::groups_of(int layer) const {
   return {all.begin(), all.end()};
 }
 
-void Stack::lend_values(int group, const at::Tensor& memory) {
-  lend(values_of_[std::size_t(group)], memory, lent_values_[std::size_t(group)]);
+void Stack::attach_values(int group, const at::Tensor& memory) {
+  attach(values_of_[std::size_t(group)], memory, attached_values_[std::size_t(group)]);
 }
 
-void Stack::lend_grads(int group, const at::Tensor& memory) {
-  lend(grads_of_[std::size_t(group)], memory, lent_grads_[std::size_t(group)]);
+void Stack::attach_grads(int group, const at::Tensor& memory) {
+  attach(grads_of_[std::size_t(group)], memory, attached_grads_[std::size_t(group)]);
 }
 
 // The first that is added to lent sums overwrites them.
-void Stack::lend_sums(int group, const at::Tensor& memory) {
-  lend(sums_of_[std::size_t(group)], memory, lent_sums_[std::size_t(group)]);
+void Stack::attach_sums(int group, const at::Tensor& memory) {
+  attach(sums_of_[std::size_t(group)], memory, attached_sums_[std::size_t(group)]);
   for (std::size_t i = 0; i < units_.size(); ++i)
     if (units_[i].trainable && group_at(units_[i].begin) == group) summed_[i] = false;
 }
 
-at::Tensor Stack::take_back_values(int group) {
-  return take_back(values_of_[std::size_t(group)], lent_values_[std::size_t(group)]);
+at::Tensor Stack::detach_values(int group) {
+  return detach(values_of_[std::size_t(group)], attached_values_[std::size_t(group)]);
 }
 
-at::Tensor Stack::take_back_grads(int group) {
-  return take_back(grads_of_[std::size_t(group)], lent_grads_[std::size_t(group)]);
+at::Tensor Stack::detach_grads(int group) {
+  return detach(grads_of_[std::size_t(group)], attached_grads_[std::size_t(group)]);
 }
 
-at::Tensor Stack::take_back_sums(int group) {
-  return take_back(sums_of_[std::size_t(group)], lent_sums_[std::size_t(group)]);
+at::Tensor Stack::detach_sums(int group) {
+  return detach(sums_of_[std::size_t(group)], attached_sums_[std::size_t(group)]);
 }
 
 void Stack::forget_grads(int group) {
@@ -444,7 +445,7 @@ bool Stack::has_values() const {
   if (uses_whole()) return true;
   for (int l = 0; l < size(); ++l)
     if (!has(l)) return false;
-  return !lends_values() || std::all_of(lent_values_.begin(), lent_values_.end(),
+  return !pools_values() || std::all_of(attached_values_.begin(), attached_values_.end(),
                                         [](const at::Tensor& lent) { return lent.defined(); });
 }
 
@@ -453,8 +454,8 @@ void Stack::show() {
 }
 
 void Stack::withhold() {
-  if (!lends_values() && !lends_grads()) return;
-  for (auto& layer : layers_) layer->withhold(lends_values());
+  if (!pools_values() && !pools_grads()) return;
+  for (auto& layer : layers_) layer->withhold(pools_values());
 }
 
 PartsInUse::PartsInUse(Stack& stack) : stack_(stack) {
@@ -462,7 +463,7 @@ PartsInUse::PartsInUse(Stack& stack) : stack_(stack) {
   if (stack_.uses_whole()) {
     for (const auto& p : stack_.parameters()) whole_.push_back(p.value);
     stack_.use_parts();
-  } else if (stack_.lends_values()) {
+  } else if (stack_.pools_values()) {
     stack_.show();
   }
 }
@@ -484,7 +485,7 @@ PartsAside::~PartsAside() {
   stack_.users_of_parts_ = users_;
   if (stack_.uses_whole())
     stack_.use_parts();  // gathered meanwhile: training goes on with the parts
-  else if (stack_.lends_values())
+  else if (stack_.pools_values())
     stack_.show();
 }
 

@@ -138,12 +138,12 @@ class Stack : private Declaration {
   // group must not be touched.
   at::Tensor group_values(int group) const { return values_of_[std::size_t(group)]; }
   at::Tensor group_grads(int group) const { return grads_of_[std::size_t(group)]; }
-  void lend_values(int group, const at::Tensor& memory);
-  void lend_grads(int group, const at::Tensor& memory);
-  void lend_sums(int group, const at::Tensor& memory);
-  at::Tensor take_back_values(int group);
-  at::Tensor take_back_grads(int group);
-  at::Tensor take_back_sums(int group);
+  void attach_values(int group, const at::Tensor& memory);
+  void attach_grads(int group, const at::Tensor& memory);
+  void attach_sums(int group, const at::Tensor& memory);
+  at::Tensor detach_values(int group);
+  at::Tensor detach_grads(int group);
+  at::Tensor detach_sums(int group);
   // The next backward overwrites the gradients of this group; what pads them becomes zero.
   void forget_grads(int group);
 
@@ -158,7 +158,7 @@ class Stack : private Declaration {
   }
   at::Tensor sum_of(const Parameter& parameter) const;  // flat; of a trainable one that is here
   bool has_fp32_sums() const { return fp32_sums_; }
-  bool has_lent_sums(int group) const { return lent_sums_[std::size_t(group)].defined(); }
+  bool has_attached_sums(int group) const { return attached_sums_[std::size_t(group)].defined(); }
   // Adds the gradients in [begin, end) of the gradient buffer, which begins and ends at units, to
   // their fp32 sums; the next backward overwrites them. They must be of one micro-batch: what
   // backward adds up before this, it rounds to the model's type.
@@ -189,8 +189,8 @@ class Stack : private Declaration {
                        bool trainable, Splits splits) override;
   Parameter* tied(const std::string& name, Splits splits) override;
   bool counts(const Parameter& parameter) const;
-  bool lends_values() const { return !values_.defined() && !groups_.empty(); }
-  bool lends_grads() const { return !grads_.defined() && !grads_of_.empty(); }
+  bool pools_values() const { return !values_.defined() && !groups_.empty(); }
+  bool pools_grads() const { return !grads_.defined() && !grads_of_.empty(); }
   friend class PartsInUse;
   friend class PartsAside;
   void withhold();
@@ -210,8 +210,9 @@ class Stack : private Declaration {
   at::Tensor values_, grads_, frozen_, sums_;
   bool fp32_sums_ = false;
   std::vector<bool> summed_;  // by unit: the sums have some of this step
-  std::vector<at::Tensor> values_of_, grads_of_, sums_of_;        // by group
-  std::vector<at::Tensor> lent_values_, lent_grads_, lent_sums_;  // by group: whose memory it uses
+  std::vector<at::Tensor> values_of_, grads_of_, sums_of_;  // by group
+  std::vector<at::Tensor> attached_values_, attached_grads_,
+      attached_sums_;  // by group: whose memory it uses
 
   // What use_whole put aside, by parameter, and with it which layers are kept and the group.
   struct Part {

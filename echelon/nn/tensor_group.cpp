@@ -81,11 +81,11 @@ at::Tensor product_backward(const std::shared_ptr<TensorGroup>& group, const at:
                             Pass& pass, const std::function<at::Tensor()>& input,
                             const std::function<void(const at::Tensor& all)>& weight) {
   if (!group) {
-    pass.do_or_put_off([weight, x] { weight(x); });
+    pass.run_or_defer([weight, x] { weight(x); });
     return input();
   }
   // All ranks of the group put off the same, and do it in the same order.
-  if (pass.weights_later) {
+  if (pass.defer_weight_grads) {
     pass.later.push_back([group, weight, x] { weight(group->whole(x)); });
     return group->sum(input());
   }

@@ -38,18 +38,17 @@ struct OptimOptions {
           {.minimum = 0, .maximum = 3e38, .known_as = {"lr", "learning_rate", "max_lr"}});
     f.add(
         "scale", scale,
-        "what the rate becomes with larger batches: linear: times train.batch / optim.base_batch; "
-        "sqrt: times the root of that");
-    f.add("base_batch", base_batch, "the batch that optim.rate is for",
+        "scaling of the rate with the batch; linear: times train.batch / optim.base_batch; sqrt: times its square root");
+    f.add("base_batch", base_batch, "batch for which optim.rate is meant",
           {.minimum = 1, .unit = "sequences"});
-    f.add("schedule", schedule, "how the rate goes on after the warm-up");
-    f.add("warmup", warmup, "the rate rises linearly from zero over these first steps",
+    f.add("schedule", schedule, "learning rate schedule after the warm-up");
+    f.add("warmup", warmup, "steps over which the rate rises linearly from zero",
           {.minimum = 0, .unit = "steps", .known_as = {"warmup_steps", "num_warmup_steps"}});
-    f.add("final_rate", final_rate, "where cosine and linear end, as a share of the peak",
+    f.add("final_rate", final_rate, "final rate of cosine and linear, as a share of the peak",
           {.minimum = 0, .maximum = 1});
     f.add("decay", decay, "weight decay of matrices; norms and biases have none",
           {.minimum = 0, .known_as = {"weight_decay"}});
-    f.add("clip", clip, "largest norm of all gradients together; 0: no limit",
+    f.add("clip", clip, "largest allowed norm of all gradients; 0: no clipping",
           {.minimum = 0, .known_as = {"max_grad_norm", "grad_clip", "clip_grad"}});
     f.add("beta1", beta1, "adamw, lamb: decay of the mean of gradients",
           {.minimum = 0, .maximum = 0.9999999});
@@ -59,9 +58,9 @@ struct OptimOptions {
           {.minimum = 0, .known_as = {"eps"}});
     f.add("momentum", momentum, "sgd, lars: decay of the velocity; sgd: 0 for none",
           {.minimum = 0, .maximum = 1});
-    f.add("nesterov", nesterov, "sgd: look ahead along the velocity");
+    f.add("nesterov", nesterov, "sgd: Nesterov momentum");
     f.add("trust", trust,
-          "lars: how far a parameter moves of its own norm, at rate 1 and along the gradient",
+          "lars: trust coefficient: a step's length as a share of the parameter's norm, at rate 1",
           {.minimum = 0});
   }
 };

@@ -22,29 +22,25 @@ struct ParallelOptions {
   bool sequence = true;
 
   void fields(Fields& f) {
-    f.add("bucket_mib", bucket_mib,
-          "gradients that are averaged together, in MiB; 0: by the measured links",
+    f.add("bucket_mib", bucket_mib, "size of a gradient bucket, in MiB; 0: from the measured links",
           {.minimum = 0, .maximum = 1e6});
-    f.add(
-        "exchange_alone", exchange_alone,
-        "one rank goes through the exchanges of several, as far as it has anything to exchange: what that costs can be measured");
-    f.add(
-        "shares", shares,
-        "of the global batch; even: the same for every rank; speed: as fast as each was measured");
-    f.add(
-        "zero", zero,
-        "what the ranks share out in place of holding it all: 1 optimiser state, 2 gradients too, 3 "
-        "parameters too",
-        {.minimum = 0, .maximum = 3, .known_as = {"stage", "zero_stage"}});
-    f.add("pipeline", pipeline, "ranks that a model's layers are laid over, one after another",
+    f.add("exchange_alone", exchange_alone,
+          "one rank makes the exchanges of several, to measure their cost");
+    f.add("shares", shares,
+          "split of the global batch over ranks; even, or speed: by measured speed");
+    f.add("zero", zero, "ZeRO stage: 1 shards optimiser state, 2 gradients too, 3 parameters too",
+          {.minimum = 0, .maximum = 3, .known_as = {"stage", "zero_stage"}});
+    f.add("pipeline", pipeline, "pipeline stages: ranks over which the layers are split",
           {.minimum = 1, .maximum = 1 << 20});
-    f.add("data", data, "ranks that split the batch; 0: what pipeline and tensor leave",
+    f.add("data", data, "data-parallel ranks; 0: the ranks that pipeline and tensor leave",
           {.minimum = 0, .maximum = 1 << 20});
-    f.add("tensor", tensor, "ranks that split every layer's matrices",
+    f.add("tensor", tensor, "tensor-parallel ranks: they split the matrices of every layer",
           {.minimum = 1, .maximum = 1 << 20});
-    f.add("sequence", sequence,
-          "parallel.tensor: those ranks split norms and dropout too, where every layer can");
-    f.add("shares_every", shares_every, "steps between looks at the ranks' speeds", {.minimum = 1});
+    f.add(
+        "sequence", sequence,
+        "sequence parallelism: tensor ranks also split norms and dropout, if every layer supports it");
+    f.add("shares_every", shares_every, "steps between measurements of the ranks' speeds",
+          {.minimum = 1});
   }
 };
 

@@ -227,7 +227,7 @@ MemoryForecast forecast_part(const PlanOptions& options, const Part& of, int ran
   else if (servers)
     result.tensors = forecast_servers(options, ranks, result.tensors, numel);
   else if (options.sync.allow_staleness > 0 && ranks > 1)
-    result.tensors = forecast_spells(options, ranks, result.tensors, numel);
+    result.tensors = forecast_async_phases(options, ranks, result.tensors, numel);
   return result;
 }
 

@@ -100,7 +100,7 @@ Neighbours MeshLayout::neighbours() const {
 
 PartSums MeshLayout::part_sums(const Stack& stack) const {
   PartSums sums;
-  if (!in_parts()) return sums;
+  if (!splits_model()) return sums;
   sums.all = [tensor = mesh.tensor, pipeline = mesh.pipeline](at::Tensor square) {
     for (const auto& ranks : {tensor, pipeline})
       if (ranks)

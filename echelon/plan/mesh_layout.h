@@ -30,7 +30,7 @@ struct MeshLayout {
   std::vector<bool> own;            // by layer; empty: all
 
   // Whether ranks have different parts of the model.
-  bool in_parts() const { return mesh.shape.pipeline > 1 || mesh.shape.tensor > 1; }
+  bool splits_model() const { return mesh.shape.pipeline > 1 || mesh.shape.tensor > 1; }
   Neighbours neighbours() const;                 // in the pipeline; none where there is none
   PartSums part_sums(const Stack& stack) const;  // of a stack that is laid out
   // Who sums the gradients of each of its parameters. Collective. Throws InvalidArgument where one

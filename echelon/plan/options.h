@@ -56,43 +56,38 @@ struct TrainOptions {
            .maximum = 1e9,
            .unit = "sequences",
            .known_as = {"batch_size", "global_batch_size"}});
-    f.add(
-        "micro_batches", micro_batches,
-        "pieces that a rank's part of a batch is cut into, as even as can be, one in memory at a time",
-        {.minimum = 1, .known_as = {"gradient_accumulation_steps", "grad_accum"}});
-    f.add("seed", seed, "first weights, the order of samples and dropout are functions of it",
-          {.minimum = 0});
-    f.add("device", device, "where tensors live");
+    f.add("micro_batches", micro_batches,
+          "micro-batches per rank and step, as even as possible, one in memory at a time",
+          {.minimum = 1, .known_as = {"gradient_accumulation_steps", "grad_accum"}});
+    f.add("seed", seed, "seed of initial weights, sample order and dropout", {.minimum = 0});
+    f.add("device", device, "device of all tensors");
     f.add(
         "precision", precision,
         "type of parameters, activations and gradients; bf16 and fp16 keep fp32 masters; auto: fp32 on a CPU, bf16 on a GPU",
         {.known_as = {"dtype"}});
     f.add(
         "reduce", reduce,
-        "type in which gradients of bf16 and fp16 models are summed over micro-batches and ranks, "
-        "and reach the update; auto: their own");
+        "type in which bf16 and fp16 gradients are summed over micro-batches and ranks; auto: their own type");
     f.add("loss_scale", loss_scale,
-          "fp16: what the gradient of the loss is multiplied by, at first; halved where gradients "
-          "are not finite",
+          "fp16: initial loss scale; halved when gradients are not finite",
           {.minimum = 1, .maximum = 16777216});
     f.add("scale_growth", scale_growth,
           "fp16: good steps in a row after which the loss scale doubles",
           {.minimum = 1, .unit = "steps"});
     f.add("threads", threads, "CPU threads; 0: one for each core", {.minimum = 0, .maximum = 4096});
-    f.add("graph", graph, "a GPU's step as one recorded graph; auto: where every layer allows it");
+    f.add("graph", graph, "record a GPU's step as a CUDA graph; auto: if every layer allows it");
     f.add("validate_every", validate_every,
           "steps between validations; 0: never, not even at the end", {.minimum = 0});
     f.add("validate_samples", validate_samples,
-          "samples of a validation on the way; the last one takes all", {.minimum = 1});
+          "samples per validation; the last validation uses all", {.minimum = 1});
     f.add("save_every", save_every,
           "steps between states written for --resume; 0: at the end and when interrupted",
           {.minimum = 0});
     f.add(
         "memory_mib", memory_mib,
-        "what a rank may take, in MiB: a job that needs more is refused; 0: its part of what is free",
+        "memory budget of a rank, in MiB; a job that needs more is refused; 0: its part of the free memory",
         {.minimum = 0, .maximum = 1e12});
-    f.add("save_last", save_last,
-          "write the state and the weights when the last step is done; false: to try a model out");
+    f.add("save_last", save_last, "write the state and the weights after the last step");
     f.add(
         "check_every", check_every,
         "several ranks: steps between checks that all hold the same parameters, to the bit; 0: never",

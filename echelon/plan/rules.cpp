@@ -27,7 +27,7 @@ bool servers(Options o) { return o.server.count > 0; }
 bool stale(Options o) { return o.sync.allow_staleness > 0; }
 bool zero(Options o) { return o.parallel.zero > 0; }
 bool offloads(Options o) { return o.zero.offload != Offload::none; }
-bool in_parts(Options o) { return o.parallel.pipeline > 1 || o.parallel.tensor > 1; }
+bool splits_model(Options o) { return o.parallel.pipeline > 1 || o.parallel.tensor > 1; }
 bool cpu(Options o) { return o.train.device == DeviceKind::cpu; }
 bool graph(Options o) { return o.train.graph == Switch::on; }
 
@@ -175,7 +175,7 @@ std::vector<Rule<PlanOptions>> all_rules() {
        shards},
       {"a mesh and servers or sync",
        cannot_run,
-       [](Options o, int) { return in_parts(o) && (servers(o) || o.sync.adapt || stale(o)); },
+       [](Options o, int) { return splits_model(o) && (servers(o) || o.sync.adapt || stale(o)); },
        "server.count, sync.adapt and sync.allow_staleness are for ranks that each have the whole "
        "model: with parallel.pipeline and parallel.tensor, {fix}",
        {"server.count", "server.mode", "server.place", "sync.adapt", "sync.allow_staleness"}},
@@ -229,7 +229,7 @@ std::vector<Rule<PlanOptions>> all_rules() {
        cannot_run,
        [](Options o, int ranks) {
          return o.parallel.shares == BatchSplit::speed && !servers(o) && ranks > 1 &&
-                (!cpu(o) || in_parts(o));
+                (!cpu(o) || splits_model(o));
        },
        "parallel.shares=speed measures ranks on CPUs that each have the whole model: with "
        "train.device=cuda, parallel.pipeline and parallel.tensor, {fix}",

@@ -97,13 +97,13 @@ MemoryUse forecast_servers(const PlanOptions& options, int ranks, const MemoryUs
   return largest({step + serving, state + served.between_steps()});
 }
 
-MemoryUse forecast_spells(const PlanOptions& options, int ranks, const MemoryUse& computing,
-                          std::int64_t numel) {
-  PlanOptions spell = options;
-  spell.server.count = ranks;
-  spell.server.mode = ServerMode::bounded;
-  spell.server.staleness = options.sync.allow_staleness;
-  return computing + Served(spell, numel).step(spell.server, ranks);
+MemoryUse forecast_async_phases(const PlanOptions& options, int ranks, const MemoryUse& computing,
+                                std::int64_t numel) {
+  PlanOptions phase = options;
+  phase.server.count = ranks;
+  phase.server.mode = ServerMode::bounded;
+  phase.server.staleness = options.sync.allow_staleness;
+  return computing + Served(phase, numel).step(phase.server, ranks);
 }
 
 MemoryUse forecast_guest(const MemoryUse& computing) {

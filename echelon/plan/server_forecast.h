@@ -16,8 +16,8 @@ MemoryUse forecast_servers(const PlanOptions& options, int ranks, const MemoryUs
                            std::int64_t numel);
 
 // Of ranks that may use servers for a time (sync.allow_staleness): each then also serves.
-MemoryUse forecast_spells(const PlanOptions& options, int ranks, const MemoryUse& computing,
-                          std::int64_t numel);
+MemoryUse forecast_async_phases(const PlanOptions& options, int ranks, const MemoryUse& computing,
+                                std::int64_t numel);
 
 // Of a worker that joins.
 MemoryUse forecast_guest(const MemoryUse& computing);

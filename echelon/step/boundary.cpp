@@ -186,7 +186,7 @@ at::Tensor Boundary::take_grad(int layer, int micro_batch) {
   return take(one);
 }
 
-void Boundary::settle() {
+void Boundary::synchronize() {
   for (const Outgoing& one : outgoing_) exchange_->wait(one.work, device_);
   outgoing_.clear();
 }

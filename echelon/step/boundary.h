@@ -38,7 +38,7 @@ class Boundary {
   void send_grad(int layer, int micro_batch, const at::Tensor& grad);
 
   // Until everything sent has gone.
-  void settle();
+  void synchronize();
   // What the rank with the last layer gives, on every rank of the pipeline.
   at::Tensor from_last(const at::Tensor& output);
   // The same sum on every rank of the pipeline.

@@ -145,14 +145,14 @@ at::Tensor Executor::run(const at::Tensor& input, const at::Tensor& target, doub
       case Action::Kind::gather:
         shards_->gather(action.group);
         break;
-      case Action::Kind::use:
-        shards_->use(action.group);
+      case Action::Kind::wait_unshard:
+        shards_->wait_unshard(action.group);
         break;
-      case Action::Kind::release:
-        shards_->release(action.group);
+      case Action::Kind::reshard:
+        shards_->reshard(action.group);
         break;
-      case Action::Kind::open:
-        shards_->open(action.group);
+      case Action::Kind::alloc_grads:
+        shards_->alloc_grads(action.group);
         break;
       case Action::Kind::scatter:
         shards_->scatter(action.group);
@@ -160,13 +160,13 @@ at::Tensor Executor::run(const at::Tensor& input, const at::Tensor& target, doub
       case Action::Kind::tie:
         ties_->sum();
         break;
-      case Action::Kind::settle:
-        settle();
+      case Action::Kind::synchronize:
+        synchronize();
         break;
       case Action::Kind::update:
         update();
         break;
-      case Action::Kind::hand_over:
+      case Action::Kind::push:
         complete_gradients(0, stack_.sums().numel());
         break;
     }
@@ -199,7 +199,7 @@ at::Tensor Executor::infer(const at::Tensor& input, const at::Tensor& target) {
   const auto let_go = [&](const std::vector<int>& needed) {
     std::erase_if(here, [&](int group) {
       const bool goes = std::find(needed.begin(), needed.end(), group) == needed.end();
-      if (goes) shards_->release(group);
+      if (goes) shards_->reshard(group);
       return goes;
     });
   };
@@ -211,7 +211,7 @@ at::Tensor Executor::infer(const at::Tensor& input, const at::Tensor& target) {
     for (const int group : needed) {
       if (std::find(here.begin(), here.end(), group) != here.end()) continue;
       shards_->gather(group);
-      shards_->use(group);
+      shards_->wait_unshard(group);
       here.push_back(group);
     }
     Pass pass = stack_.pass_for(input);
@@ -221,7 +221,7 @@ at::Tensor Executor::infer(const at::Tensor& input, const at::Tensor& target) {
     if (l + 1 < stack_.size() && !shape_.has(l + 1)) boundary_->send_output(l, 0, x);
   }
   let_go({});
-  if (boundary_) boundary_->settle();
+  if (boundary_) boundary_->synchronize();
   forget_sizes();
   if (!target.defined()) return boundary_ ? boundary_->from_last(x) : x;
   return shape_.has(stack_.size() - 1)
@@ -258,10 +258,10 @@ void Executor::reduce(const Bucket& bucket) {
                               : Work());
 }
 
-void Executor::settle() {
-  if (shards_) shards_->settle();
+void Executor::synchronize() {
+  if (shards_) shards_->synchronize();
   if (boundary_) {
-    boundary_->settle();
+    boundary_->synchronize();
     boundary_->share(loss_);
   }
   if (!ranks_.batch()) return;
@@ -334,7 +334,8 @@ void Executor::backward(const Action& action) {
     here.grad = waited_for(boundary_->take_grad(action.layer, action.micro_batch));
   // What was computed again would otherwise be kept until the weight part, by several
   // micro-batches.
-  here.pass.weights_later = action.kind == Action::Kind::input && !shape_.recomputes(action.layer);
+  here.pass.defer_weight_grads =
+      action.kind == Action::Kind::input && !shape_.recomputes(action.layer);
   at::Tensor output_grad = std::exchange(here.grad, {});
   at::Tensor grad = in_layer(stack_, action.layer, "backward", output_grad, [&] {
     return stack_.layer(action.layer).backward(output_grad, here.pass);

@@ -114,7 +114,7 @@ class Executor {
   void complete_gradients(std::int64_t begin, std::int64_t end);
   void widen(int group);
   void reduce(const Bucket& bucket);
-  void settle();
+  void synchronize();
   void update();
 
   Stack& stack_;

@@ -14,14 +14,14 @@ class Shards {
   virtual ~Shards() = default;
 
   virtual void begin_step() = 0;
-  virtual void fetch(int group) = 0;    // begins to bring what this rank owns of it to memory
-  virtual void gather(int group) = 0;   // begins to bring its values together
-  virtual void use(int group) = 0;      // they are there
-  virtual void release(int group) = 0;  // they are needed no more for now
-  virtual void open(int group) = 0;     // memory for its gradients
+  virtual void fetch(int group) = 0;         // begins to bring what this rank owns of it to memory
+  virtual void gather(int group) = 0;        // begins to bring its values together
+  virtual void wait_unshard(int group) = 0;  // they are there
+  virtual void reshard(int group) = 0;       // they are needed no more for now
+  virtual void alloc_grads(int group) = 0;   // memory for its gradients
   virtual void widen(int group) = 0;    // its gradients, of one micro-batch, join their fp32 sums
   virtual void scatter(int group) = 0;  // its gradients are complete: begins to give them to owners
-  virtual void settle() = 0;            // all that was begun is done
+  virtual void synchronize() = 0;       // all that was begun is done
 };
 
 }  // namespace echelon

@@ -33,22 +33,22 @@ std::string to_string(const Action& action) {
       return fmt::format("fetch(group {})", action.group);
     case Action::Kind::gather:
       return fmt::format("gather(group {})", action.group);
-    case Action::Kind::use:
-      return fmt::format("use(group {})", action.group);
-    case Action::Kind::release:
-      return fmt::format("release(group {})", action.group);
-    case Action::Kind::open:
-      return fmt::format("open(group {})", action.group);
+    case Action::Kind::wait_unshard:
+      return fmt::format("wait_unshard(group {})", action.group);
+    case Action::Kind::reshard:
+      return fmt::format("reshard(group {})", action.group);
+    case Action::Kind::alloc_grads:
+      return fmt::format("alloc_grads(group {})", action.group);
     case Action::Kind::scatter:
       return fmt::format("scatter(group {})", action.group);
     case Action::Kind::tie:
       return "tie";
-    case Action::Kind::settle:
-      return "settle";
+    case Action::Kind::synchronize:
+      return "synchronize";
     case Action::Kind::update:
       return "update";
-    case Action::Kind::hand_over:
-      return "hand over";
+    case Action::Kind::push:
+      return "push";
   }
   return {};
 }
@@ -78,7 +78,7 @@ Table one_process(int layers, int micro_batches) {
 
 Table for_servers(const StepShape& shape) {
   Table table = one_process(shape);
-  table.back() = {Action::Kind::hand_over};
+  table.back() = {Action::Kind::push};
   return table;
 }
 
@@ -99,7 +99,7 @@ Table with_reductions(const Table& computation, const StepShape& shape) {
     for (std::size_t b = 0; b < complete.size(); ++b)
       if (complete[b] == i) reduce(b);
   }
-  table.push_back({Action::Kind::settle});
+  table.push_back({Action::Kind::synchronize});
   if (shape.tied) table.push_back({Action::Kind::tie});
   table.push_back({Action::Kind::update});
   return table;

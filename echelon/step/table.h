@@ -26,14 +26,14 @@ struct Action {
                    // meanwhile
     fetch,         // group: begins to come from where its owner keeps it
     gather,        // group: begins to bring its parameters together
-    use,           // group: its parameters are there
-    release,       // group: they are needed no more for now
-    open,          // group: its gradients get memory
+    wait_unshard,  // group: its parameters are there
+    reshard,       // group: they are needed no more for now
+    alloc_grads,   // group: its gradients get memory
     scatter,       // group: begins to sum its gradients over the ranks, each slice to its owner
     tie,           // gradients of parameters that layers of several ranks share: summed over them
-    settle,        // all that was begun is done; the loss becomes that of all ranks
+    synchronize,   // all that was begun is done; the loss becomes that of all ranks
     update,        // all gradients are there: optimiser
-    hand_over,     // all gradients are there: whoever runs the step takes them
+    push,          // all gradients are there: whoever runs the step takes them
   };
   Kind kind;
   int layer = 0;
@@ -97,9 +97,9 @@ Table for_servers(const StepShape& shape);
 // Overlays: what ranks of the data dimension exchange, laid over any order of computation (one
 // process's, a pipeline's), with the step's end.
 
-// As soon as a bucket's gradients are complete their reduction begins, and all are settled before
-// the update. Tied gradients are summed after that: each holder's are then the same on all data
-// ranks, and so are their sums on all holders, to the bit. Without buckets: the end alone.
+// As soon as a bucket's gradients are complete their reduction begins, and all are synchronized
+// before the update. Tied gradients are summed after that: each holder's are then the same on all
+// data ranks, and so are their sums on all holders, to the bit. Without buckets: the end alone.
 Table with_reductions(const Table& computation, const StepShape& shape);
 
 // Whether an action computes (forward, recompute, backward or a part of one), and whether it
@@ -110,13 +110,14 @@ bool changes_gradients(const Action& action);
 // Throws InvalidArgument naming the first action that cannot run: a layer before its input exists,
 // a backward before its forward or before the backward of the layer above, anything twice, a
 // reduction before its bucket is complete, an update before the last backward or (where there are
-// buckets) before all are reduced and settled, no update at the end, a forward without its
+// buckets) before all are reduced and synchronized, no update at the end, a forward without its
 // backward; a layer whose groups are not there or whose gradients have no memory, gradients that
 // change after they went to their owners, and memory that is not given back; a backward without the
 // recompute that its layer needs, and one that is too early, twice or not needed; a layer that this
 // rank has not, one whose input or gradient was not received, something sent that is not there yet
 // or that nobody needs, and what others need that is not sent; tied gradients that go to their
-// owners before they are summed, and those that are summed before their reductions are settled.
+// owners before they are summed, and those that are summed before their reductions are
+// synchronized.
 void validate(const Table& table, const StepShape& shape);
 
 }  // namespace echelon

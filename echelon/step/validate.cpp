@@ -45,29 +45,29 @@ class Validator {
         return reduce(action.bucket);
       case Action::Kind::fetch:
       case Action::Kind::gather:
-      case Action::Kind::use:
-      case Action::Kind::release:
-      case Action::Kind::open:
+      case Action::Kind::wait_unshard:
+      case Action::Kind::reshard:
+      case Action::Kind::alloc_grads:
       case Action::Kind::scatter:
         return exchange(action);
       case Action::Kind::tie:
         if (!shape_.tied) return "no other rank uses parameters of this one's";
         if (std::exchange(tied_, true)) return "it ran before";
-        if (groups_.empty() && !settled_) return "the reductions are not settled";
+        if (groups_.empty() && !synchronized_) return "the reductions are not synchronized";
         return unfinished(0, shape_.layers - 1);
-      case Action::Kind::settle:
-        if (std::exchange(settled_, true)) return "it ran before";
+      case Action::Kind::synchronize:
+        if (std::exchange(synchronized_, true)) return "it ran before";
         if (const std::string missing = unscattered(); !missing.empty()) return missing;
         return unreduced();
       case Action::Kind::update:
-      case Action::Kind::hand_over:
+      case Action::Kind::push:
         ended_ = true;
         if (const std::string missing = unfinished(0, shape_.layers - 1); !missing.empty())
           return missing;
         if (const std::string missing = unsent(); !missing.empty()) return missing;
         if ((!reduced_.empty() || !groups_.empty() || !shape_.own.empty() || shape_.tied) &&
-            !settled_)
-          return "the reductions are not settled";
+            !synchronized_)
+          return "the reductions are not synchronized";
         if (shape_.tied && !tied_) return "the tied gradients are not summed";
         return held();
     }
@@ -179,7 +179,7 @@ class Validator {
   std::string reduce(int bucket) {
     if (bucket < 0 || std::size_t(bucket) >= reduced_.size())
       return fmt::format("there are {} buckets", reduced_.size());
-    if (settled_) return "the reductions are settled";
+    if (synchronized_) return "the reductions are synchronized";
     if (reduced_[std::size_t(bucket)]) return "it ran before";
     reduced_[std::size_t(bucket)] = true;
     const Bucket& one = shape_.buckets[std::size_t(bucket)];
@@ -224,15 +224,15 @@ class Validator {
         if (std::exchange(group.values, Values::coming) != Values::none)
           return "it is here already";
         return {};
-      case Action::Kind::use:
+      case Action::Kind::wait_unshard:
         if (std::exchange(group.values, Values::there) != Values::coming)
           return "it was not gathered";
         return {};
-      case Action::Kind::release:
+      case Action::Kind::reshard:
         if (!shape_.sliced_values) return "its values are everywhere";
         if (std::exchange(group.values, Values::none) != Values::there) return "it is not there";
         return {};
-      case Action::Kind::open:
+      case Action::Kind::alloc_grads:
         if (std::exchange(group.open, true)) return "they have memory already";
         return {};
       default:
@@ -258,7 +258,7 @@ class Validator {
   std::string held() const {
     for (std::size_t g = 0; g < groups_.size(); ++g) {
       if (shape_.sliced_values && groups_[g].values != Group::Values::none)
-        return fmt::format("release(group {}) is missing", g);
+        return fmt::format("reshard(group {}) is missing", g);
       if (shape_.sliced_gradients && groups_[g].open)
         return fmt::format("the gradients of group {} hold memory", g);
     }
@@ -276,7 +276,7 @@ class Validator {
   std::vector<Messages> messages_;
   std::vector<bool> reduced_;
   std::vector<Group> groups_;
-  bool tied_ = false, settled_ = false, ended_ = false;
+  bool tied_ = false, synchronized_ = false, ended_ = false;
 };
 
 }  // namespace

@@ -187,12 +187,12 @@ class Rank {
         grown(gathered_, a.group) = gathered.end;
         return gathered;
       }
-      case Kind::use:
+      case Kind::wait_unshard:
         return wait_until(grown(gathered_, a.group), sum_.exposed);
-      case Kind::release:
+      case Kind::reshard:
         add(sum_.values, -group.values);
         return {now_, now_};
-      case Kind::open:
+      case Kind::alloc_grads:
         return open(a.group, group.gradients);
       case Kind::scatter: {
         const Span scattered = exchange(group.scatter, Purpose::gradients);
@@ -201,15 +201,15 @@ class Rank {
       }
       case Kind::tie:
         return wait_for(exchange(costs_.tie, Purpose::tied_gradients));
-      case Kind::settle:
-        return settle();
+      case Kind::synchronize:
+        return synchronize();
       case Kind::update: {
-        settle();
+        synchronize();
         sum_.updating += costs_.update;
         return pass(costs_.update);
       }
-      case Kind::hand_over:
-        settle();
+      case Kind::push:
+        synchronize();
         return wait_for(exchange(costs_.push, Purpose::push));
     }
     return {now_, now_};
@@ -275,7 +275,7 @@ class Rank {
     add(sum_.gradients, -one.bytes);
   }
 
-  Span settle() {
+  Span synchronize() {
     const double begin = now_;
     for (const Scattering& one : scattering_) finish(one);
     scattering_.clear();

@@ -24,7 +24,7 @@
 //
 // Computation waits for the exchange lane where the executor does: `use` for the gather of its
 // group; `open` until fewer than Shards::most_scattering scatters are under way and the last one of
-// its own group is done; `tie` for its own exchange; `settle`, `update` and `hand_over` for
+// its own group is done; `tie` for its own exchange; `synchronize`, `update` and `push` for
 // everything that was begun. Ranks of the data dimension run the same table at the same time, so
 // one table stands for all of them and a collective waits for no other rank. Nor does `tie` wait
 // for the other stages that share the parameters. Layers that no table has (walking one rank of a
@@ -36,7 +36,8 @@
 //                part: `deferred`), messages that were received and not used or sent and not
 //                certainly gone, and what a layer takes beside that while it runs
 //   values       whole groups of parameters, from gather to release
-//   gradients    of whole groups, from open until an `open` or `settle` waits for their scatter
+//   gradients    of whole groups, from open until an `open` or `synchronize` waits for their
+//   scatter
 #pragma once
 
 #include <cstddef>
@@ -80,7 +81,7 @@ struct StepCosts {
   std::vector<Transfer> boundaries = {};  // at l: a message between layers l and l + 1, either way
   std::vector<Transfer> buckets = {};     // reduce
   std::vector<Group> groups = {};
-  Transfer tie = {}, push = {};  // push: hand_over
+  Transfer tie = {}, push = {};  // push: push
   double update = 0;             // seconds
 };
 

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "echelon/base/error.h"
-#include "echelon/parallel/data/shares.h"
+#include "echelon/parallel/data/batch_split.h"
 #include "echelon/plan/rules.h"
 #include "echelon/train/in_flight.h"
 #include "echelon/train/replicas.h"
@@ -27,7 +27,7 @@ void Trainer::use_servers(ServerWorker::Setup setup, const NetOptions& net, cons
   batch_parts_ = servers_->shares();
   part_ = part;
   stop_told_ = false;
-  spoiled_.clear();
+  failure_.clear();
   begun_ = part != ServerPart::first;
   if (begun_ && !ranks_) drop_update();
   const StepShape shape = step_shape();
@@ -84,7 +84,7 @@ void Trainer::run_with_servers(std::int64_t until, const std::atomic<bool>* stop
       tell_of(next.applied);
     else
       step_ = next.version;
-    spoiled_ = next.spoiled;
+    failure_ = next.failure;
     for (std::size_t i = lost_workers_.size(); i < next.lost.size(); ++i)
       tell(FaultReport{step_, FaultReport::Kind::worker_lost, next.lost[i]});
     lost_workers_ = next.lost;
@@ -106,7 +106,7 @@ void Trainer::tell_of(const std::vector<ParameterServer::Applied>& all) {
 }
 
 void Trainer::compute_share(const Task& task) {
-  const auto shares = even_shares(train_.batch, servers_->shares());
+  const auto shares = even_split(train_.batch, servers_->shares());
   std::int64_t first = 0;
   for (int j = 0; j < task.share; ++j) first += shares[std::size_t(j)];
   const auto mine = shares[std::size_t(task.share)];

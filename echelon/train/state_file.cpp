@@ -192,7 +192,7 @@ void Trainer::require_written(const std::exception_ptr& failure) const {
 
 void Trainer::save(const std::filesystem::path& path) {
   if (servers_ && ranks_)
-    throw InvalidArgument("a state is saved between spells of staleness, not within one");
+    throw InvalidArgument("a state is saved between asynchronous phases, not within one");
   const AtWork at_work(*this);
   const PartsInUse parts(stack_);
   if (servers_) fetch_state();
@@ -260,7 +260,7 @@ void Trainer::restore(const std::filesystem::path& path) {
   if (scaling) scaling->restore(scale);
   scales_.clear();
   owner().publish();
-  alike_ = false;
+  replicas_in_sync_ = false;
   digest_ = digest_of(reader);
   step_ = began_at_ = step;
   skipped_ = 0;

@@ -79,7 +79,7 @@ void Trainer::gather() {
   const AtWork at_work(*this);
   PartsInUse parts(stack_);
   refresh_values();
-  if (!in_parts()) return;
+  if (!is_sharded()) return;
   parts.forget_whole();
   const MemoryScope scope(MemoryKind::parameters);
   std::vector<at::Tensor> whole;
@@ -92,7 +92,7 @@ void Trainer::gather() {
 
 void Trainer::save_weights(const std::filesystem::path& path) {
   if (servers_ && ranks_)
-    throw InvalidArgument("weights are saved between spells of staleness, not within one");
+    throw InvalidArgument("weights are saved between asynchronous phases, not within one");
   const at::NoGradGuard no_grad;
   const AtWork at_work(*this);
   const PartsInUse parts(stack_);

@@ -21,7 +21,7 @@
 #include "echelon/base/error.h"
 #include "echelon/base/options_section.h"
 #include "echelon/optim/schedule.h"
-#include "echelon/parallel/data/shares.h"
+#include "echelon/parallel/data/batch_split.h"
 #include "echelon/plan/rules.h"
 #include "echelon/train/in_flight.h"
 #include "echelon/train/replicas.h"
@@ -49,7 +49,7 @@ void Trainer::load(const ValueSource& source) {
   PartsInUse parts(stack_);
   parts.forget_whole();
   owner().load(source);
-  alike_ = false;
+  replicas_in_sync_ = false;
 }
 
 void Trainer::run_until(std::int64_t until, const std::atomic<bool>* stop) {
@@ -74,7 +74,7 @@ void Trainer::run_until(std::int64_t until, const std::atomic<bool>* stop) {
       else
         check_same_parameters();
     }
-    if (by_speed_ && step_ % shares_every_ == 0) look_at_speeds();
+    if (by_speed_ && step_ % split_every_ == 0) look_at_speeds();
     if (controller_) {
       const StepTimes& times = executor_->times();
       executor_->reduce_by(controller_->after_step(step_, times.hidden + times.exposed));
@@ -128,16 +128,16 @@ void Trainer::reduce_by(Algorithm algorithm) {
   executor_->reduce_by(algorithm);
 }
 
-void Trainer::share_out(std::vector<std::int64_t> samples) {
+void Trainer::split_batch(std::vector<std::int64_t> samples) {
   require_laid_out();
-  if (samples.size() != shares_.size() ||
+  if (samples.size() != batch_split_.size() ||
       std::accumulate(samples.begin(), samples.end(), std::int64_t{0}) != train_.batch ||
       *std::min_element(samples.begin(), samples.end()) < train_.micro_batches)
     throw InvalidArgument(
         fmt::format("shares of {} do not make a batch of {} for {} rank{} of {} micro-batch{}",
-                    samples, train_.batch, shares_.size(), shares_.size() == 1 ? "" : "s",
+                    samples, train_.batch, batch_split_.size(), batch_split_.size() == 1 ? "" : "s",
                     train_.micro_batches, train_.micro_batches == 1 ? "" : "es"));
-  shares_ = std::move(samples);
+  batch_split_ = std::move(samples);
   executor_->forget_sizes();
 }
 
@@ -151,7 +151,7 @@ void Trainer::look_at_speeds() {
   ranks_->all_gather(all, mine, {.tag = "speeds", .blocking = true}).wait();
   const auto* first = all.const_data_ptr<double>();
   const std::vector<double> seconds(first, first + ranks_->size());
-  const auto better = better_shares(shares_, seconds, train_.micro_batches);
+  const auto better = better_split(batch_split_, seconds, train_.micro_batches);
   if (!better) return;
   if (ranks_->rank() == 0)
     tell(DecisionReport{
@@ -159,7 +159,7 @@ void Trainer::look_at_speeds() {
         fmt::format(
             "after step {}: shares of the batch {} become {}; a sample takes [{:.1f}] ms, computing a "
             "step took {:.1f} ms and is predicted to take {:.1f}",
-            step_, shares_, *better,
+            step_, batch_split_, *better,
             fmt::join(
                 [&] {
                   std::vector<double> ms;
@@ -167,8 +167,9 @@ void Trainer::look_at_speeds() {
                   return ms;
                 }(),
                 ", "),
-            compute_seconds(shares_, seconds) * 1e3, compute_seconds(*better, seconds) * 1e3)});
-  shares_ = *better;
+            compute_seconds(batch_split_, seconds) * 1e3,
+            compute_seconds(*better, seconds) * 1e3)});
+  batch_split_ = *better;
 }
 
 // One rank that is told to stop stops all, after the same step. This waits for the others; between
@@ -191,11 +192,11 @@ bool Trainer::stopped(const std::atomic<bool>* stop) {
 }
 
 void Trainer::begin_alike() {
-  if (alike_ || !all_) return;
+  if (replicas_in_sync_ || !all_) return;
   // Ranks that have parts began with their own values, which are functions of the seed or come from
   // a file.
   if (step_ > 0 && saves_together()) require_same_state(digest_, step_, device_, *all_);
-  alike_ = true;
+  replicas_in_sync_ = true;
   if (!ranks_) return;
   const bool whole = !placement_.is_sharded();
   if (whole && step_ > 0)
@@ -260,14 +261,14 @@ void Trainer::check_same_parameters() const {
 }
 
 std::int64_t Trainer::first_sample() const {
-  return std::accumulate(shares_.begin(), shares_.begin() + layout_.mesh.place.data,
+  return std::accumulate(batch_split_.begin(), batch_split_.begin() + layout_.mesh.place.data,
                          std::int64_t{0});
 }
 
 // What is the same in every step, so that a graph can record it: tensors of fixed places in,
 // `report_` out.
 void Trainer::compute() {
-  const auto mine = shares_[std::size_t(layout_.mesh.place.data)];
+  const auto mine = batch_split_[std::size_t(layout_.mesh.place.data)];
   const Update& update = owner();
   if (const auto* scaling = update.loss_scale()) report_[scale_at].copy_(scaling->scale());
   const at::Tensor loss =
@@ -291,7 +292,8 @@ Work Trainer::vote(bool stop) {
 
 void Trainer::issue(std::int64_t step, bool stop) {
   auto& flight = *in_flight_;
-  const std::int64_t share = shares_[std::size_t(layout_.mesh.place.data)], first = first_sample();
+  const std::int64_t share = batch_split_[std::size_t(layout_.mesh.place.data)],
+                     first = first_sample();
   const Batch batch = batch_of(step, first, first + share);
   const double rate = rate_at(optim_, step, train_.steps);
 
@@ -456,11 +458,11 @@ void Trainer::refresh_values() {
 }
 
 double Trainer::evaluate(const Dataset& data, std::int64_t samples) {
-  return mean_loss(data, samples, in_parts());
+  return mean_loss(data, samples, is_sharded());
 }
 
 double Trainer::evaluate_together(const Dataset& data, std::int64_t samples) {
-  return mean_loss(data, samples, in_parts() || (ranks_ && !servers_));
+  return mean_loss(data, samples, is_sharded() || (ranks_ && !servers_));
 }
 
 // `together`: all ranks are here, and those that split a batch split the samples.

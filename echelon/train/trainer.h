@@ -16,7 +16,7 @@
 //
 // Several ranks: Trainer(stack, data, options, Communicator::world()). Their sums are rounded in
 // another order than one process's, so the parameters agree to rounding, not to the bit. Where
-// they share the model out (in_parts()), a user's modules are empty until gather(): to call or to
+// they share the model out (is_sharded()), a user's modules are empty until gather(): to call or to
 // save them throws InvalidArgument.
 #pragma once
 
@@ -91,8 +91,8 @@ class Trainer {
   //   trainer.restore(state);
   //
   // It begins as a new trainer does: step() is 0, and parameters have their first values. Options,
-  // data, observers, notes, the probe and the account of memory stay; share_out(), reduce_by() and
-  // adapt() were chosen for the ranks before, and are forgotten. Every rank of `ranks` calls it
+  // data, observers, notes, the probe and the account of memory stay; split_batch(), reduce_by()
+  // and adapt() were chosen for the ranks before, and are forgotten. Every rank of `ranks` calls it
   // (null: one process), and those before need not be there any more. InvalidArgument where servers
   // are used, or the options are not for so many ranks: all is then as before. After any other
   // error the trainer can only be laid out again.
@@ -114,14 +114,14 @@ class Trainer {
   int batch_parts() const { return static_cast<int>(batch_parts_); }
   // Why ranks that use servers for a time had to stop: a gradient that was not finite. Nothing of
   // its step was applied. Empty where all is well.
-  const std::string& spoiled() const { return spoiled_; }
+  const std::string& failure() const { return failure_; }
   // Workers that died or that the servers dropped, and why, as the servers told the first of them.
   const std::vector<std::string>& lost_workers() const { return lost_workers_; }
 
   // How gradients are reduced from the next step on, and how many samples each rank takes of a
   // batch (by rank; together all): every rank says the same.
   void reduce_by(Algorithm algorithm);
-  void share_out(std::vector<std::int64_t> samples);
+  void split_batch(std::vector<std::int64_t> samples);
 
   // Chooses how gradients are reduced again while it runs.
   void adapt(const SyncOptions& options);
@@ -169,9 +169,9 @@ class Trainer {
   // result is the same on all. A worker of parameter servers has all of them to itself.
   double evaluate_together(const Dataset& data, std::int64_t samples);
   // Whether no rank has all parameters: parallel.zero=3, parallel.pipeline or parallel.tensor.
-  bool in_parts() const { return layout_.in_parts() || placement_.values.sliced; }
+  bool is_sharded() const { return layout_.splits_model() || placement_.values.sliced; }
   // Whether every rank calls save() and master().
-  bool saves_together() const { return layout_.in_parts() || placement_.is_sharded(); }
+  bool saves_together() const { return layout_.splits_model() || placement_.is_sharded(); }
 
   // The model's output for an input, without the loss. Where no rank has all parameters every rank
   // calls it and gets the output: those of one pipeline and tensor group give the same input, those
@@ -306,15 +306,15 @@ class Trainer {
   at::Tensor input_, target_;                         // of the step being computed, on the device
   at::Tensor report_;  // the numbers of a step (see Reported in trainer.cpp)
   std::deque<std::pair<std::int64_t, double>>
-      scales_;                          // fp16: steps and loss scales, as it changed
-  std::int64_t stop_at_ = 0, lag_ = 0;  // the step to stop after; how much later than the vote
-  bool mixed_ = false;                  // some ranks are on GPUs and some on CPUs
-  bool alike_ = false;                  // all ranks began with the same parameters
-  std::uint64_t digest_ = 0;            // of the state that was restored
-  std::vector<std::int64_t> shares_;    // samples of each rank
+      scales_;                             // fp16: steps and loss scales, as it changed
+  std::int64_t stop_at_ = 0, lag_ = 0;     // the step to stop after; how much later than the vote
+  bool mixed_ = false;                     // some ranks are on GPUs and some on CPUs
+  bool replicas_in_sync_ = false;          // all ranks began with the same parameters
+  std::uint64_t digest_ = 0;               // of the state that was restored
+  std::vector<std::int64_t> batch_split_;  // samples of each rank
   std::int64_t batch_parts_ = 1;  // ranks, or workers of parameter servers, that share a batch
   bool by_speed_ = false;
-  std::int64_t shares_every_ = 0;
+  std::int64_t split_every_ = 0;
   double busy_seconds_ = 0;  // of computing, since the speeds were last looked at
   std::int64_t busy_samples_ = 0;
   std::unique_ptr<SyncController> controller_;
@@ -326,7 +326,7 @@ class Trainer {
   std::deque<std::pair<ParameterServer::Applied, double>> told_;  // updates not yet reported
   bool begun_ = false, stop_told_ = false;
   std::string out_of_step_;  // how this rank failed while others of its pipeline waited for it
-  std::string spoiled_;
+  std::string failure_;
   std::vector<std::string> lost_workers_;
   bool graph_wanted_ = false;
   std::unique_ptr<InFlight> in_flight_;

@@ -15,8 +15,8 @@
 #include "echelon/net/host.h"
 #include "echelon/optim/optimizer.h"
 #include "echelon/optim/schedule.h"
+#include "echelon/parallel/data/batch_split.h"
 #include "echelon/parallel/data/bucket.h"
-#include "echelon/parallel/data/shares.h"
 #include "echelon/parallel/pipeline/pipeline_table.h"
 #include "echelon/parallel/zero/zero_step.h"
 #include "echelon/parallel/zero/zero_table.h"
@@ -104,9 +104,9 @@ void Trainer::lay_out(std::shared_ptr<Communicator> ranks) {
   // Owners of a state that is kept elsewhere are ranks, if only one.
   if (all_ && !ranks_ && zero.offload != Offload::none) ranks_ = all_->split(all_->rank(), 0);
   batch_parts_ = layout_.mesh.shape.data;
-  shares_ = even_shares(train.batch, layout_.mesh.shape.data);
+  batch_split_ = even_split(train.batch, layout_.mesh.shape.data);
   by_speed_ = ranks_ && parallel.shares == BatchSplit::speed;
-  shares_every_ = parallel.shares_every;
+  split_every_ = parallel.shares_every;
   if (train.graph == Switch::on && !stack_.capturable()) {
     throw InvalidArgument(
         "train.graph=on, but a layer of the model runs through autograd, which is not recorded; use auto or off");
@@ -156,14 +156,14 @@ void Trainer::forget_layout() {
   in_flight_->eager_steps_done = 0;
   for (auto* tensor : {&input_, &target_, &report_}) tensor->reset();
   step_ = stop_at_ = lag_ = 0;
-  mixed_ = alike_ = begun_ = stop_told_ = false;
+  mixed_ = replicas_in_sync_ = begun_ = stop_told_ = false;
   digest_ = 0;
   busy_seconds_ = 0;
   busy_samples_ = 0;
   scales_.clear();
   told_.clear();
   out_of_step_.clear();
-  spoiled_.clear();
+  failure_.clear();
   lost_workers_.clear();
 }
 

@@ -83,13 +83,13 @@ MastersCheck check_masters(std::shared_ptr<Communicator> ranks, const JobOptions
     shards.begin_step();
     for (int g = 0; g < int(stack.groups().size()); ++g) {
       const auto& group = stack.groups()[std::size_t(g)];
-      if (placement.gradients.sliced) shards.open(g);
+      if (placement.gradients.sliced) shards.alloc_grads(g);
       for (const auto& parameter : stack.parameters())
         stack.find(parameter.name)->grad_written = true;
       stack.group_grads(g).copy_(mine.narrow(0, group.begin, group.numel));
       shards.scatter(g);
     }
-    shards.settle();
+    shards.synchronize();
     const double rate = rate_at(options.optim, i, updates);
     owner.rate().fill_(rate);
     whole.rate().fill_(rate);

@@ -52,7 +52,7 @@ void train(const JobOptions& options, const Strategy* strategy, std::shared_ptr<
   keep_groups(run, groups);
   if (servers) servers->attach(trainer, stack);
   if (strategy) trainer.reduce_by(strategy->algorithm);
-  if (strategy && !strategy->shares.empty()) trainer.share_out(strategy->shares);
+  if (strategy && !strategy->shares.empty()) trainer.split_batch(strategy->shares);
   trainer.on_step([&](const StepReport& report) { run.losses.push_back(report.loss); });
   const bool pipeline = ranks && options.parallel.pipeline > 1;
   if (pipeline) trainer.trace(true);

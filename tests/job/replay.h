@@ -18,7 +18,7 @@
 #include "echelon/job/run_directory.h"
 #include "echelon/optim/master_update.h"
 #include "echelon/optim/schedule.h"
-#include "echelon/parallel/data/shares.h"
+#include "echelon/parallel/data/batch_split.h"
 #include "echelon/step/executor.h"
 #include "echelon/train/trainer.h"
 
@@ -66,7 +66,7 @@ inline Replayed replay(Stack& stack, const Dataset& data, const TrainOptions& tr
   Executor executor(stack, nullptr, for_servers(shape), shape);
   executor.seed(std::uint64_t(train.seed));
   const Sampler sampler(std::uint64_t(train.seed), data.size(), train.batch);
-  const auto samples = even_shares(train.batch, shares);
+  const auto samples = even_split(train.batch, shares);
 
   Replayed seen;
   std::vector<at::Tensor> versions = {stack.values().clone()};

@@ -171,7 +171,7 @@ TEST(ServerAttack, ComputesTheSameWhateverStrangersRequest) {
   const auto told = job.server->next(job.worker, 0);
   ASSERT_EQ(told.applied.size(), 3u);
   for (const auto& applied : told.applied) EXPECT_EQ(applied.norm, 0);
-  EXPECT_TRUE(told.spoiled.empty());
+  EXPECT_TRUE(told.failure.empty());
 }
 
 TEST(ServerAttack, SaysWhoMayMakeWhichRequest) {

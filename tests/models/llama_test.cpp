@@ -92,7 +92,7 @@ TEST(Llama, SeesNothingOfTheFuture) {
 }
 
 // Loss and gradients of one micro-batch, layer by layer as an executor runs them.
-std::map<std::string, at::Tensor> gradients(const ModelOptions& options, bool weights_later) {
+std::map<std::string, at::Tensor> gradients(const ModelOptions& options, bool defer_weight_grads) {
   Stack stack = filled(options);
   at::NoGradGuard no_grad;
   stack.begin_step();
@@ -103,7 +103,7 @@ std::map<std::string, at::Tensor> gradients(const ModelOptions& options, bool we
     Pass& pass = passes[std::size_t(l)];
     pass.selective = options.recompute == Recompute::selective;
     pass.draw.step = at::zeros({}, at::kLong);
-    pass.weights_later = weights_later;
+    pass.defer_weight_grads = defer_weight_grads;
     if (l + 1 == stack.size()) pass.target = drawn.narrow(1, 1, 8).contiguous();
     inputs.push_back(stack.layer(l).forward(inputs.back(), pass));
   }

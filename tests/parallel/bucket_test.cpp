@@ -107,7 +107,7 @@ TEST(DataParallel, BeginsEachReductionRightAfterTheBackwardThatCompletesIt) {
           EXPECT_EQ(table[i - 1].micro_batch, micro_batches - 1);
         }
         EXPECT_EQ(reductions, shape.buckets.size());
-        EXPECT_EQ(table[table.size() - 2].kind, Kind::settle);
+        EXPECT_EQ(table[table.size() - 2].kind, Kind::synchronize);
       }
 }
 
@@ -118,7 +118,7 @@ TEST(Validate, RefusesReductionsThatAreTooEarlyMissingOrTwice) {
     return thrown<InvalidArgument>([&] { validate(table, shape); });
   };
   for (std::size_t i = 0; i < good.size(); ++i) {
-    if (good[i].kind != Kind::reduce && good[i].kind != Kind::settle) continue;
+    if (good[i].kind != Kind::reduce && good[i].kind != Kind::synchronize) continue;
     Table without = good;
     without.erase(without.begin() + std::ptrdiff_t(i));
     EXPECT_NE(refusal(without), "(nothing was thrown)") << "without " << to_string(good[i]);

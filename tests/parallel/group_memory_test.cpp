@@ -39,9 +39,9 @@ TEST(GroupMemory, IsUsedAgainByTheNextGroupThatFits) {
   Pool pool({10, 8, 12});
   EXPECT_EQ(pool.memory.gather(0).number, 0);
   EXPECT_EQ(pool.memory.gather(1).number, 1);
-  pool.memory.release(0);
-  pool.memory.release(1);
-  EXPECT_EQ(pool.memory.open(1).number, 1) << "the best fit";
+  pool.memory.reshard(0);
+  pool.memory.reshard(1);
+  EXPECT_EQ(pool.memory.alloc_grads(1).number, 1) << "the best fit";
   EXPECT_EQ(pool.memory.gather(2).number, 2) << "nothing else is large enough";
   EXPECT_EQ(pool.memory.gather(1).number, 0);
 }
@@ -50,25 +50,25 @@ TEST(GroupMemory, KeepsGradientsUntilTheirScatterIsFinished) {
   Pool pool({10, 10, 10, 10});
   for (const int group : {0, 1}) {
     EXPECT_TRUE(pool.memory.due(group).empty());
-    EXPECT_EQ(pool.memory.open(group).number, group);
+    EXPECT_EQ(pool.memory.alloc_grads(group).number, group);
     EXPECT_EQ(pool.memory.scatter(group).number, group);
   }
   EXPECT_EQ(pool.memory.due(2), std::vector<int>{0}) << "two are under way";
   EXPECT_EQ(pool.memory.due(1), (std::vector<int>{0, 1})) << "and the group's own";
   pool.memory.finish(0);
   EXPECT_TRUE(pool.memory.due(2).empty());
-  EXPECT_EQ(pool.memory.open(2).number, 0);
+  EXPECT_EQ(pool.memory.alloc_grads(2).number, 0);
 }
 
 TEST(GroupMemory, ScattersSumsInPlaceOfGradients) {
   Pool pool({10, 10}, /*fp32_sums=*/true);
-  EXPECT_EQ(pool.memory.open(0).type, at::kBFloat16);
+  EXPECT_EQ(pool.memory.alloc_grads(0).type, at::kBFloat16);
   const int sums = pool.memory.widen(0).number;
   EXPECT_EQ(pool.memory.widen(0).number, sums) << "they are kept";
   const Piece scattered = pool.memory.scatter(0);
   EXPECT_EQ(scattered.number, sums);
   EXPECT_EQ(scattered.type, at::kFloat);
-  EXPECT_EQ(pool.memory.open(1).number, 0) << "the gradients went back at once";
+  EXPECT_EQ(pool.memory.alloc_grads(1).number, 0) << "the gradients went back at once";
   EXPECT_EQ(pool.memory.scatter(1).type, at::kFloat) << "widened if that was not done";
   EXPECT_EQ(pool.made, 3);
 }

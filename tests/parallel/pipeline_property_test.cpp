@@ -34,7 +34,7 @@ class Times : public Layer {
     return x * weight_->value;
   }
   at::Tensor backward(const at::Tensor& grad, Pass& pass) override {
-    pass.do_or_put_off([weight = weight_, grad, x = pass.saved[0]] {
+    pass.run_or_defer([weight = weight_, grad, x = pass.saved[0]] {
       weight->add_grad((grad * x).sum().reshape({1}));
     });
     return grad * weight_->value;

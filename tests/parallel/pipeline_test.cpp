@@ -90,7 +90,7 @@ void expect_one_process(PipelineOrder name, const PipelineShape& shape, bool rec
     StepShape step = whole;
     for (const int owner : owners) step.own.push_back(owner == ranks->rank());
     Table table = pipeline_table(schedule, shape, ranks->rank(), stages, step);
-    table.push_back({Action::Kind::settle});
+    table.push_back({Action::Kind::synchronize});
     table.push_back({Action::Kind::update});
     Trained seen = trained(table, step, batches, {ranks, owners});
     for (std::size_t i = 0; i < seen.losses.size(); ++i)
@@ -143,7 +143,7 @@ TEST(Pipeline, SendsAnActivationAndItsGradientOverEachBoundary) {
     StepShape step{layers, 4, {}};
     for (const int owner : owners) step.own.push_back(owner == ranks->rank());
     Table table = pipeline_table(schedule, shape, ranks->rank(), stages, step);
-    table.push_back({Action::Kind::settle});
+    table.push_back({Action::Kind::synchronize});
     table.push_back({Action::Kind::update});
     trained(table, step, batches, {ranks, owners});
     std::uint64_t bytes = 0;

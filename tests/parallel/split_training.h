@@ -33,13 +33,13 @@ inline ModelOptions sizes() {
 struct Case {
   ModelOptions model = sizes();
   bool sequence = false;
-  bool weights_later = false;
+  bool defer_weight_grads = false;
   std::int64_t samples = 8;
 };
 
 inline std::string text(const Case& c, int ranks) {
   return fmt::format("{} ranks{}{}, {}, dropout {}, recompute {}, vocabulary {}, {} samples", ranks,
-                     c.sequence ? ", sequence" : "", c.weights_later ? ", weights later" : "",
+                     c.sequence ? ", sequence" : "", c.defer_weight_grads ? ", weights later" : "",
                      c.model.tied ? "tied" : "untied", c.model.dropout, name_of(c.model.recompute),
                      c.model.vocab, c.samples);
 }
@@ -56,7 +56,7 @@ inline std::vector<Batch> batches_of(std::int64_t samples, std::int64_t vocab) {
 }
 
 // The gradients of inputs first, those of weights after all of them.
-inline Table with_weights_later(const Table& table) {
+inline Table with_deferred_weight_grads(const Table& table) {
   Table changed;
   std::vector<Action> later;
   for (Action action : table) {
@@ -92,7 +92,7 @@ inline Trained trained(const Case& c, const std::vector<Batch>& batches,
   StepShape shape{.layers = layers, .micro_batches = micro_batches};
   shape.recompute = stack.runs_again();
   Table table = one_process(shape);
-  if (c.weights_later) table = with_weights_later(table);
+  if (c.defer_weight_grads) table = with_deferred_weight_grads(table);
   Neighbours neighbours;
   if (stages.ranks) {
     const PipelineShape pipeline{.ranks = 2, .micro_batches = micro_batches};
@@ -103,7 +103,7 @@ inline Trained trained(const Case& c, const std::vector<Batch>& batches,
     shape.tied = !stack.tied_across().empty();
     table = pipeline_table(make_schedule(stages.schedule, pipeline), pipeline, stages.ranks->rank(),
                            cut, shape);
-    table.push_back({Action::Kind::settle});
+    table.push_back({Action::Kind::synchronize});
     if (shape.tied) table.push_back({Action::Kind::tie});
     table.push_back({Action::Kind::update});
   }

@@ -70,7 +70,7 @@ TEST(TensorParallel, EqualsOneProcessWithWeightsLater) {
   for (const bool sequence : {false, true})
     for (const int ranks : {2, 4})
       for (const auto recompute : {Recompute::none, Recompute::selective}) {
-        Case c{.sequence = sequence, .weights_later = true};
+        Case c{.sequence = sequence, .defer_weight_grads = true};
         c.model.recompute = recompute;
         expect_one_process(c, ranks);
       }

@@ -39,7 +39,7 @@ std::int64_t peak_bytes(const Table& table, const std::vector<std::int64_t>& byt
   std::int64_t now = 0, peak = 0;
   for (const auto& action : table) {
     if (action.kind == Kind::gather) peak = std::max(peak, now += bytes[std::size_t(action.group)]);
-    if (action.kind == Kind::release) now -= bytes[std::size_t(action.group)];
+    if (action.kind == Kind::reshard) now -= bytes[std::size_t(action.group)];
   }
   return peak;
 }
@@ -68,7 +68,8 @@ TEST(ZeroTable, KeepsATiedGroupForTheLayersThatUseIt) {
   const auto table = zero(shape, {10, 10, 10}, 1000);
   validate(table, shape);
   EXPECT_EQ(count(table, Kind::gather, 0), 3) << "embedding, head, embedding's backward";
-  EXPECT_EQ(count(table, Kind::open, 0), 1) << "its gradients live from the head to the embedding";
+  EXPECT_EQ(count(table, Kind::alloc_grads, 0), 1)
+      << "its gradients live from the head to the embedding";
   EXPECT_EQ(count(table, Kind::scatter, 0), 1);
   EXPECT_EQ(count(table, Kind::gather, 2), 1);
 }
@@ -87,9 +88,9 @@ TEST(ZeroTable, GathersNoMoreForARecompute) {
   Table early = table;
   const auto again = std::find_if(early.begin(), early.end(),
                                   [](const Action& a) { return a.kind == Kind::recompute; });
-  const auto use =
-      std::find_if(std::make_reverse_iterator(again), early.rend(),
-                   [&](const Action& a) { return a.kind == Kind::use && a.group == again->layer; });
+  const auto use = std::find_if(
+      std::make_reverse_iterator(again), early.rend(),
+      [&](const Action& a) { return a.kind == Kind::wait_unshard && a.group == again->layer; });
   std::rotate(use.base() - 1, again, again + 1);
   EXPECT_NE(thrown<InvalidArgument>([&] { validate(early, shape); }).find("is not there"),
             std::string::npos);

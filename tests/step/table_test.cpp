@@ -97,14 +97,14 @@ bool runs(const Table& table, int layers, int micro_batches, const Again& again 
       case Kind::reduce:
       case Kind::fetch:
       case Kind::gather:
-      case Kind::use:
-      case Kind::release:
-      case Kind::open:
+      case Kind::wait_unshard:
+      case Kind::reshard:
+      case Kind::alloc_grads:
       case Kind::scatter:
-      case Kind::settle:
+      case Kind::synchronize:
         return false;  // one process has none
       case Kind::update:
-      case Kind::hand_over:
+      case Kind::push:
         return finished == layers * micro_batches && i + 1 == table.size();
     }
   }

@@ -130,9 +130,9 @@ TEST(Walk, ExplainsEverySecondOfAStep) {
 
 TEST(Walk, FetchesAGroupBeforeItIsGathered) {
   const auto of = [](Kind kind, int group) { return Action{.kind = kind, .group = group}; };
-  const Table table = {of(Kind::fetch, 0),  of(Kind::fetch, 1), of(Kind::gather, 0),
-                       of(Kind::gather, 1), of(Kind::use, 0),   {Kind::forward, 0, 0},
-                       of(Kind::use, 1)};
+  const Table table = {of(Kind::fetch, 0),       of(Kind::fetch, 1),        of(Kind::gather, 0),
+                       of(Kind::gather, 1),      of(Kind::wait_unshard, 0), {Kind::forward, 0, 0},
+                       of(Kind::wait_unshard, 1)};
   StepCosts costs = equal_layers(1, {.forward = 3});
   costs.groups.assign(2, {.fetch = {.seconds = 5}, .gather = {.seconds = 2, .bytes = 40}});
   std::vector<double> end;
@@ -150,9 +150,9 @@ TEST(Walk, WaitsForTiedSumsAndPushesAtTheEnd) {
   costs.tie = {.seconds = 4, .bytes = 12};
   costs.push = {.seconds = 2, .bytes = 7};
   costs.update = 1;
-  const RankCosts tied = walk({{Kind::settle}, {Kind::tie}, {Kind::update}}, costs);
+  const RankCosts tied = walk({{Kind::synchronize}, {Kind::tie}, {Kind::update}}, costs);
   EXPECT_EQ(tied.end, 5);
-  EXPECT_EQ(walk({{Kind::settle}, {Kind::tie}}, costs).end, 4) << "the tie itself waits";
+  EXPECT_EQ(walk({{Kind::synchronize}, {Kind::tie}}, costs).end, 4) << "the tie itself waits";
   EXPECT_EQ(tied.exposed, 4);
   EXPECT_EQ(tied.sent(Purpose::tied_gradients), 12);
   const RankCosts pushed = walk(for_servers({.layers = 1}), costs);
@@ -195,10 +195,9 @@ TEST(Walk, WaitsForMessagesAndSendsOneAtATimeEachWay) {
 
 // The middle rank of three.
 TEST(Walk, HoldsMessagesUntilTheyAreUsedOrHaveGone) {
-  const Table table = {{Kind::receive, 1, 0},  {Kind::forward, 1, 0},
-                       {Kind::send, 1, 0},     {Kind::receive_grad, 1, 0},
-                       {Kind::backward, 1, 0}, {Kind::send_grad, 1, 0},
-                       {Kind::settle},         {Kind::update}};
+  const Table table = {{Kind::receive, 1, 0},      {Kind::forward, 1, 0},  {Kind::send, 1, 0},
+                       {Kind::receive_grad, 1, 0}, {Kind::backward, 1, 0}, {Kind::send_grad, 1, 0},
+                       {Kind::synchronize},        {Kind::update}};
   StepCosts costs = equal_layers(2, {.forward = 1, .input = 1, .weight = 1, .kept = 3});
   costs.boundaries.assign(2, {.seconds = 10, .bytes = 20});
   std::vector<std::int64_t> held;

@@ -77,7 +77,7 @@ Result trained(const Case& one, std::shared_ptr<Communicator> ranks = nullptr) {
                    .parallel = {.zero = one.stage},
                    .zero = {.group = 0}},
                   ranks);
-  if (ranks && !one.shares.empty()) trainer.share_out(one.shares);
+  if (ranks && !one.shares.empty()) trainer.split_batch(one.shares);
   trainer.on_step([&](const StepReport& report) { result.losses.push_back(report.loss); });
   trainer.run();
   result.parameters = all_parameters(stack, trainer);

@@ -77,7 +77,7 @@ TEST(Zero, EqualsOneProcessWithUnevenShares) {
       Stack stack = gpt(job.model);
       const auto trainer = tiny_trainer(job, stack, native_communicator(group.shared_from_this()));
       trainer->run_until(2);
-      trainer->share_out({5, 2, 17});
+      trainer->split_batch({5, 2, 17});
       trainer->run();
       EXPECT_LT((all_parameters(stack, *trainer) - expected.parameters).abs().max().item<double>(),
                 bound);

@@ -13,13 +13,11 @@ struct SyncOptions {
   std::int64_t allow_staleness = 0;
 
   void fields(Fields& f) {
-    f.add("adapt", adapt,
-          "choose the algorithm of the reductions again while the job runs, when links change");
-    f.add("every", every, "steps between looks at what was measured", {.minimum = 1});
+    f.add("adapt", adapt, "choose the all-reduce algorithm again when links change");
+    f.add("every", every, "steps between evaluations of the measurements", {.minimum = 1});
     f.add(
         "allow_staleness", allow_staleness,
-        "where it pays and the measured gradients allow it, let them be up to so many updates old "
-        "for a time; 0: never",
+        "largest staleness of asynchronous phases, which begin where they pay and the measured gradients allow it; 0: never",
         {.minimum = 0, .maximum = 1000});
   }
 };

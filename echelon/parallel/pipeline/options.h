@@ -25,16 +25,13 @@ struct PipelineOptions {
   void fields(Fields& f) {
     f.add(
         "schedule", schedule,
-        "the order in which a rank of parallel.pipeline runs forwards and backwards of micro-batches; "
-        "interleaved: train.micro_batches must be a multiple of parallel.pipeline");
-    f.add("chunks", chunks, "stages of each rank; more than one with pipeline.schedule=interleaved",
+        "order of forwards and backwards of micro-batches; interleaved: train.micro_batches must be a multiple of parallel.pipeline");
+    f.add("chunks", chunks,
+          "stages per rank; more than one only with pipeline.schedule=interleaved",
           {.minimum = 1, .maximum = 64});
     f.add("balance", balance,
-          "what is to be as even as can be over the stages: measured time, memory, or the count of "
-          "layers");
-    f.add("stages", stages,
-          "layers of each stage, as in \"4,3,3\": the same bits every time; empty: by "
-          "pipeline.balance");
+          "what to balance over the stages: measured time, memory, or the number of layers");
+    f.add("stages", stages, "layers per stage, for example \"4,3,3\"; empty: by pipeline.balance");
   }
 };
 

@@ -135,8 +135,8 @@ void ParameterServer::lose(int worker, const std::string& why) {
   if (!why.empty()) lost_.push_back(message);
   if (needs_all_workers())
     return fail(std::make_exception_ptr(
-        PeerLost(message + (setup_.spell ? ", and with it a part of the model"
-                                         : ", and the job is synchronous"))));
+        PeerLost(message + (setup_.async_phase ? ", and with it a part of the model"
+                                               : ", and the job is synchronous"))));
   if (worker == begun_by_)
     return fail(
         std::make_exception_ptr(PeerLost(message + "; it is the one that shows and saves")));
@@ -168,12 +168,12 @@ void ParameterServer::require_role(const Connection& connection, const Frame& re
       break;
     case Peer::stop: {
       // Every rank may be told to stop, by a signal that all of them get. To give up what was begun
-      // is for the first; the ranks of a spell may each find a reason to.
+      // is for the first; the ranks of an asynchronous phase may each find a reason to.
       FrameReader reader(request, connection.peer->name());
       const bool gives_up = !reader.text().empty();
       if (connection.role != Role::rank && connection.role != Role::server)
         refuse("workers that the job began with");
-      if (gives_up && !connection.first && !setup_.spell) refuse("the first worker");
+      if (gives_up && !connection.first && !setup_.async_phase) refuse("the first worker");
       break;
     }
     default:

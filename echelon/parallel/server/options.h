@@ -24,26 +24,26 @@ struct ServerOptions {
   double patience = 60;
 
   void fields(Fields& f) {
-    f.add("count", count, "parameter servers; 0: none, the ranks reduce among themselves",
+    f.add("count", count, "parameter servers; 0: none, ranks all-reduce",
           {.minimum = 0, .maximum = 1024});
     f.add("place", place,
-          "colocated: in the first ranks, which also work; separate: the last ranks of the job");
-    f.add("mode", mode,
-          "sync: a step begins when the one before is applied; bounded: gradients may be up to "
-          "server.staleness updates old; async: as old as they come");
-    f.add("staleness", staleness, "bounded: updates that a gradient may lag behind",
+          "colocated: the first ranks are also servers; separate: the last ranks are only servers");
+    f.add(
+        "mode", mode,
+        "sync: a step begins when the previous one is applied; bounded: gradients may be up to server.staleness updates old; async: any staleness");
+    f.add("staleness", staleness, "bounded: largest staleness of a gradient, in updates",
           {.minimum = 0, .maximum = 1000});
     f.add("aware_rate", aware_rate, "a gradient of age a counts 1/max(1, a)");
-    f.add("compensate", compensate,
-          "delay compensation: gradients get this times their square times the drift of the "
-          "parameters since they were read; 0: off",
-          {.minimum = 0, .maximum = 1e3});
-    f.add("fresh_wait", fresh_wait,
-          "bounded, async: how long a worker waits for the newest parameters before it takes older "
-          "ones, as a part of what a share takes; 0: never",
-          {.minimum = 0, .maximum = 100});
+    f.add(
+        "compensate", compensate,
+        "delay compensation: factor on gradient squared times the drift of the parameters; 0: off",
+        {.minimum = 0, .maximum = 1e3});
+    f.add(
+        "fresh_wait", fresh_wait,
+        "bounded, async: how long a worker waits for the newest parameters, as a share of the time of a share of the batch; 0: never",
+        {.minimum = 0, .maximum = 100});
     f.add("patience", patience,
-          "how long a worker may be silent; then its share goes to another (sync: the job ends)",
+          "how long a worker may be silent before its share goes to another (sync: the job ends)",
           {.minimum = 0, .above_minimum = true, .unit = "s"});
   }
 

@@ -279,7 +279,7 @@ ParameterServer::Next ParameterServer::next(int worker, std::size_t seen, std::i
                                                   : std::min(deadline.remaining(), enough));
   }
   reply.version = now();
-  reply.spoiled = spoiled_;
+  reply.failure = failure_;
   reply.lost = lost_;
   for (std::size_t i = seen; i < applied_.size() && reply.applied.size() < wire::most_applied; ++i)
     reply.applied.push_back(applied_[i]);
@@ -474,7 +474,7 @@ void ParameterServer::stop() {
 
 void ParameterServer::abandon(const std::string& why) {
   const std::lock_guard lock(mutex_);
-  if (spoiled_.empty()) spoiled_ = why;
+  if (failure_.empty()) failure_ = why;
   if (table_) table_->abandon();
   changed_.notify_all();
 }

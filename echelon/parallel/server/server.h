@@ -66,7 +66,7 @@ class ParameterServer {
     // For ranks that otherwise reduce among themselves: none of them can be done without, and a
     // gradient that is not finite ends the servers' work in place of the job, with the state
     // before.
-    bool spell = false;
+    bool async_phase = false;
   };
 
   // What a job begins with: from the first worker. A server keeps tensors that nobody else has.
@@ -90,7 +90,7 @@ class ParameterServer {
     bool finished = false;
     std::vector<Applied> applied;  // since the caller's last question
     std::int64_t version = 0;
-    std::string spoiled;            // why the work ended before its time; empty: it did not
+    std::string failure;            // why the work ended before its time; empty: it did not
     std::vector<std::string> lost;  // workers that died or were dropped so far, and why
   };
 
@@ -190,7 +190,9 @@ class ParameterServer {
   // and bound what guests may leave there.
   void require_its_own(int worker, const Task& task) const;
   void require_room(const Task& task, Part part) const;
-  bool needs_all_workers() const { return setup_.server.mode == ServerMode::sync || setup_.spell; }
+  bool needs_all_workers() const {
+    return setup_.server.mode == ServerMode::sync || setup_.async_phase;
+  }
   // With mutex_:
   void shut_if(const std::function<bool(const Connection&)>& whom);
   int waited_for() const;  // ranks of the job and servers that have not left
@@ -263,7 +265,7 @@ class ParameterServer {
   std::map<std::int64_t, std::vector<double>> losses_;     // by step, then share
   std::map<std::int64_t, std::map<int, double>> squares_;  // by update, then server
   std::vector<Applied> applied_;
-  std::string spoiled_;
+  std::string failure_;
   int ranks_ = 0;       // of the job, that came
   int here_ = 0;        // workers in this process that have not left
   bool ended_ = false;  // no update is to come

@@ -44,10 +44,10 @@ void ParameterServer::run() {
       const auto message = fmt::format(
           "the gradient became infinite at step {}; a lower optim.rate or optim.clip may help",
           step->clock + 1);
-      if (!setup_.spell) throw Error(message);
+      if (!setup_.async_phase) throw Error(message);
       // All servers know this norm, and none applies the update.
       const std::lock_guard lock(mutex_);
-      spoiled_ = message;
+      failure_ = message;
       applying_ = false;
       if (table_) table_->abandon(update);
       changed_.notify_all();

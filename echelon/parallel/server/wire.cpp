@@ -160,7 +160,7 @@ Frame encode(const ParameterServer::Next& next) {
         .number(one.ages.size());
     for (const auto age : one.ages) writer.number(std::uint64_t(age));
   }
-  writer.text(next.spoiled);
+  writer.text(next.failure);
   write_texts(writer, next.lost);
   return writer.frame(next.task ? Peer::ok : next.finished ? Peer::finished : Peer::wait);
 }
@@ -180,7 +180,7 @@ ParameterServer::Next decode_next(const Frame& frame, const std::string& from) {
     one.ages.resize(reader.number_at_most(1 << 16));
     for (auto& age : one.ages) age = std::int64_t(reader.number());
   }
-  next.spoiled = reader.text();
+  next.failure = reader.text();
   next.lost = read_texts(reader);
   reader.end();
   return next;

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "echelon/parallel/zero/lending_pool.h"
+#include "echelon/parallel/zero/buffer_pool.h"
 #include "echelon/step/shards.h"
 
 namespace echelon {
@@ -35,7 +35,7 @@ class GroupMemory {
 
   // For the values, and until release.
   const Memory& gather(int group) { return of(group).values = take(group, type_); }
-  void release(int group) { pool_.give_back(std::exchange(of(group).values, {})); }
+  void reshard(int group) { pool_.give_back(std::exchange(of(group).values, {})); }
 
   // The groups whose scatter has to be finished before `group` is opened: its own, and the first of
   // more than may be under way.
@@ -47,7 +47,7 @@ class GroupMemory {
     return groups;
   }
   // For the gradients, and until finish.
-  const Memory& open(int group) { return of(group).gradients = take(group, type_); }
+  const Memory& alloc_grads(int group) { return of(group).gradients = take(group, type_); }
   // For the fp32 sums of the gradients; the same until they are scattered.
   const Memory& widen(int group) {
     Group& one = of(group);
@@ -87,7 +87,7 @@ class GroupMemory {
   Make make_;
   std::vector<Group> groups_;
   std::vector<int> scattering_;  // groups, in the order in which their scatters began
-  LendingPool<Memory> pool_;
+  BufferPool<Memory> pool_;
 };
 
 }  // namespace echelon

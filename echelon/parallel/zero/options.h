@@ -26,26 +26,26 @@ struct ZeroOptions {
   ScatterOption scatter = ScatterOption::automatic;
 
   void fields(Fields& f) {
-    f.add("prefetch", prefetch,
-          "stage 3: parameters that may be brought together ahead of their use; the next group "
-          "always is",
-          {.minimum = 0, .maximum = 1e9, .unit = "MiB"});
-    f.add("group", group,
-          "layers that are smaller are shared out, gathered and reduced together with their "
-          "neighbours",
-          {.minimum = 0, .maximum = 1e6, .unit = "MiB"});
+    f.add(
+        "prefetch", prefetch,
+        "stage 3: parameters that may be gathered ahead of their use; the next group always is",
+        {.minimum = 0, .maximum = 1e9, .unit = "MiB"});
+    f.add(
+        "group", group,
+        "layers smaller than this are sharded, gathered and reduced together with their neighbours",
+        {.minimum = 0, .maximum = 1e6, .unit = "MiB"});
     f.add("shard", shard,
-          "over whom: all ranks, or those of a host, while every host has a copy of everything");
-    f.add("offload", offload,
-          "where the optimiser's state, the masters and in stage 3 the slices of parameters and "
-          "gradients are kept");
-    f.add("offload_path", offload_path, "folder for offload=disk: on a fast disk, with room");
+          "shard over all ranks, or over the ranks of a host with one copy per host");
+    f.add(
+        "offload", offload,
+        "where masters and optimiser state, and in stage 3 the slices of parameters and gradients, are kept");
+    f.add("offload_path", offload_path,
+          "folder for offload=disk, on a fast disk with enough space");
     f.add(
         "scatter", scatter,
-        "stages 2 and 3 with several micro-batches: gradients go to their owners after each, which "
-        "needs the least memory, or once a step, which sends the least; auto: once a step in a "
-        "pipeline, where memory allows");
-    f.add("piece", piece, "offload: what is updated at a time, of each kind of state",
+        "stages 2 and 3: reduce gradients to their owners after each micro-batch (least memory) or once per step (fewest bytes); auto: once per step in a pipeline, if memory allows");
+    f.add("piece", piece,
+          "offload: size of the chunks that are updated one at a time, per kind of state",
           {.minimum = 0.02, .maximum = 1024, .unit = "MiB"});
   }
 };

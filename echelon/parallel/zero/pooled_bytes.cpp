@@ -36,10 +36,10 @@ std::uint64_t pooled_bytes(const Table& table, const Stack& stack, const Placeme
     if (gradients && fp32_sums)
       for (const int other : widening.before(timed.action)) memory.widen(other);
     if (values && kind == Kind::gather) memory.gather(group);
-    if (values && kind == Kind::release) memory.release(group);
-    if (gradients && kind == Kind::open) {
+    if (values && kind == Kind::reshard) memory.reshard(group);
+    if (gradients && kind == Kind::alloc_grads) {
       for (const int other : memory.due(group)) memory.finish(other);
-      memory.open(group);
+      memory.alloc_grads(group);
     }
     if (gradients && kind == Kind::scatter) memory.scatter(group);
   });

@@ -207,7 +207,7 @@ void ZeroShards::publish(int group) {
 
 void ZeroShards::wait_for_values() {
   if (!placement_.values.sliced)
-    for (int g = 0; g < int(gathering_.size()); ++g) use(g);
+    for (int g = 0; g < int(gathering_.size()); ++g) wait_unshard(g);
 }
 
 Tier::Run ZeroShards::kept_values(int group) const {
@@ -224,8 +224,8 @@ void ZeroShards::fetch(int group) {
 }
 
 void ZeroShards::gather(int group) {
-  if (!pools_values(group)) return stack_.lend_values(group, values(group));
-  stack_.lend_values(group, pooled_.gather(group));
+  if (!pools_values(group)) return stack_.attach_values(group, values(group));
+  stack_.attach_values(group, pooled_.gather(group));
   const at::Tensor all = stack_.group_values(group);
   auto& work = gathering_[std::size_t(group)];
   const Parcel parcel{.purpose = Purpose::parameters, .part = group};
@@ -246,7 +246,7 @@ void ZeroShards::gather(int group) {
   });
 }
 
-void ZeroShards::use(int group) {
+void ZeroShards::wait_unshard(int group) {
   auto& work = gathering_[std::size_t(group)];
   exchange_->wait(work, stack_.device());
   work = {};
@@ -256,22 +256,22 @@ void ZeroShards::use(int group) {
     tier_->give_back(kept_values(group), /*changed=*/false);
 }
 
-void ZeroShards::release(int group) {
+void ZeroShards::reshard(int group) {
   if (lane_) {
     lane_->wait(group);
     tier_->give_back(kept_values(group), /*changed=*/false);
   }
-  stack_.take_back_values(group);
-  if (pools_values(group)) pooled_.release(group);
+  stack_.detach_values(group);
+  if (pools_values(group)) pooled_.reshard(group);
 }
 
 // What has arrived is put away first, since its memory may do; and the same group of an earlier
 // micro-batch, whose place this is. What has still to be summed across hosts waits for its turn:
 // all ranks begin their exchanges in the same order. On a GPU every step takes the same memory for
 // the same group, so that a graph can record it.
-void ZeroShards::open(int group) {
+void ZeroShards::alloc_grads(int group) {
   if (!pools_grads(group)) {
-    stack_.lend_grads(group, grads(group));
+    stack_.attach_grads(group, grads(group));
     if (!kept_[std::size_t(group)]) stack_.forget_grads(group);
     kept_[std::size_t(group)] = true;  // later micro-batches add to it
     return;
@@ -282,7 +282,7 @@ void ZeroShards::open(int group) {
         ((!replicas_ || one.across) && stack_.device().is_cpu() && one.work.done()))
       finish(one);
   std::erase_if(scattering_, [](const Scattering& one) { return one.group < 0; });
-  stack_.lend_grads(group, pooled_.open(group));
+  stack_.attach_grads(group, pooled_.alloc_grads(group));
   stack_.forget_grads(group);
 }
 
@@ -294,8 +294,8 @@ at::Tensor ZeroShards::own_part(const Scattering& one) const {
 void ZeroShards::widen(int group) {
   const at::NoGradGuard no_grad;
   const auto& place = stack_.groups()[std::size_t(group)];
-  if (placement_.gradients.sliced && !stack_.has_lent_sums(group))
-    stack_.lend_sums(group, pooled_.widen(group));
+  if (placement_.gradients.sliced && !stack_.has_attached_sums(group))
+    stack_.attach_sums(group, pooled_.widen(group));
   stack_.add_to_sums(place.begin, place.begin + place.numel);
 }
 
@@ -307,7 +307,7 @@ void ZeroShards::scatter(int group) {
   else
     stack_.zero_unwritten_grads(place.begin, place.begin + place.numel);
   if (placement_.gradients.sliced && !pools_grads(group)) {
-    stack_.take_back_grads(group);
+    stack_.detach_grads(group);
     return;
   }
   Scattering one;
@@ -316,8 +316,8 @@ void ZeroShards::scatter(int group) {
   if (placement_.gradients.sliced) {
     const at::Tensor& memory = pooled_.scatter(group);
     if (stack_.has_fp32_sums()) {
-      stack_.take_back_sums(group);
-      stack_.take_back_grads(group);
+      stack_.detach_sums(group);
+      stack_.detach_grads(group);
       one.all = memory.narrow(0, 0, place.numel);
     }
   }
@@ -346,7 +346,7 @@ void ZeroShards::finish(Scattering& one) {
   exchange_->wait(one.work, stack_.device());
   if (placement_.gradients.sliced) {
     if (!one.kept) keep(one.group, one.sum);
-    if (!stack_.has_fp32_sums()) stack_.take_back_grads(one.group);
+    if (!stack_.has_fp32_sums()) stack_.detach_grads(one.group);
     pooled_.finish(one.group);
   }
   one = {};
@@ -370,7 +370,7 @@ void ZeroShards::keep(int group, at::Tensor sum) {
   tier_->give_back(run, /*changed=*/true);
 }
 
-void ZeroShards::settle() {
+void ZeroShards::synchronize() {
   for (auto& one : scattering_) finish(one);
   scattering_.clear();
 }

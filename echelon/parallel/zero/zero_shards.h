@@ -74,8 +74,8 @@ class ZeroShards final : public Shards {
   std::int64_t slice_begin(int group) const;
   std::int64_t slice_numel(int group) const;
 
-  // The own slices: of the values, and of the summed gradients after settle(). Not of what a tier
-  // keeps.
+  // The own slices: of the values, and of the summed gradients after synchronize(). Not of what a
+  // tier keeps.
   at::Tensor values(int group) const;
   at::Tensor grads(int group) const;
   const at::Tensor& all_values() const { return own_values_; }  // sliced: of all groups
@@ -90,12 +90,12 @@ class ZeroShards final : public Shards {
 
   void fetch(int group) override;
   void gather(int group) override;
-  void use(int group) override;
-  void release(int group) override;
-  void open(int group) override;
+  void wait_unshard(int group) override;
+  void reshard(int group) override;
+  void alloc_grads(int group) override;
   void widen(int group) override;
   void scatter(int group) override;
-  void settle() override;
+  void synchronize() override;
   void begin_step() override;
 
  private:

@@ -116,7 +116,7 @@ Table with_shards(const Table& computation, const StepShape& shape,
       if (shape.sliced_values && one.from == i) add(Action::Kind::gather, one.group);
     for (const auto& one : needed)
       if (one.first == i && (shape.sliced_values || !used[std::size_t(one.group)])) {
-        add(Action::Kind::use, one.group);
+        add(Action::Kind::wait_unshard, one.group);
         used[std::size_t(one.group)] = true;
       }
     std::vector<int> changed;
@@ -124,7 +124,7 @@ Table with_shards(const Table& computation, const StepShape& shape,
       if (changes(action, g)) changed.push_back(g);
     for (const int g : changed)
       if (shape.sliced_gradients && !std::exchange(left[std::size_t(g)].open, true))
-        add(Action::Kind::open, g);
+        add(Action::Kind::alloc_grads, g);
     table.push_back(action);
     for (const int g : changed) {
       Left& one = left[std::size_t(g)];
@@ -139,12 +139,12 @@ Table with_shards(const Table& computation, const StepShape& shape,
       one.open = false;
     }
     for (const auto& one : needed)
-      if (shape.sliced_values && one.last == i) add(Action::Kind::release, one.group);
+      if (shape.sliced_values && one.last == i) add(Action::Kind::reshard, one.group);
   }
   if (shape.tied) table.push_back({Action::Kind::tie});
   for (int g = 0; g < shape.groups; ++g)
     if (shape.ties(g)) add(Action::Kind::scatter, g);
-  table.push_back({Action::Kind::settle});
+  table.push_back({Action::Kind::synchronize});
   table.push_back({Action::Kind::update});
   return shape.offloaded_values ? with_fetches(table) : table;
 }

@@ -32,7 +32,7 @@ class ZeroUpdate final : public Update {
 
   void load(const ValueSource& source) override;
   const at::Tensor& rate() const override { return slices_->rate(); }
-  // The gradients have been given to their owners and are settled.
+  // The gradients have been given to their owners and are synchronized.
   void apply(const at::Tensor& loss) override;
   const at::Tensor& norm() const override { return norm_; }
   const at::Tensor& skipped() const override { return slices_->skipped(); }

@@ -1,4 +1,4 @@
-#include "echelon/parallel/data/shares.h"
+#include "echelon/parallel/data/batch_split.h"
 
 #include <gtest/gtest.h>
 
@@ -14,16 +14,16 @@ namespace {
 using Numbers = std::vector<std::int64_t>;
 
 TEST(Shares, AreEvenWithTheRestAmongTheFirst) {
-  EXPECT_EQ(even_shares(8, 4), (Numbers{2, 2, 2, 2}));
-  EXPECT_EQ(even_shares(8, 3), (Numbers{3, 3, 2}));
-  EXPECT_EQ(even_shares(2, 2), (Numbers{1, 1}));
+  EXPECT_EQ(even_split(8, 4), (Numbers{2, 2, 2, 2}));
+  EXPECT_EQ(even_split(8, 3), (Numbers{3, 3, 2}));
+  EXPECT_EQ(even_split(2, 2), (Numbers{1, 1}));
 }
 
 TEST(Shares, FollowSpeed) {
   // One rank three times slower: 10 samples as 3, 3, 3, 1 take 3 units each; even ones would
   // take 9.
-  EXPECT_EQ(shares_by_speed(10, {1, 1, 1, 3}, 1), (Numbers{3, 3, 3, 1}));
-  EXPECT_EQ(shares_by_speed(8, {1, 1}, 1), (Numbers{4, 4}));
+  EXPECT_EQ(split_by_speed(10, {1, 1, 1, 3}, 1), (Numbers{3, 3, 3, 1}));
+  EXPECT_EQ(split_by_speed(8, {1, 1}, 1), (Numbers{4, 4}));
 }
 
 // Against all ways to share out a small batch.
@@ -36,16 +36,16 @@ TEST(Shares, LetNobodyWaitLongerThanMust) {
     for (std::int64_t a = 1; a <= 10; ++a)
       for (std::int64_t b = 1; a + b <= 11; ++b)
         best = std::min(best, compute_seconds({a, b, 12 - a - b}, seconds));
-    const auto shares = shares_by_speed(12, seconds, 1);
+    const auto shares = split_by_speed(12, seconds, 1);
     EXPECT_EQ(std::accumulate(shares.begin(), shares.end(), std::int64_t{0}), 12);
     EXPECT_DOUBLE_EQ(compute_seconds(shares, seconds), best);
   }
 }
 
 TEST(Shares, StayUnlessATenthIsGained) {
-  EXPECT_EQ(better_shares({4, 4}, {1.0, 1.05}, 1), std::nullopt);
-  EXPECT_EQ(better_shares({4, 4}, {1, 3}, 1), (Numbers{6, 2}));
-  EXPECT_EQ(better_shares({6, 2}, {1, 3}, 1), std::nullopt) << "it is there already";
+  EXPECT_EQ(better_split({4, 4}, {1.0, 1.05}, 1), std::nullopt);
+  EXPECT_EQ(better_split({4, 4}, {1, 3}, 1), (Numbers{6, 2}));
+  EXPECT_EQ(better_split({6, 2}, {1, 3}, 1), std::nullopt) << "it is there already";
 }
 
 TEST(OwnedRanges, AreWholeAndAligned) {

@@ -1,4 +1,4 @@
-#include "echelon/parallel/data/shares.h"
+#include "echelon/parallel/data/batch_split.h"
 
 #include <algorithm>
 #include <numeric>
@@ -10,7 +10,7 @@ constexpr double worth_it = 0.9;  // of the present time
 
 }  // namespace
 
-std::vector<std::int64_t> even_shares(std::int64_t batch, int ranks) {
+std::vector<std::int64_t> even_split(std::int64_t batch, int ranks) {
   std::vector<std::int64_t> shares(std::size_t(ranks), batch / ranks);
   for (std::int64_t r = 0; r < batch % ranks; ++r) ++shares[std::size_t(r)];
   return shares;
@@ -18,8 +18,8 @@ std::vector<std::int64_t> even_shares(std::int64_t batch, int ranks) {
 
 // Sample by sample to the rank that would then be done first: optimal for the slowest, since a
 // sample's time does not depend on which one it is.
-std::vector<std::int64_t> shares_by_speed(std::int64_t batch, const std::vector<double>& seconds,
-                                          std::int64_t least) {
+std::vector<std::int64_t> split_by_speed(std::int64_t batch, const std::vector<double>& seconds,
+                                         std::int64_t least) {
   std::vector<std::int64_t> shares(seconds.size(), least);
   for (auto left = batch - least * std::ssize(seconds); left > 0; --left) {
     std::size_t best = 0;
@@ -38,11 +38,11 @@ double compute_seconds(const std::vector<std::int64_t>& shares,
   return longest;
 }
 
-std::optional<std::vector<std::int64_t>> better_shares(const std::vector<std::int64_t>& shares,
-                                                       const std::vector<double>& seconds,
-                                                       std::int64_t least) {
+std::optional<std::vector<std::int64_t>> better_split(const std::vector<std::int64_t>& shares,
+                                                      const std::vector<double>& seconds,
+                                                      std::int64_t least) {
   const auto batch = std::accumulate(shares.begin(), shares.end(), std::int64_t{0});
-  auto better = shares_by_speed(batch, seconds, least);
+  auto better = split_by_speed(batch, seconds, least);
   if (compute_seconds(better, seconds) > worth_it * compute_seconds(shares, seconds)) return {};
   return better;
 }

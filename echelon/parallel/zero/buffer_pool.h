@@ -11,7 +11,7 @@ namespace echelon {
 
 // Memory has numel() and scalar_type(): a tensor, or the description of one.
 template <class Memory>
-class LendingPool {
+class BufferPool {
  public:
   // `make` gives new memory, where it is needed.
   template <class Type, class Make>
