@@ -2,7 +2,9 @@
 # library or from its sources. Makes echelon_deps::NAME for each and echelon_deps_headers for all headers.
 
 add_library(echelon_deps_headers INTERFACE)
-target_compile_definitions(echelon_deps_headers INTERFACE SPDLOG_FMT_EXTERNAL=1 TOML_HEADER_ONLY=1)
+# An enum in JSON would silently be its number.
+target_compile_definitions(echelon_deps_headers
+                           INTERFACE SPDLOG_FMT_EXTERNAL=1 TOML_HEADER_ONLY=1 JSON_DISABLE_ENUM_SERIALIZATION=1)
 
 function(echelon_header_dependency name header package)
   if(ECHELON_DEPS)
