@@ -42,8 +42,8 @@ struct Heads {
   at::Tensor q, k, v;  // [batch, heads, tokens, head width]
 };
 
-// [batch, kv heads, tokens, head width] -> [batch, heads, tokens, head width]; itself if it has as
-// many heads.
+// [batch, kv heads, tokens, head width] -> [batch, heads, tokens, head width]; returns x itself if
+// it already has that many heads.
 at::Tensor repeat_heads(const at::Tensor& x, std::int64_t heads) {
   return x.size(1) == heads ? x : x.repeat_interleave(heads / x.size(1), 1);
 }
@@ -54,20 +54,20 @@ at::Tensor sum_heads(const at::Tensor& grad, std::int64_t kv_heads) {
   return grad.unflatten(1, {kv_heads, grad.size(1) / kv_heads}).sum(2);
 }
 
-// Views, except keys and values that are repeated.
+// Returns views, except for repeated keys and values.
 Heads split(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_heads) {
   const auto parts = qkv.unflatten(2, {heads + 2 * kv_heads, -1}).transpose(1, 2);
   return {parts.narrow(1, 0, heads), repeat_heads(parts.narrow(1, heads, kv_heads), heads),
           repeat_heads(parts.narrow(1, heads + kv_heads, kv_heads), heads)};
 }
 
-// [batch, heads, tokens, head width] -> [batch, tokens, width]; free where a kernel lays its output
-// out by token.
+// [batch, heads, tokens, head width] -> [batch, tokens, width]; free if the kernel lays out its
+// output by token.
 at::Tensor merge(const at::Tensor& x) { return x.transpose(1, 2).flatten(2); }
 
 double scale_of(const Heads& heads) { return 1 / std::sqrt(static_cast<double>(heads.q.size(3))); }
 
-// softmax(q k^T * scale, below the diagonal), with all of it in memory.
+// softmax(q k^T * scale, masked above the diagonal), with all scores in memory.
 at::Tensor plain_weights(const Heads& heads) {
   const auto tokens = heads.q.size(2);
   at::Tensor scores = at::matmul(heads.q, heads.k.transpose(2, 3)).mul_(scale_of(heads));

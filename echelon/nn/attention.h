@@ -1,12 +1,12 @@
-// Causal self-attention through the fastest kernel there is for the device, type and head width: on
-// a CPU our own in fp32 (attention_cpu.h) and LibTorch's flash otherwise; on a GPU LibTorch's,
-// which are cuDNN's or flash in bf16 and fp16, memory-efficient in fp32. None of them materialises
-// the scores. Only what those GPU kernels do not take (fp64, odd head widths) runs as plain
-// products and a softmax.
+// Causal self-attention. The device, type and head width decide which kernel runs: on a CPU our own
+// in fp32 (attention_cpu.h) and LibTorch's flash kernel in other types; on a GPU LibTorch's
+// kernels, which are cuDNN's or flash in bf16 and fp16 and memory-efficient attention in fp32. None
+// of them materialises the scores. Types and head widths that the GPU kernels do not support (fp64,
+// odd widths) run as plain products and a softmax.
 //
-// Grouped queries: with fewer key/value heads than query heads, query head h reads key/value head
-// h / (heads / kv_heads). Our own kernel does so in place; for LibTorch's, keys and values are
-// repeated.
+// Grouped queries: if there are fewer key/value heads than query heads, query head h reads
+// key/value head h / (heads / kv_heads). Our own kernel reads them in place; for LibTorch's
+// kernels, keys and values are repeated.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,21 +16,21 @@
 
 namespace echelon {
 
-// `qkv` is [batch, tokens, (heads + 2 * kv_heads) * head width], as one projection gives it: a
-// token's queries, keys and values. The result is [batch, tokens, heads * head width]. What the
-// backward needs beside qkv and the result is appended to `saved` (always the same number of
-// tensors).
+// `qkv` is [batch, tokens, (heads + 2 * kv_heads) * head width], the output of one projection: each
+// token's queries, keys and values. The result is [batch, tokens, heads * head width]. Appends the
+// tensors that backward needs besides qkv and the result to `saved`; their number is always
+// attention_saves.
 at::Tensor attention(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_heads,
                      std::vector<at::Tensor>& saved);
 inline constexpr std::size_t attention_saves = 5;
 
-// The gradient for qkv; `saved` points at what attention() appended.
+// The gradient of qkv. `saved` points at the first tensor that attention() appended.
 at::Tensor attention_backward(const at::Tensor& grad_out, const at::Tensor& qkv,
                               const at::Tensor& out, std::int64_t heads, std::int64_t kv_heads,
                               const at::Tensor* saved);
 
-// Which kernel a device and type get, for the plan: "Echelon (CPU)", "flash (CPU)", "cuDNN",
-// "flash", "memory-efficient", "plain".
+// The kernel that this device, type and head width use, for the plan: "Echelon (CPU)", "flash
+// (CPU)", "cuDNN", "flash", "memory-efficient", "plain".
 std::string attention_kernel(at::Device device, at::ScalarType type, std::int64_t head_width);
 
 }  // namespace echelon

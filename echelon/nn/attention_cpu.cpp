@@ -32,8 +32,8 @@ Parts<T> parts_of(T* qkv, const AttentionShape& shape) {
   return {{qkv, stride}, {qkv + q, stride}, {qkv + q + k, stride}};
 }
 
-// Calls fn(begin, end, scratch) for parts of [0, units), on torch's threads. The scratch is torch's
-// since that begins at a cache line.
+// Calls fn(begin, end, scratch) for parts of [0, units), on torch's threads. Torch allocates the
+// scratch memory, so it begins at a cache line.
 template <class Fn>
 void over_units(Size units, Size scratch_size, const Fn& fn) {
   parallel_over(units, 1, [&](Size begin, Size end) {

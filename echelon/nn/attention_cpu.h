@@ -1,7 +1,7 @@
 // Causal self-attention in fp32 on a CPU, forward and backward, by our own kernel
-// (kernels/cpu/attention.h): on qkv and its gradient as they lie, without the scores in memory. The
-// same input gives the same bits with any number of threads. Torch's threads share the heads of all
-// sequences.
+// (kernels/cpu/attention.h). It works in place on qkv and its gradient and never materialises the
+// scores. The same input gives the same bits with any number of threads. Torch's threads share the
+// heads of all sequences.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,7 +16,7 @@ inline constexpr std::int64_t attention_cpu_widest_head = kernels::cpu::attentio
 
 struct Attended {
   at::Tensor out;  // [batch, tokens, heads * head width]
-  at::Tensor lse;  // [batch, heads, tokens]: log2 of the sum of a row's 2^score, for the backward
+  at::Tensor lse;  // [batch, heads, tokens]: log2 of the sum of a row's 2^score, for backward
 };
 
 // `qkv` is [batch, tokens, (heads + 2 * kv_heads) * head width], float and contiguous: a token's
@@ -24,7 +24,7 @@ struct Attended {
 // which query heads share a key/value head).
 Attended attention_cpu(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_heads);
 
-// The gradient for qkv.
+// The gradient of qkv.
 at::Tensor attention_cpu_backward(const at::Tensor& grad_out, const at::Tensor& qkv,
                                   const Attended& attended, std::int64_t heads,
                                   std::int64_t kv_heads);

@@ -1,5 +1,5 @@
-// Philox by operators: torch has no product of 32-bit words with 64 bits of result, but products of
-// 64-bit integers wrap around, so the low and the high half of one are a mask and a shift away.
+// Philox from torch operators. Torch has no product of 32-bit words with a 64-bit result, but
+// products of 64-bit integers wrap around, so a mask and a shift give the low and the high half.
 #include "echelon/nn/dropout.h"
 
 #include <ATen/Dispatch.h>
@@ -23,7 +23,7 @@ namespace echelon {
 namespace {
 
 constexpr std::int64_t low_word = 0xFFFFFFFF;
-constexpr std::int64_t elements_at_once = 1 << 24;  // bounds what the operators take meanwhile
+constexpr std::int64_t elements_at_once = 1 << 24;  // bounds the operators' temporary memory
 
 std::int64_t threshold_of(double share) { return std::llround(share * 0x1p32); }
 
@@ -49,7 +49,7 @@ at::Tensor words(const DropoutMask& mask, std::int64_t first, std::int64_t count
   return at::stack({c0, c1, c2, c3}, 1).view({-1});
 }
 
-// The same in one pass over the elements.
+// Applies the mask on the CPU in one pass over the elements, with the same bits as stays().
 template <class T>
 void drop(const at::Tensor& flat, const DropoutMask& mask, std::int64_t first) {
   T* const x = flat.data_ptr<T>();

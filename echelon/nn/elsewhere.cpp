@@ -34,8 +34,8 @@ void refuse(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
                         " was given a parameter whose values are not in this process");
 }
 
-// Once, and only in programs that have such tensors. Where another library has taken the key, its
-// fallback runs, and torch's own error stands behind it.
+// Runs once, and only in programs that have such tensors. If another library has taken the key, its
+// fallback runs, and torch's own error still refuses the access.
 void register_refusal() {
   static const auto library = []() -> std::unique_ptr<torch::Library> {
     try {
@@ -49,7 +49,8 @@ void register_refusal() {
   }();
 }
 
-// torch has the first of these in all versions that Echelon builds with, the second in the newest.
+// All torch versions that Echelon builds with have the first of these; only the newest has the
+// second.
 template <class Storage>
 constexpr bool can_allow = requires(Storage& storage) {
   storage.clear_data_ptr_access_error_msg_();

@@ -18,7 +18,7 @@ std::vector<FlatUnit> lay_out(const std::vector<const Parameter*>& parameters) {
   for (const auto* p : parameters) layers = std::max(layers, p->layer + 1);
 
   std::vector<FlatUnit> units;
-  std::int64_t end[2] = {0, 0};  // of the frozen and of the trainable buffer
+  std::int64_t end[2] = {0, 0};  // of the frozen and the trainable buffer
   const auto add = [&](int layer, bool trainable, const std::vector<const Parameter*>& of) {
     if (of.empty()) return;
     FlatUnit unit{.layer = layer,
@@ -37,7 +37,7 @@ std::vector<FlatUnit> lay_out(const std::vector<const Parameter*>& parameters) {
     end[trainable] += unit.numel;
     units.push_back(std::move(unit));
   };
-  // One for each set of dimensions, in the order in which parameters name them.
+  // One unit for each set of dimensions, in the order in which the parameters name them.
   const auto add_by_sums = [&](int layer, bool trainable, std::vector<const Parameter*> of) {
     while (!of.empty()) {
       const auto others =
@@ -53,7 +53,8 @@ std::vector<FlatUnit> lay_out(const std::vector<const Parameter*>& parameters) {
       std::vector<const Parameter*> own, copied;
       for (const auto* p : parameters)
         if (p->layer == layer && p->trainable == trainable) (p->copied ? copied : own).push_back(p);
-      // Copies at the outer end of the layers, where they are in the way of no group.
+      // Copied units go to the outer end of the layers, where they do not separate units of one
+      // group.
       const bool first = units.empty();
       if (!first) add_by_sums(layer, trainable, own);
       for (const auto* p : copied) add(layer, trainable, {p});
@@ -72,7 +73,7 @@ std::vector<ShardGroup> split_batch(std::vector<FlatUnit>& units, int shards,
     Dimensions summed_over;
   };
   std::vector<Members> members;
-  // One that is too small when nothing can follow it joins the one before.
+  // If the last group is too small and nothing can follow it, it joins the previous group.
   const auto close = [&] {
     if (members.size() < 2 || members.back().numel >= smallest) return;
     auto &last = members.back(), &before = members[members.size() - 2];

@@ -1,12 +1,12 @@
-// Flat units: the parameters of a layer that share one trainability, and whose gradients are summed
-// over the same ranks, lie in one contiguous range, as segments. A unit is described without
-// memory; values, gradients, master copies and optimiser state are buffers of `numel` elements with
-// the same segments.
+// Flat units. The parameters of a layer that are all trainable or all frozen, and whose gradients
+// are summed over the same ranks, lie in one contiguous range as segments. A unit is a description
+// without memory. Values, gradients, master copies and optimiser state are buffers of `numel`
+// elements with the same segments.
 //
-// Segments that decay come first, so that each decay group of a unit is one contiguous range and an
-// optimiser needs one operation a group, not one a parameter. Every segment begins at a multiple of
-// 32 elements (64 bytes in the smallest type, so the offsets hold for every type), and the unit is
-// padded to that multiple; padding is zero and stays zero.
+// Segments that decay come first. Each decay group of a unit is then one contiguous range, and an
+// optimiser needs one operation per group, not one per parameter. Every segment begins at a
+// multiple of 32 elements (64 bytes in the smallest type, so the offsets hold for every type), and
+// the unit is padded to that multiple. Padding is zero and stays zero.
 #pragma once
 
 #include <cstdint>
@@ -31,43 +31,45 @@ struct Segment {
 struct FlatUnit {
   int layer = 0;
   bool trainable = true;
-  bool copied = false;  // its one parameter is on other ranks too, with other neighbours
-  Dimensions summed_over = batch_dimensions;  // its gradients (Parameter::summed_over)
-  std::int64_t begin = 0;                     // within the Stack's buffer of this trainability
-  std::int64_t numel = 0;                     // with padding
+  bool copied = false;  // its one parameter also exists on other ranks, beside other parameters
+  Dimensions summed_over = batch_dimensions;  // for its gradients (Parameter::summed_over)
+  std::int64_t begin = 0;                     // within the Stack's trainable or frozen buffer
+  std::int64_t numel = 0;                     // including padding
   std::vector<Segment> segments;
 };
 
-// A contiguous range of a unit that is updated alike: of one decay group, or of one parameter.
+// A contiguous range of a unit that is updated in one operation: one decay group or one parameter.
 struct UpdateRange {
   std::int64_t begin = 0;  // within the Stack's buffer
   std::int64_t numel = 0;
   bool decay = true;
-  int parameter = -1;  // among the trainable ones, in the order of segments; -1: of several
+  int parameter = -1;  // index among trainable parameters, in segment order; -1: several parameters
 };
 
 struct Parameter;
 
-// One unit for the frozen parameters of a layer and one for the trainable ones that are summed over
-// the same dimensions, where there are any; and one more for each of which other ranks have copies.
+// Per layer, one unit for the frozen parameters and one for each set of trainable parameters that
+// are summed over the same dimensions, if there are any. Each parameter that other ranks hold a
+// copy of gets a unit of its own.
 std::vector<FlatUnit> lay_out(const std::vector<const Parameter*>& parameters);
 
-// Consecutive units of trainable parameters that several owners share: each has one of `shards`
-// even slices. What is gathered and reduced at a time, over the same ranks.
+// Consecutive units of trainable parameters that are sharded together: each owner holds one of
+// `shards` equal slices. A group is gathered and reduced as a whole, over the same ranks.
 struct ShardGroup {
   std::int64_t begin = 0;  // within the Stack's buffer
-  std::int64_t numel = 0;  // with padding: divides by shards * segment_alignment
+  std::int64_t numel = 0;  // including padding: a multiple of shards * segment_alignment
   Dimensions summed_over = batch_dimensions;
 };
 
-// Groups of at least `smallest` elements, as far as there are so many; pads the last unit of each
-// and moves those behind it. A copy is a group of its own, cut in the same slices wherever it is:
-// so owners that add in the same order have the same bits in all of them.
+// Groups the trainable units so that each group has at least `smallest` elements if possible. Pads
+// the last unit of each group and moves the units behind it. A copied unit is a group of its own
+// and is cut into the same slices on every rank, so owners that add in the same order get the same
+// bits.
 std::vector<ShardGroup> split_batch(std::vector<FlatUnit>& units, int shards,
                                     std::int64_t smallest);
 
-// The parts of [begin, end) of the Stack's buffer that this rank counts, in order: all but the
-// segments that another rank does.
+// The parts of [begin, end) of the Stack's buffer that this rank counts, in order: everything
+// except the segments that another rank counts.
 struct FlatRange {
   std::int64_t begin = 0, numel = 0;
 };
@@ -76,7 +78,7 @@ std::vector<FlatRange> counted_within(const std::vector<FlatUnit>& units, std::i
 
 enum class Grain { decay_group, parameter };
 
-// The ranges of trainable units, none longer than `longest` elements.
+// The ranges of the trainable units, none longer than `longest` elements.
 std::vector<UpdateRange> update_ranges(const std::vector<FlatUnit>& units, Grain grain,
                                        std::int64_t longest);
 

@@ -12,7 +12,7 @@
 namespace echelon {
 namespace {
 
-constexpr std::int64_t grain = 1 << 14;  // elements that are worth a thread
+constexpr std::int64_t grain = 1 << 14;  // minimum number of elements per thread
 
 bool ours(const at::Tensor& x) {
   return x.is_cpu() && x.scalar_type() == at::kFloat && x.is_contiguous();

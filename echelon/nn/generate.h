@@ -1,4 +1,4 @@
-// Text from a model whose tokens are bytes, one byte after another.
+// Generates text, byte by byte, from a model whose tokens are bytes.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +12,14 @@ namespace echelon {
 
 struct GenerateOptions {
   std::int64_t tokens = 400;
-  double temperature = 0.8;  // 0: always the likeliest
-  std::int64_t top = 40;     // only among the likeliest so many; 0: all
+  double temperature = 0.8;  // 0: always the most likely byte
+  std::int64_t top = 40;     // sample only from this many most likely bytes; 0: from all
   std::uint64_t seed = 1;
 };
 
-// Continues `prompt` (which must not be empty); the model sees the last `context` bytes. Each new
-// byte is also handed to `show` as it comes; false from it ends the text. Same seed, same text.
+// Continues `prompt`, which must not be empty. The model sees the last `context` bytes. Passes each
+// new byte to `show` as it is generated; if `show` returns false, generation ends. The same seed
+// gives the same text.
 std::string generate(Stack& stack, std::int64_t context, std::string_view prompt,
                      const GenerateOptions& options, const std::function<bool(char)>& show = {});
 

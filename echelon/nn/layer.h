@@ -1,12 +1,11 @@
-// A layer: a piece of a model with a forward and a backward of its own, cut from its neighbours at
-// the boundaries. The executor hands it an input and keeps the Pass until it asks for the backward.
+// A layer: a part of a model with its own forward and backward, cut from its neighbours at its
+// input and output. The executor passes it an input and keeps the Pass until it calls backward.
 //
-// Two ways to have one:
+// There are two ways to get a layer:
 //   - wrap any torch::nn::Module (module_layer.h): autograd does the backward;
-//   - derive from Layer and write both: gradients of matrices then go straight into the gradient
-//   buffer
-//     (GEMM with beta), nothing is kept but what `forward` puts into `pass.saved`, and the layer
-//     can be part of a captured GPU graph.
+//   - derive from Layer and write both. Gradients of matrices then go straight into the gradient
+//     buffer (GEMM with beta), nothing is kept except what `forward` puts into `pass.saved`, and
+//     the layer can be part of a captured GPU graph.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,30 +25,32 @@ struct Pass {
   // How often a forward runs before its backward.
   enum class Run {
     once,
-    first,  // it will run again: keep nothing but what makes the second time like the first
-    again,  // the second time: keep what backward needs; nobody reads the output, which may be
+    first,  // it will run again: keep only what makes the second run equal the first
+    again,  // the second run: keep what backward needs; nobody reads the output, which may be
+            // undefined
             // undefined
   };
 
-  // What the random numbers of a pass are functions of, beside their place in the model.
+  // Together with their place in the model, these determine the random numbers of a pass.
   struct Draw {
     std::uint64_t seed = 0;
-    at::Tensor step;                // a whole number on the device, where a recorded graph reads it
+    at::Tensor step;                // an integer on the device, where a captured graph reads it
     std::int64_t first_sample = 0;  // of this micro-batch, within the global batch of the step
   };
 
   std::vector<at::Tensor> saved;  // what forward keeps for backward
   at::Tensor
-      target;  // last layer only: what the loss compares with; undefined: give the output instead
-  double weight = 1;     // this micro-batch's share of the global mean; scales the gradients
-  at::Tensor scale;      // last layer only: scales them too, a float on the device; undefined: 1
+      target;  // last layer only: the loss's target; undefined: return the model's output instead
+  double weight = 1;     // this micro-batch's fraction of the global mean; scales the gradients
+  at::Tensor scale;      // last layer only: also scales the gradients, a float on the device;
+                         // undefined: 1
   bool training = true;  // false: no backward will follow, keep nothing
   Run run = Run::once;
-  bool selective = false;  // keep what is dear to compute again, and drop the rest
-  // backward gives the gradient of the input first and leaves those of parameters that are dear,
-  // which nobody waits for, to be run afterwards.
+  bool selective = false;  // keep what is expensive to recompute and drop the rest
+  // backward returns the gradient of the input first. It defers the expensive parameter gradients,
+  // which nobody waits for, to `later`.
   bool defer_weight_grads = false;
-  std::vector<std::function<void()>> later;  // what it left
+  std::vector<std::function<void()>> later;  // the deferred gradients
   template <class Fn>
   void run_or_defer(Fn gradients) {
     if (defer_weight_grads)
@@ -59,15 +60,15 @@ struct Pass {
   }
   Draw draw;
 
-  // The whole micro-batch. Where ranks split its rows (samples x tokens), a layer has those of this
-  // rank alone, from first_row on: see Layer::takes_rows.
+  // The size of the whole micro-batch. If ranks split its rows (samples x tokens), a layer sees
+  // only this rank's rows, from first_row on: see Layer::takes_rows.
   std::int64_t samples = 0, tokens = 0, first_row = 0;
   bool rows_are_split = false;
 
   struct Extent {
     std::int64_t samples, tokens;
   };
-  // Of the whole micro-batch, given a layer's input.
+  // The extent of the whole micro-batch, given a layer's input.
   Extent extent(const at::Tensor& x) const {
     return rows_are_split ? Extent{samples, tokens} : Extent{x.size(0), x.size(1)};
   }
@@ -75,16 +76,16 @@ struct Pass {
   bool keeps() const { return training && run != Run::first; }
 };
 
-// Where a layer says which parameters it has.
+// A layer declares its parameters through this interface.
 class Declaration {
  public:
   virtual Parameter* parameter(std::string name, std::vector<std::int64_t> shape, Init init,
                                bool decay, bool trainable = true, Splits splits = Splits::no) = 0;
 
   // A second use of a parameter that an earlier layer declared (tied embeddings). In one process
-  // both uses share one value and one gradient buffer. The Stack keeps the list of ties, so that a
-  // pipeline which puts the two layers on different stages can give each a copy and sum the two
-  // gradients. It can be split where all its uses can.
+  // both uses share one value and one gradient buffer. The Stack keeps the list of ties, so a
+  // pipeline that puts the two layers on different stages can give each a copy and sum the two
+  // gradients. The parameter can be split if all its uses support the split.
   virtual Parameter* tied(const std::string& name, Splits splits = Splits::no) = 0;
 
  protected:
@@ -95,52 +96,52 @@ class Layer {
  public:
   virtual ~Layer() = default;
 
-  // What errors call it, beside its number; empty: by what its parameters' names have in common.
+  // The name in error messages, beside the layer's number. If empty, messages use the common prefix
+  // of its parameters' names.
   virtual std::string name() const { return {}; }
 
   virtual void declare(Declaration& /*declaration*/) {}
 
-  // Called once the parameters have memory, before the first forward; of a layer that another rank
-  // has they have none (Parameter::here), and what it holds of them is to be let go. Buffers become
-  // what they are on every rank.
+  // Called once, after parameters are allocated and before the first forward. If another rank owns
+  // this layer, its parameters are not allocated (`Parameter::here` is false): drop any references
+  // to them. Every rank converts the layer's buffers to this device and type.
   virtual void bind(at::Device /*device*/, at::ScalarType /*type*/) {}
 
-  // Called after the trainer's calls where gradients, and perhaps values, have memory only while
-  // they run (ZeRO 2 and 3). A user can reach a wrapped module's tensors in between: until show()
-  // gradients must be undefined, and values that are gone throw InvalidArgument.
+  // Called after each trainer call if gradients, and perhaps values, have memory only during the
+  // call (ZeRO 2 and 3). A user can reach a wrapped module's tensors between calls. Until show(),
+  // gradients must be undefined, and using values that are gone must throw InvalidArgument.
   virtual void withhold(bool /*values*/) {}
-  // The parameters' values are usable again, or others than before (Stack::use_whole).
+  // The parameters' values are usable again, or have been replaced (Stack::use_whole).
   virtual void show() {}
 
-  // The last layer of a Stack is the loss: it compares its input with pass.target and gives the
-  // mean over the samples as a scalar; without a target it gives the model's output.
+  // The last layer of a Stack is the loss: it compares its input with pass.target and returns the
+  // mean over the samples as a scalar. Without a target it returns the model's output.
   virtual at::Tensor forward(const at::Tensor& input, Pass& pass) = 0;
 
-  // The gradient for the input, given that for the output (undefined for the loss, whose gradient
-  // is pass.weight times pass.scale, before anything is rounded to fp16). Gradients of parameters
-  // are added to their buffers, or (pass.defer_weight_grads) those of matrices put off to
-  // pass.later. Undefined where the input has none.
+  // Returns the gradient of the input, given the gradient of the output; undefined if the input has
+  // no gradient. The loss gets an undefined gradient and uses pass.weight times pass.scale, before
+  // anything is rounded to fp16. Adds parameter gradients to their buffers, or defers those of
+  // matrices to pass.later (pass.defer_weight_grads).
   virtual at::Tensor backward(const at::Tensor& grad_output, Pass& pass) = 0;
 
-  // Whether forward keeps more for backward than its input: only then does it pay to run it again.
+  // Whether forward keeps more than its input for backward. Recomputing pays only then.
   virtual bool keeps_more_than_input() const { return true; }
 
-  // Whether all of this class whose parameters have the same shapes take the same time: pipelines
-  // then measure them as one.
+  // Whether layers of this class whose parameters have the same shapes take the same time.
+  // Pipelines then measure only one of them.
   virtual bool shapes_tell_cost() const { return false; }
 
-  // Whether a GPU graph may record it: no host synchronisation, no shapes that depend on values.
+  // Whether a GPU graph may capture it: no host synchronisation, no shapes that depend on values.
   virtual bool capturable() const { return false; }
 
-  // Whether it can have some rows of a micro-batch, [rows, width] in and out, in place of [samples,
-  // tokens, width] (the first layer: in place of what it makes of the input; the loss's target is
-  // whole). The pieces it is made of bring rows together where they need all. What it does by
-  // itself must be alike for every row, and gradients of parameters that no piece declared be
-  // summed over the rows of all ranks (Parameter::group).
+  // Whether the layer can work on some rows of a micro-batch, [rows, width] in and out, instead of
+  // [samples, tokens, width]. For the first layer this concerns only its output; the target of the
+  // loss is always whole. The building blocks of a layer gather rows if they need all of them. The
+  // layer's own operations must treat every row alike, and it must sum gradients of parameters that
+  // no building block declared over the rows of all ranks (Parameter::group).
   virtual bool takes_rows() const { return false; }
 
-  // State that is no parameter but belongs to the model (running statistics): saved and restored by
-  // name.
+  // State of the model that is not a parameter (running statistics): saved and restored by name.
   virtual std::vector<std::pair<std::string, at::Tensor>> buffers() const { return {}; }
 };
 

@@ -1,4 +1,4 @@
-// What goes wrong inside a layer, as one sentence that names it.
+// Turns an error inside a layer into one sentence that names the layer.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,13 +10,13 @@
 
 namespace echelon {
 
-// Within a handler: throws Error with the layer's name, what it did to which tensor, and the first
-// line of what was thrown, which is nested in it (std::rethrow_if_nested).
+// Call inside a handler. Throws Error with the layer's name, the operation, its input tensor, and
+// the first line of the original exception, which is nested (std::rethrow_if_nested).
 [[noreturn]] void throw_of_layer(const Stack& stack, int layer, const char* doing,
                                  const at::Tensor& given, const std::exception& thrown);
 
-// Runs a piece of a layer. Errors of Echelon, such as a lost peer, pass as they are; those of
-// torch, with its frames, and of a user's code become one sentence.
+// Runs a part of a layer. Echelon's own errors, such as a lost peer, pass through unchanged. Errors
+// from torch, with its stack frames, and from user code become one sentence.
 template <class Fn>
 auto in_layer(const Stack& stack, int layer, const char* doing, const at::Tensor& given,
               const Fn& fn) {

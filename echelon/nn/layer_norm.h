@@ -1,5 +1,5 @@
-// Layer normalisation over the last dimension, with weight and bias. A piece that layers are made
-// of. Where ranks split rows, the gradients of weight and bias are summed over them.
+// Layer normalisation over the last dimension, with weight and bias. A building block of layers. If
+// ranks split rows, the gradients of weight and bias are summed over those ranks.
 #pragma once
 
 #include <string>

@@ -7,7 +7,7 @@ namespace echelon {
 namespace {
 
 bool by_rows(const Parameter& weight) { return weight.split.kind == Split::Kind::row; }
-// Those whose product takes whole(x); null: that is x itself.
+// The ranks if the product takes whole(x); null if it takes x itself.
 std::shared_ptr<TensorGroup> by_columns(const Parameter& weight) {
   return weight.split.is_part() && !by_rows(weight) ? weight.group : nullptr;
 }
@@ -34,7 +34,7 @@ at::Tensor Linear::forward(const at::Tensor& x) const {
 }
 
 at::Tensor Linear::backward(const at::Tensor& grad_y, const at::Tensor& x, Pass& pass) const {
-  // Of a split by rows the bias is whole: every rank has all of its gradient, from the same rows.
+  // In a row split the bias is whole: every rank computes its complete gradient from the same rows.
   const at::Tensor grad = by_rows(*weight_) ? weight_->group->whole(grad_y) : grad_y;
   return product_backward(
       by_columns(*weight_), x, pass, [&] { return product(grad, weight_->value); },

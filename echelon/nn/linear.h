@@ -1,8 +1,9 @@
-// y = x W + b, or x W, with W as [in, out]. Not a Layer by itself: a piece that layers are made of.
+// y = x W + b, or x W, with W as [in, out]. Not a Layer by itself but a building block of layers.
 //
-// Ranks can split W by columns (or heads: columns too), where x is whole and y a part of the
-// columns, or by rows, where x is such a part and y a sum over the ranks. One of each, with
-// something between that works column by column, needs two exchanges in each direction.
+// Ranks can split W by columns (or by heads, which are columns too) or by rows. Split by columns, x
+// is whole and y is a part of the columns. Split by rows, x is a part of the columns and y is a sum
+// over the ranks. A column split followed by a row split, with only column-wise operations between
+// them, needs two exchanges in each direction.
 #pragma once
 
 #include <string>
@@ -19,13 +20,13 @@ class Linear {
 
   at::Tensor forward(const at::Tensor& x) const;  // [n, in] -> [n, out]
 
-  // The gradient for x. Those of W and b are written to (or added into) their buffers by the
-  // product itself, now or later as the pass says.
+  // Returns the gradient of x. The product itself writes the gradients of W and b to their buffers
+  // (or adds to them), now or deferred as the pass says.
   at::Tensor backward(const at::Tensor& grad_y, const at::Tensor& x, Pass& pass) const;
 
  private:
   Parameter* weight_ = nullptr;
-  Parameter* bias_ = nullptr;  // null: it has none
+  Parameter* bias_ = nullptr;  // null: no bias
 };
 
 }  // namespace echelon

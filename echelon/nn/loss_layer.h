@@ -1,4 +1,4 @@
-// A user's function as the loss, the last layer of a stack. Autograd runs inside it only.
+// A user's function as the loss, the last layer of a stack. Autograd runs only inside it.
 //
 //   stack.add(loss_layer([](const at::Tensor& out, const at::Tensor& target) {
 //     return torch::mse_loss(out, target);
@@ -14,8 +14,8 @@
 
 namespace echelon {
 
-// `loss(output, target)` must give the mean over the samples as a scalar. In fp16 models it gets
-// both in fp32: squares and sums soon leave the range of fp16.
+// `loss(output, target)` must return the mean over the samples as a scalar. In fp16 models it
+// receives both in fp32, because squares and sums soon leave the range of fp16.
 using LossFunction = std::function<at::Tensor(const at::Tensor& output, const at::Tensor& target)>;
 std::unique_ptr<Layer> loss_layer(LossFunction loss);
 

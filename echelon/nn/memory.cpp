@@ -34,7 +34,7 @@ std::uint64_t MemoryUse::total() const {
   return std::accumulate(bytes.begin(), bytes.end(), std::uint64_t{0});
 }
 
-// Blocks and sums; several threads write.
+// The allocated blocks and the sums by kind. Several threads write.
 class MemoryAccount::Book {
  public:
   explicit Book(MemoryExtent extent) : extent_(extent) {}
@@ -42,7 +42,7 @@ class MemoryAccount::Book {
   MemoryExtent extent() const { return extent_; }
   void report(void* block, std::int64_t size) {
     std::lock_guard lock(mutex_);
-    drop(block);  // also before it comes: it may have been freed unseen
+    drop(block);  // also on allocation: the block may have been freed unseen
     if (size <= 0) return;
     const auto kind = static_cast<std::size_t>(current_kind);
     blocks_[block] = {kind, static_cast<std::uint64_t>(size)};
@@ -81,11 +81,11 @@ class MemoryAccount::Book {
   std::uint64_t total_ = 0, peak_total_ = 0;
 };
 
-// torch tells the profiler of its allocators' every block; we listen in its place.
+// Torch reports every block of its allocators to the profiler; this class listens in its place.
 class MemoryAccount::Listener : public c10::MemoryReportingInfoBase,
                                 public std::enable_shared_from_this<MemoryAccount::Listener> {
  public:
-  // This thread's innermost; null where there is none.
+  // This thread's innermost listener; null if there is none.
   static std::shared_ptr<Listener> current() {
     auto* listener = dynamic_cast<Listener*>(c10::ThreadLocalDebugInfo::get(our_kind));
     return listener ? listener->shared_from_this() : nullptr;

@@ -1,6 +1,6 @@
-// Which tensors the memory is for. While a MemoryCounting lives, every allocation of its thread
+// Accounts for memory by purpose. While a MemoryCounting lives, every allocation of its thread
 // through torch's allocators (CPU and GPU) is counted in its account, under the kind of the
-// innermost MemoryScope; the account keeps the peak and how it was made up.
+// innermost MemoryScope. The account keeps the peak and its composition.
 //
 //   MemoryAccount account;                    // counts nothing by itself
 //   {
@@ -9,8 +9,8 @@
 //   }
 //   account.at_peak();
 //
-// What is counted must be freed while its account counts, on any thread; or it is counted until its
-// address is used again (forget() takes it off before).
+// Counted memory must be freed while its account counts, on any thread. Otherwise it stays counted
+// until its address is reused (forget() removes it earlier).
 #pragma once
 
 #include <array>
@@ -44,7 +44,8 @@ struct MemoryUse {
   std::uint64_t operator[](MemoryKind kind) const { return bytes[static_cast<std::size_t>(kind)]; }
 };
 
-// Whether an account also counts what accounts count that begin to while it is the innermost.
+// Whether an account also counts the allocations of accounts that start counting while it is the
+// innermost.
 enum class MemoryExtent { own, with_inner };
 
 class MemoryAccount {
@@ -57,7 +58,7 @@ class MemoryAccount {
   MemoryUse now() const;
   MemoryUse at_peak() const;
 
-  // It is somebody else's from now on, who may free it while nobody counts.
+  // Stops counting this tensor: it has a new owner, who may free it while nobody counts.
   void forget(const at::Tensor& tensor);
 
  private:
@@ -68,8 +69,8 @@ class MemoryAccount {
   std::shared_ptr<Book> book_;
 };
 
-// They end in the opposite order of that in which they began, on the thread that they began on.
-// Accounts may count on several threads at once, and again while they do already.
+// Countings end in the reverse order of their creation, on the thread that created them. An account
+// may count on several threads at once, and may be nested in itself.
 class MemoryCounting {
  public:
   explicit MemoryCounting(MemoryAccount& account);
@@ -81,9 +82,9 @@ class MemoryCounting {
   bool counts_already_;
 };
 
-// The account that counts on the thread that makes it, for work that other threads do: while a Join
-// lives, what its thread takes and gives back is counted there, or nowhere where that thread had
-// none.
+// Captures the account that counts on the constructing thread, for work on other threads. While a
+// Join lives, allocations and frees of its thread are counted in that account, or not at all if the
+// constructing thread had none.
 class MemoryContext {
  public:
   MemoryContext();

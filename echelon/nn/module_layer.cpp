@@ -29,15 +29,15 @@ at::Tensor wide_enough(const at::Tensor& x) {
   return x.scalar_type() == at::kHalf ? x.to(at::kFloat) : x;
 }
 
-// What a forward may change, as it is now.
+// The current state of everything that a forward may change.
 std::vector<at::Tensor> state_of(const torch::nn::Module& module, at::Device device) {
   std::vector<at::Tensor> all = RandomState(device).states();
   for (const auto& buffer : module.buffers()) all.push_back(buffer.detach().clone());
   return all;
 }
 
-// Puts such a state in place until it is destroyed. Buffers get other memory in the meantime: a
-// copy into theirs would look to autograd like a change of what it keeps.
+// Installs a saved state and restores the previous one on destruction. Meanwhile buffers use other
+// memory: copying into their own would look to autograd like a change of tensors that it has saved.
 class Replay {
  public:
   Replay(const torch::nn::Module& module, at::Device device, const std::vector<at::Tensor>& state)
@@ -71,8 +71,8 @@ std::string elsewhere_reason(const std::string& what, bool several) {
 
 constexpr const char* refusal_name = "elsewhere";
 
-// torch::save writes a module's parameters without an operator that could refuse, but asks every
-// child to write itself.
+// torch::save writes a module's parameters without calling an operator that could refuse, but it
+// asks every child to write itself.
 class Refusal : public torch::nn::Module {
  public:
   explicit Refusal(std::string reason) : reason_(std::move(reason)) {}
@@ -104,8 +104,8 @@ void ModuleLayer::declare(Declaration& declaration) {
   }
 }
 
-// Not module_->to(), which in C++ casts integer buffers too and copies the parameters that are
-// about to be replaced.
+// Does not use module_->to(), which in C++ also casts integer buffers and copies the parameters
+// that are about to be replaced.
 void ModuleLayer::bind(at::Device device, at::ScalarType type) {
   for (at::Tensor buffer : module_->buffers()) {
     buffer.set_data(buffer.to(device, buffer.is_floating_point() ? type : buffer.scalar_type()));
@@ -162,8 +162,8 @@ std::vector<std::pair<std::string, at::Tensor>> ModuleLayer::buffers() const {
   return all;
 }
 
-// Autograd adds in place into a gradient that is there; `zero_grad()` in a user's code drops it, so
-// it is pointed back to the buffer before every backward.
+// Autograd accumulates in place if a gradient exists. A user's `zero_grad()` drops the gradient, so
+// it is pointed back at the buffer before every backward.
 void ModuleLayer::point_gradients() {
   for (auto& [variable, parameter, elsewhere] : bound_) {
     if (!parameter->trainable) continue;
@@ -175,8 +175,8 @@ void ModuleLayer::point_gradients() {
 at::Tensor ModuleLayer::forward(const at::Tensor& input, Pass& pass) {
   module_->train(pass.training);
   if (!pass.training) return forward_(input);
-  // Also where the graph is dropped at once: without one, torch may choose operators that round
-  // differently.
+  // Needed even if the graph is dropped at once: without a graph, torch may choose operators that
+  // round differently.
   at::AutoGradMode grad_mode(true);
   std::optional<Replay> replay;
   if (pass.run == Pass::Run::first) pass.saved = state_of(*module_, input.device());
@@ -197,7 +197,7 @@ at::Tensor ModuleLayer::backward(const at::Tensor& grad_output, Pass& pass) {
 
 namespace {
 
-// loss_layer.h; here, since it needs autograd's headers too.
+// Declared in loss_layer.h; defined here because it also needs autograd's headers.
 class LossLayer : public Layer {
  public:
   explicit LossLayer(LossFunction loss) : loss_(std::move(loss)) {}

@@ -1,17 +1,17 @@
-// A user's torch::nn::Module as a layer. Autograd runs inside the layer only: the input is a fresh
+// A user's torch::nn::Module as a layer. Autograd runs only inside the layer: the input is a fresh
 // leaf, and the module's parameters and their gradients are views into flat units.
 //
 //   stack.add(module_layer("body", torch::nn::Sequential(...))).add(loss_layer(...));
 //
-// Recompute: the module's forward runs a second time, in the graph that backward then goes through.
-// It finds torch's random generators and the module's buffers as the first time did, and leaves
-// both as it found them: a module may draw random numbers, and running statistics see a micro-batch
-// once.
+// Recompute: the module's forward runs a second time and builds the graph that backward then walks.
+// The second run finds torch's random generators and the module's buffers in the state of the
+// first, and restores both afterwards. So a module may draw random numbers, and running statistics
+// see each micro-batch once.
 //
-// Where ranks share a model out, the values of the module's parameters are not always in this
-// process. A module that is called, saved or loaded then throws InvalidArgument that says what to
-// call: its tensors are tensor_elsewhere, and each of its modules has a child, "elsewhere", that
-// refuses to be written by torch::save.
+// If ranks shard a model, the values of the module's parameters are not always in this process.
+// Calling, saving or loading the module then throws InvalidArgument that says what to call instead.
+// Its tensors are tensor_elsewhere, and each of its modules has a child, "elsewhere", that refuses
+// to be written by torch::save.
 #pragma once
 
 #include <torch/csrc/api/include/torch/nn/module.h>
@@ -30,7 +30,7 @@ class ModuleLayer : public Layer {
  public:
   using Forward = std::function<at::Tensor(const at::Tensor&)>;
 
-  // Weight decay applies to the module's parameters of two dimensions and more.
+  // Weight decay applies to module parameters with two or more dimensions.
   ModuleLayer(std::string name, std::shared_ptr<torch::nn::Module> module, Forward forward);
 
   std::string name() const override { return name_; }
@@ -53,10 +53,10 @@ class ModuleLayer : public Layer {
   struct Bound {
     at::Tensor variable;  // the module's own parameter
     Parameter* parameter;
-    at::Tensor elsewhere = {};  // stands for a value that is not in this process
+    at::Tensor elsewhere = {};  // stands in for a value that is not in this process
   };
   std::vector<Bound> bound_;
-  std::vector<std::shared_ptr<torch::nn::Module>> refusing_;  // have the child that refuses
+  std::vector<std::shared_ptr<torch::nn::Module>> refusing_;  // modules with the refusing child
 };
 
 template <class M>

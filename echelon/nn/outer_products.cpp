@@ -24,7 +24,7 @@ void outer_products(const at::Tensor& x, const at::Tensor& y, double scale, Accu
       .add = product.beta != 0,
       .sums = sums.into.defined() ? sums.into.data_ptr<float>() : nullptr,
       .add_sums = sums.beta != 0};
-  // Less than this many products is not worth a thread.
+  // Fewer products than this are not worth a thread.
   const auto work = std::max<std::int64_t>(1, x.size(0) * y.size(1) * cpu::outer_products_panel);
   const auto grain = std::max<std::int64_t>(1, (std::int64_t{1} << 20) / work);
   parallel_over(

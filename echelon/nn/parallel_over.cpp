@@ -11,7 +11,7 @@ void parallel_over(const at::Tensor& flat, std::int64_t grain,
   auto elements = at::TensorIteratorConfig()
                       .set_check_mem_overlap(false)
                       .resize_outputs(false)
-                      .check_all_same_dtype(false)  // there is no input to take it from
+                      .check_all_same_dtype(false)  // no input to take the dtype from
                       .add_output(flat)
                       .build();
   const char* const base = static_cast<const char*>(flat.const_data_ptr());

@@ -1,5 +1,5 @@
-// A named parameter of a layer. It is described first (name, shape, how its first values are made)
-// and costs nothing; `value` and `grad` become views into a flat unit when the Stack allocates.
+// A named parameter of a layer. It is first only described (name, shape, initialisation) and takes
+// no memory; `value` and `grad` become views into a flat unit when the Stack allocates.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,13 +16,13 @@ namespace echelon {
 
 class TensorGroup;
 
-// How first values are made. Each element is a pure function of (seed, parameter name, element
+// How initial values are made. Each element is a pure function of (seed, parameter name, element
 // index), so every layout over ranks starts from the same numbers.
 struct Init {
   enum class Kind { zeros, ones, normal, given };
   Kind kind = Kind::zeros;
   double stddev = 0;  // normal
-  at::Tensor given;   // values that exist already, e.g. of a user's module
+  at::Tensor given;   // existing values, e.g. of a user's module
 
   static Init zeros() { return {Kind::zeros, 0, {}}; }
   static Init ones() { return {Kind::ones, 0, {}}; }
@@ -32,28 +32,28 @@ struct Init {
 
 struct Parameter {
   std::string name;                 // unique in the Stack: "transformer.h.0.ln_1.weight"
-  std::vector<std::int64_t> shape;  // of what this process has of it: the model's, or a part's
-  Init init;                        // of the whole
+  std::vector<std::int64_t> shape;  // what this process holds: the whole parameter or a part
+  Init init;                        // of the whole parameter
   bool decay = true;                // weight decay applies: matrices yes, norms and biases no
   bool trainable = true;            // false: no gradient, no optimiser state
   int layer = 0;                    // the layer that owns it
-  bool here = true;                 // this process has its layer (Stack::keep), and memory for it
-  bool counted = true;  // false: another rank has it too and counts it, in norms and files
-  bool copied = false;  // layers on several ranks share it, and each rank has a copy
-  // Ranks that differ along these dimensions alone have the same parameter and other samples: its
-  // gradient is the sum of theirs. A layer that gives other ranks other parameters (experts) says
-  // so when it declares them.
+  bool here = true;                 // this process has its layer (Stack::keep) and allocates it
+  bool counted = true;  // false: another rank also has it and counts it in norms and files
+  bool copied = false;  // layers on several ranks share it; each rank has a copy
+  // Ranks that differ only along these dimensions hold the same parameter and process different
+  // samples, so its gradient is summed over them. A layer whose parameters differ between such
+  // ranks (experts) says so when it declares them.
   Dimensions summed_over = batch_dimensions;
 
-  // Where ranks split the model's products (Stack::split): what its piece can do, what this rank
-  // has of it, and with whom (null: nobody).
+  // If ranks split the model's products (Stack::split): which splits its building block supports,
+  // which part this rank has, and the ranks it is split over (null: none).
   Splits splits = Splits::no;
   Split split;
   std::shared_ptr<TensorGroup> group;
 
   at::Tensor value;
-  at::Tensor grad;         // undefined where not trainable
-  std::int64_t begin = 0;  // within the Stack's buffer of this trainability
+  at::Tensor grad;         // undefined if not trainable
+  std::int64_t begin = 0;  // within the Stack's trainable or frozen buffer
 
   std::int64_t numel() const {
     std::int64_t n = 1;
@@ -67,12 +67,13 @@ struct Parameter {
     return whole;
   }
 
-  // The first gradient of a step overwrites the buffer and later ones (micro-batches, a tied use)
-  // add to it, so the buffer is never cleared: `beta` is the factor for what is there, as in GEMM's
-  // beta*C + A*B.
+  // The first gradient of a step overwrites the buffer, and later ones (micro-batches, a tied use)
+  // add to it, so the buffer is never cleared. `beta` is the factor of the old contents, as in
+  // GEMM's beta*C + A*B.
   double grad_beta() { return std::exchange(grad_written, true) ? 1.0 : 0.0; }
-  void add_grad(const at::Tensor& part);  // for gradients that an operator hands back as a tensor
-  void zero_unwritten_grad();             // a parameter that a step did not use has gradient zero
+  void add_grad(const at::Tensor& part);  // for gradients that an operator returns as a tensor
+  void zero_unwritten_grad();             // sets the gradient to zero if the step did not use the
+                                          // parameter
 
   bool grad_written = false;
 };

@@ -11,7 +11,7 @@
 namespace echelon {
 namespace {
 
-// Of each row that this rank has.
+// The position of each row that this rank has.
 at::Tensor own_positions(const at::Tensor& rows, const Pass& pass) {
   return at::arange(pass.first_row, pass.first_row + rows.size(0), rows.options().dtype(at::kLong))
       .remainder_(pass.tokens);
@@ -37,7 +37,7 @@ void PositionTable::backward(const at::Tensor& grad, const Pass& pass) const {
   const bool first = table_->grad_beta() == 0;
   at::Tensor out = table_->grad.narrow(0, 0, length);
   if (pass.rows_are_split) {
-    // Sums in a fixed order.
+    // Accumulates in a fixed order.
     const at::Tensor sum = at::embedding_dense_backward(summable(grad), own_positions(grad, pass),
                                                         length, /*padding_idx=*/-1,
                                                         /*scale_grad_by_freq=*/false)

@@ -1,6 +1,6 @@
-// Learned positions: row i of a table is added to token i of every sample. A piece that layers are
-// made of. Where ranks split rows, each adds those of its own, and the table's gradient is summed
-// over them.
+// Learned positions: row i of a table is added to token i of every sample. A building block of
+// layers. If ranks split rows, each rank adds the positions of its own rows, and the table's
+// gradient is summed over the ranks.
 #pragma once
 
 #include <string>

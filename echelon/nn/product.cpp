@@ -24,8 +24,8 @@ bool prefers_onednn() {
 #endif
 }
 
-// oneDNN's product as torch registers it for its compiler; nothing where it would not pay or is not
-// there.
+// oneDNN's product as torch registers it for its compiler; empty if it does not pay or does not
+// exist.
 const std::optional<c10::TypedOperatorHandle<LinearPointwise>>& onednn() {
   static const auto handle = []() -> std::optional<c10::TypedOperatorHandle<LinearPointwise>> {
     if (!prefers_onednn()) return std::nullopt;
@@ -36,7 +36,7 @@ const std::optional<c10::TypedOperatorHandle<LinearPointwise>>& onednn() {
   return handle;
 }
 
-// Whether outer_products can read or write it.
+// Whether outer_products can read or write this tensor.
 bool has_float_rows(const at::Tensor& x) {
   return x.is_cpu() && x.scalar_type() == at::kFloat && x.stride(-1) == 1;
 }

@@ -1,5 +1,5 @@
-// The states of torch's own random generators: the CPU's, and that of another device. Modules of
-// users draw from them; what should leave no trace keeps them and puts them back.
+// The states of torch's own random generators: the CPU's and another device's. User modules draw
+// from them. Code that must leave no trace saves the states and restores them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,10 +10,10 @@ namespace echelon {
 
 class RandomState {
  public:
-  explicit RandomState(at::Device device);  // as it is now
+  explicit RandomState(at::Device device);  // captures the current state
 
   const std::vector<at::Tensor>& states() const { return states_; }
-  void put(const std::vector<at::Tensor>& states) const;  // of the same device's generators
+  void put(const std::vector<at::Tensor>& states) const;  // from generators of the same device
 
  private:
   at::Device device_;

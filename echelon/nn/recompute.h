@@ -4,9 +4,9 @@
 
 namespace echelon {
 
-// What backward computes again, so that less is kept from forward. selective: layers that can
-// (GPT's) keep what products gave and drop what is cheap; others keep all. full: layers keep their
-// input alone and run again before their backward.
+// What backward recomputes, so that forward keeps less. selective: layers that support it (GPT's)
+// keep the results of products and drop what is cheap to recompute; other layers keep everything.
+// full: layers keep only their input and run forward again before their backward.
 enum class Recompute { none, selective, full };
 constexpr auto names_of(Recompute) { return names("none", "selective", "full"); }
 

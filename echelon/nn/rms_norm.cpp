@@ -1,6 +1,6 @@
-// With n = x / rms(x): y = n w, so the gradient of w is the sum of g n over the rows, and that of x
-// is (g w - n mean(g w n)) / rms(x). bf16 and fp16 are normalised in fp32 and rounded before they
-// are multiplied with the weight.
+// With n = x / rms(x): y = n w. The gradient of w is the sum of g n over the rows, and the gradient
+// of x is (g w - n mean(g w n)) / rms(x). bf16 and fp16 are normalised in fp32 and rounded before
+// they are multiplied by the weight.
 #include "echelon/nn/rms_norm.h"
 
 #include <ATen/OpMathType.h>
@@ -25,8 +25,8 @@ bool ours(const at::Tensor& x) {
   return x.is_cpu() && x.scalar_type() == at::kFloat && x.is_contiguous() && x.numel() > 0;
 }
 
-// Rows whose share of the weight's gradient is summed by itself, and that are worth a thread: the
-// same with any number of threads.
+// Rows per block. Each block sums its contribution to the weight's gradient separately and is worth
+// a thread. The block size does not depend on the number of threads, so the result does not either.
 constexpr std::int64_t block = 64;
 
 RmsNorm::Output forward_cpu(const at::Tensor& x, const at::Tensor& weight, double epsilon) {
@@ -65,7 +65,7 @@ Grads backward_cpu(const at::Tensor& grad_y, const at::Tensor& x, const at::Tens
 
 Grads backward_plain(const at::Tensor& grad_y, const at::Tensor& x, const at::Tensor& weight,
                      const at::Tensor& rstd) {
-  const at::Tensor normed = at::mul(x, rstd);  // in the wider type, as all that follows
+  const at::Tensor normed = at::mul(x, rstd);  // in the wider type, like everything below
   at::Tensor product = at::mul(normed, grad_y);
   const at::Tensor grad_weight = at::sum(product, {0}).to(x.scalar_type());
   const at::Tensor mean = at::mean(product.mul_(weight), {-1}, /*keepdim=*/true);

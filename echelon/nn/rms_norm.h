@@ -1,6 +1,6 @@
 // Root-mean-square normalisation over the last dimension with a weight, y = x / rms(x) * w (Zhang
-// and Sennrich, "Root Mean Square Layer Normalization", 2019). A piece that layers are made of.
-// Where ranks split rows, the gradient of the weight is summed over them.
+// and Sennrich, "Root Mean Square Layer Normalization", 2019). A building block of layers. If ranks
+// split rows, the gradient of the weight is summed over those ranks.
 #pragma once
 
 #include <string>
@@ -16,7 +16,7 @@ class RmsNorm {
 
   struct Output {
     at::Tensor y;
-    at::Tensor rstd;  // 1 / sqrt(mean of squares + epsilon), a number a row, in fp32 or fp64
+    at::Tensor rstd;  // 1 / sqrt(mean of squares + epsilon), one number per row, in fp32 or fp64
   };
   Output forward(const at::Tensor& x) const;  // [rows, width]
   at::Tensor backward(const at::Tensor& grad_y, const at::Tensor& x, const at::Tensor& rstd) const;

@@ -19,10 +19,10 @@ namespace {
 
 struct Turn {
   std::int64_t tokens, heads, half;
-  std::int64_t stride;  // of a token
+  std::int64_t stride;  // distance between tokens, in elements
 };
 
-// One pass over the rows of x: token t of every sample turns by row t of the tables.
+// One pass over the rows of x: rotates token t of every sample by row t of the tables.
 template <class T>
 void turn(const at::Tensor& x, const Turn& shape, const at::Tensor& cosines,
           const at::Tensor& sines, int sign) {

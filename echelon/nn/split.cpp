@@ -8,7 +8,7 @@
 namespace echelon {
 namespace {
 
-// With the dimension that is cut as two: blocks, and what is in one.
+// Views the cut dimension as two: the blocks, and the elements of a block.
 at::Tensor by_block(const at::Tensor& tensor, const Split& split) {
   return tensor.unflatten(split.dimension, {split.blocks, -1});
 }
@@ -26,7 +26,7 @@ at::Tensor part_of_uneven(const at::Tensor& whole, const Split& split) {
 
 at::Tensor assemble_uneven(const std::vector<at::Tensor>& parts, const Split& split) {
   std::vector<at::Tensor> blocks;
-  std::int64_t begin = 0;  // of the block in every part
+  std::int64_t begin = 0;  // of the block within every part
   for (const auto size : split.uneven) {
     const auto share = size / split.parts;
     for (const auto& part : parts) blocks.push_back(part.narrow(split.dimension, begin, share));
@@ -53,7 +53,7 @@ at::Tensor part_of(const at::Tensor& whole, const Split& split) {
   at::Tensor part =
       by_block(whole, split).narrow(inside, std::min(split.begin(), split.block()), split.filled());
   if (const auto missing = split.block_part() - split.filled(); missing > 0) {
-    // Pairs of (before, after), the last dimension first.
+    // Pairs of (before, after), last dimension first.
     std::vector<std::int64_t> padding(2 * std::size_t(part.dim() - inside), 0);
     padding.back() = missing;
     part = at::constant_pad_nd(part, padding);

@@ -1,5 +1,5 @@
-// What one rank of several has of a parameter that they split between them: an even cut along one
-// dimension. Pure functions take the part out of the whole, and put the whole together again.
+// The part of a parameter that one rank holds when several ranks split it: an even cut along one
+// dimension. Pure functions take the part out of the whole and reassemble the whole.
 //
 //   Split half{.kind = Split::Kind::column, .dimension = 1, .parts = 2, .index = 0, .whole = 12};
 //   at::Tensor mine = part_of(weight, half);               // [in, 12] -> [in, 6]
@@ -13,11 +13,11 @@
 
 namespace echelon {
 
-// How a piece that declares a parameter can work with a part of it.
+// How the building block that declares a parameter can work with a part of it.
 enum class Splits {
   no,      // it needs the whole
-  matrix,  // of a product, [in, out]: by columns, heads or rows
-  bias,    // of a product, [out]: with its columns or heads; with its rows it stays whole
+  matrix,  // matrix of a product, [in, out]: by columns, heads or rows
+  bias,    // bias of a product, [out]: follows its columns or heads; whole if split by rows
   table,   // [vocabulary, width]: by vocabulary
 };
 
@@ -27,24 +27,25 @@ struct Split {
   Kind kind = Kind::none;
   int dimension = 0;  // the one that is cut
   int parts = 1;
-  int index = 0;  // of this part
-  // The dimension is so many blocks side by side, each cut alike: 3 for q|k|v, so that a part has
-  // the queries, keys and values of the same heads.
+  int index = 0;  // index of this part
+  // The dimension consists of this many blocks side by side, and each block is cut alike: 3 for
+  // q|k|v, so that a part has the queries, keys and values of the same heads.
   int blocks = 1;
-  // The sizes of blocks that are not of one size, each a multiple of `parts`; empty: they are.
+  // The block sizes if they differ, each a multiple of `parts`. Empty: all blocks have the same
+  // size.
   std::vector<std::int64_t> uneven = {};
-  // Size of the dimension in the whole. What does not divide is padded with zeros at its end.
+  // Size of the dimension in the whole parameter. If it does not divide evenly, zeros pad the end.
   std::int64_t whole = 0;
 
   bool is_part() const { return kind != Kind::none; }
-  // Of a block: its size in the whole and in a part, where the part begins in it, and how much of
-  // the part is no padding.
+  // For one block: its size in the whole and in a part, where the part begins within it, and how
+  // much of the part is not padding.
   std::int64_t block() const { return whole / blocks; }
   std::int64_t block_part() const { return (block() + parts - 1) / parts; }
   std::int64_t begin() const { return index * block_part(); }
   std::int64_t filled() const;
 
-  // Of the dimension in a part.
+  // The size of the dimension in a part.
   std::int64_t size() const { return uneven.empty() ? blocks * block_part() : whole / parts; }
 };
 
@@ -52,7 +53,7 @@ std::vector<std::int64_t> part_shape(std::vector<std::int64_t> whole_shape, cons
 
 at::Tensor part_of(const at::Tensor& whole, const Split& split);
 
-// `parts` in the order of their indices; that of `split` itself does not matter.
+// `parts` are in the order of their indices. The index of `split` itself does not matter.
 at::Tensor assemble(const std::vector<at::Tensor>& parts, const Split& split);
 
 }  // namespace echelon

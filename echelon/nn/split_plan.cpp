@@ -32,7 +32,7 @@ const char* name_of(Kind kind) {
   return "";
 }
 
-// Whether a name is the pattern, in which * stands for anything.
+// Whether the name matches the pattern, in which * stands for anything.
 bool matches(std::string_view pattern, std::string_view name) {
   const auto star = pattern.find('*');
   if (star == std::string_view::npos) return pattern == name;
@@ -47,14 +47,14 @@ bool names(const SplitPlan::Rule& rule, const Parameter& parameter) {
          matches(rule.name + ".bias", parameter.name);
 }
 
-// "4 or 8", of the multiples of `step` around n; "4" where there is none below.
+// "4 or 8": the multiples of `step` around n; only the upper one if none is below.
 std::string nearest_multiples(std::int64_t n, std::int64_t step) {
   const auto below = n / step * step;
   return below > 0 ? fmt::format("{} or {}", below, below + step) : fmt::format("{}", step);
 }
 
-// "4 or 8", of the numbers of heads around n that divide over `ranks` and whose size is a whole
-// number of columns; empty where there is none.
+// "4 or 8": the numbers of heads around n that divide over `ranks` and divide the columns evenly;
+// empty if there are none.
 std::string nearest_heads(std::int64_t n, std::int64_t ranks, std::int64_t columns) {
   std::int64_t below = 0, above = 0;
   for (auto heads = ranks; heads <= columns && above == 0; heads += ranks)
@@ -63,7 +63,7 @@ std::string nearest_heads(std::int64_t n, std::int64_t ranks, std::int64_t colum
   return fmt::format("{} or {}", below, above);
 }
 
-// "2 or 3": the largest two numbers of ranks below `ranks` that n divides over.
+// "2 or 3": the two largest numbers of ranks below `ranks` that divide n.
 std::string fewer_ranks(std::int64_t n, std::int64_t ranks) {
   std::string text;
   int found = 0;
@@ -73,7 +73,7 @@ std::string fewer_ranks(std::int64_t n, std::int64_t ranks) {
   return found > 0 ? text : "1";
 }
 
-// The dimension that a rule cuts; nothing where the parameter stays whole.
+// The dimension that a rule cuts; nothing if the parameter stays whole.
 std::optional<int> dimension_of(const SplitPlan::Rule& rule, const Parameter& parameter) {
   const bool columns = rule.kind == Kind::column || rule.kind == Kind::heads;
   switch (parameter.splits) {
@@ -165,10 +165,10 @@ std::map<std::string, Split> splits_of(const SplitPlan& plan, const Stack& stack
   return splits;
 }
 
-// Along the products of each layer, in the order of declaration: where columns are in parts, and
-// where they are whole.
+// Follows the products of each layer in the order of declaration and tracks whether columns are
+// split or whole.
 void check_order(const Stack& stack, const std::map<std::string, Split>& splits) {
-  const Parameter* open = nullptr;  // the column split whose parts nothing has taken yet
+  const Parameter* open = nullptr;  // the column split whose parts no row split has consumed yet
   const auto refuse_open = [&](const Parameter& column) {
     throw InvalidArgument(fmt::format(
         "{} is split by columns, and no product after it in its layer is split by rows and takes "
@@ -198,7 +198,7 @@ void check_order(const Stack& stack, const std::map<std::string, Split>& splits)
   if (open) refuse_open(*open);
 }
 
-// With rows split, a product that every rank has whole would see some of them alone.
+// If rows are split, a product that is whole on every rank would see only some of the rows.
 void check_all_split(const Stack& stack, const std::map<std::string, Split>& splits) {
   for (const auto& parameter : stack.parameters())
     if ((parameter.splits == Splits::matrix || parameter.splits == Splits::table) &&

@@ -123,7 +123,7 @@ void Stack::split(const std::map<std::string, Split>& splits, std::shared_ptr<Te
   }
 }
 
-// What every rank of a tensor group has whole, the first counts.
+// A parameter that is whole on every rank of a tensor group is counted by the first rank.
 bool Stack::counts(const Parameter& parameter) const {
   return parameter.split.is_part() || !group_ || group_->rank() == 0;
 }
@@ -206,7 +206,7 @@ constexpr const char* no_memory =
     "this parameter or gradient has memory only while a layer runs, since the ranks share the model "
     "out: call trainer.gather() on every rank, or trainer.master() for one parameter";
 
-// A tensor whose memory is elsewhere, and may change.
+// A tensor whose memory is attached later and may change.
 at::Tensor without_memory(std::int64_t numel, const at::TensorOptions& options) {
   const auto bytes = static_cast<std::size_t>(numel) * options.dtype().itemsize();
   const c10::Storage storage(c10::Storage::use_byte_size_t(), bytes,
@@ -368,7 +368,7 @@ void Stack::attach_grads(int group, const at::Tensor& memory) {
   attach(grads_of_[std::size_t(group)], memory, attached_grads_[std::size_t(group)]);
 }
 
-// The first that is added to lent sums overwrites them.
+// The first gradients added to attached sums overwrite them.
 void Stack::attach_sums(int group, const at::Tensor& memory) {
   attach(sums_of_[std::size_t(group)], memory, attached_sums_[std::size_t(group)]);
   for (std::size_t i = 0; i < units_.size(); ++i)
@@ -484,7 +484,7 @@ PartsAside::PartsAside(Stack& stack)
 PartsAside::~PartsAside() {
   stack_.users_of_parts_ = users_;
   if (stack_.uses_whole())
-    stack_.use_parts();  // gathered meanwhile: training goes on with the parts
+    stack_.use_parts();  // gathered meanwhile: training continues with the parts
   else if (stack_.pools_values())
     stack_.show();
 }
@@ -492,7 +492,7 @@ PartsAside::~PartsAside() {
 std::string Stack::name_of(int layer) const {
   std::string name = layers_[std::size_t(layer)]->name();
   if (name.empty()) {
-    // What all its parameters' names begin with, up to a dot.
+    // The common prefix of all its parameters' names, up to a dot.
     bool first = true;
     for (const auto& p : parameters_) {
       if (declared_in(p) != layer) continue;
@@ -517,10 +517,10 @@ void Stack::add_to_sums(std::int64_t begin, std::int64_t end) {
     if (!unit.trainable || unit.begin < begin || unit.begin >= end) continue;
     at::Tensor sum = within(sums_of_, unit.begin, unit.numel);
     const at::Tensor part = within(grads_of_, unit.begin, unit.numel);
-    // The first time all of the unit: what no backward writes has a sum of zero.
+    // The first time, covers the whole unit: gradients that no backward writes sum to zero.
     const bool first = !summed_[i];
     summed_[i] = true;
-    std::int64_t begins = 0, ends = 0;  // a run of what was written
+    std::int64_t begins = 0, ends = 0;  // a run of written gradients
     const auto add = [&] {
       if (ends > begins)
         sum.narrow(0, begins, ends - begins).add_(part.narrow(0, begins, ends - begins));

@@ -1,5 +1,5 @@
 // A Stack: an ordered list of layers, the last of which is the loss. Adding a layer only describes
-// it; `allocate` gives all parameters memory in flat units, and values come from a ValueSource, one
+// it. `allocate` gives all parameters memory in flat units. Values come from a ValueSource, one
 // segment at a time.
 //
 //   Stack stack;
@@ -30,14 +30,14 @@ namespace echelon {
 // Fills `out` (any device, any floating type, the parameter's shape) with a parameter's values.
 using ValueSource = std::function<void(const Parameter& parameter, at::Tensor out)>;
 
-// Of a source that fills whole parameters, whatever this process has of them: its part of each. One
-// whole is in memory at a time.
+// Turns a source of whole parameters into a source of the parts that this process holds. One whole
+// parameter is in memory at a time.
 ValueSource parts_of(ValueSource wholes);
 
-// First values by each parameter's Init; see random.h for why any layout gets the same ones.
+// Initial values by each parameter's Init; random.h says why every layout gets the same values.
 ValueSource random_values(std::uint64_t seed);
 
-// fp32_sums: of models in bf16 and fp16 each micro-batch's gradients are added to sums in fp32.
+// fp32_sums: in bf16 and fp16 models, each micro-batch's gradients are accumulated in fp32.
 enum class Gradients { no, yes, fp32_sums };
 
 class Stack : private Declaration {
@@ -57,27 +57,29 @@ class Stack : private Declaration {
   int size() const { return static_cast<int>(layers_.size()); }
   Layer& layer(int i) { return *layers_[static_cast<std::size_t>(i)]; }
 
-  // This process has these layers alone, by layer; those of others have no memory and are not run.
-  // A parameter that a kept layer ties itself to is here too, as a copy: the layer that ties is
-  // then its own. From the next lay_out on; what was allocated before is gone.
+  // Keeps only the layers marked true in this process; the others get no memory and are not run. If
+  // a kept layer ties to a parameter of a layer that is not kept, this process gets a copy, and the
+  // tying layer owns the copy. Takes effect at the next lay_out and drops any previous allocation.
   void keep(const std::vector<bool>& layers);
   bool has(int layer) const { return kept_.empty() || kept_[std::size_t(layer)]; }
-  // Parameters that are here and that layers of others use too.
+  // Parameters of this process that layers on other ranks use too.
   std::vector<const Parameter*> tied_across() const;
-  int declared_in(const Parameter& parameter) const;  // its layer, wherever that is
+  int declared_in(const Parameter& parameter) const;  // the layer that declared it, on whichever
+                                                      // rank
 
-  // Ranks split products between them: the named parameters become parts. Pieces then exchange what
-  // they must with the group. From the next lay_out on; split_plan.h makes and checks the splits.
+  // Tensor parallelism: the named parameters become parts, and the building blocks exchange what
+  // they need with the group. Takes effect at the next lay_out; split_plan.h makes and checks the
+  // splits.
   void split(const std::map<std::string, Split>& splits, std::shared_ptr<TensorGroup> group);
-  const std::shared_ptr<TensorGroup>& tensor_group() const { return group_; }  // null: nobody
+  const std::shared_ptr<TensorGroup>& tensor_group() const { return group_; }  // null: not split
 
   Stack& recompute(Recompute what);
   Recompute recompute() const { return recompute_; }
-  // By layer, whether it runs again before its backward. Not the loss, whose backward is next
-  // anyway, and not a layer that keeps nothing but its input.
+  // By layer, whether it runs forward again before its backward. False for the loss, whose backward
+  // follows immediately, and for layers that keep only their input.
   std::vector<bool> runs_again() const;
 
-  // Every parameter once, in the order of declaration, and those that are used a second time.
+  // Every parameter once, in the order of declaration; ties() lists the second uses.
   const std::deque<Parameter>& parameters() const { return parameters_; }
   Parameter* find(const std::string& name);
   const Parameter* find(const std::string& name) const {
@@ -86,56 +88,56 @@ class Stack : private Declaration {
   const std::vector<Tie>& ties() const { return ties_; }
   std::int64_t parameter_count() const;  // elements of the whole model
 
-  // Gives memory for so many elements, zeros.
+  // Returns memory for this many elements, filled with zeros.
   using Memory = std::function<at::Tensor(std::int64_t numel, at::ScalarType type)>;
 
-  // How parameters lie in memory where several ranks share them.
+  // How parameters lie in memory when several ranks share them.
   struct Allocation {
-    // A communicator's, so that it works on them in place; empty: ordinary. What has fp32 sums has
-    // those there, not each backward's gradients.
+    // A communicator's memory, so that it works in place; empty: ordinary memory. If the stack has
+    // fp32 sums, `gradients` provides memory for the sums, not for each backward's gradients.
     Memory values, gradients;
-    int shards = 1;                   // owners: groups (below) divide by it
-    std::int64_t smallest = 1 << 16;  // group, in elements
-    // Owners keep slices of a group's values, or gradients: the whole has no memory of its own, and
-    // is where it is lent to. The fp32 sums of such gradients are lent memory as well.
+    int shards = 1;                   // number of owners: group sizes are multiples of it
+    std::int64_t smallest = 1 << 16;  // minimum group size, in elements
+    // Owners keep slices of a group's values, or gradients. The whole group has no memory of its
+    // own and uses pooled memory that is attached to it. The fp32 sums of such gradients use
+    // attached memory as well.
     bool sliced_values = false, sliced_gradients = false;
   };
-  // Gives every parameter its place, and no memory: units() and groups() are there.
+  // Gives every parameter its place but no memory; units() and groups() are valid afterwards.
   void lay_out(const Allocation& allocation);
-  // Lays out, and gives memory.
+  // Lays out and allocates memory.
   void allocate(at::Device device, at::ScalarType type, Gradients gradients,
                 const Allocation& allocation);
   void allocate(at::Device device, at::ScalarType type, Gradients gradients) {
     allocate(device, type, gradients, Allocation());
   }
   void load(const ValueSource& source);
-  // Undoes keep, split and allocate: what was added is all there is, as a description.
+  // Undoes keep, split and allocate: the stack is again only a description of the added layers.
   void forget_layout();
 
-  // Whole values of every parameter, in the order of parameters(): until use_parts() all layers are
-  // in this process and compute with these, and infer() asks nothing of other ranks. Units, groups
-  // and gradients stay those of the parts, so that is no time to train.
+  // Replaces the parts by whole values of every parameter, in the order of parameters(). Until
+  // use_parts(), all layers are in this process and compute with these values, and infer() needs no
+  // other rank. Units, groups and gradients still describe the parts, so do not train in between.
   void use_whole(std::vector<at::Tensor> values);
   void use_parts();
   bool uses_whole() const { return !parts_.empty(); }
-  // Whether this process has the values of all layers now, each whole or its part of a tensor
-  // group.
+  // Whether this process now has the values of all layers, whole or as its part in a tensor group.
   bool has_values() const;
 
-  // As errors call a layer: "layer 2 (transformer.h.1)".
+  // The name of a layer in error messages: "layer 2 (transformer.h.1)".
   std::string name_of(int layer) const;
 
-  // After lay_out. The buffers of all trainable units, one after another; a unit is the range
-  // [begin, begin + numel). Undefined where groups are lent their memory.
+  // Valid after lay_out. The buffers hold all trainable units, one after another; a unit is the
+  // range [begin, begin + numel). The buffers are undefined if groups use attached memory.
   const std::vector<FlatUnit>& units() const { return units_; }
-  // The trainable units in groups; which of them a layer computes with, tied parameters included.
+  // The groups of trainable units, and those that a layer computes with, tied parameters included.
   const std::vector<ShardGroup>& groups() const { return groups_; }
   std::vector<int> groups_of(int layer) const;
-  int group_of(const Parameter& parameter) const;  // a trainable one that is here
+  int group_of(const Parameter& parameter) const;  // parameter must be trainable and here
 
-  // Of one group, as one tensor. Where they are lent, `memory` (of its size, on the device) is used
-  // from now on, without a copy, under all views that exist; take_back gives it again, and then the
-  // group must not be touched.
+  // One group as one tensor. If groups use pooled memory, attach_… makes the group use `memory` (of
+  // its size, on the device) from now on, without a copy, under all existing views. detach_…
+  // returns that memory; after it the group must not be touched.
   at::Tensor group_values(int group) const { return values_of_[std::size_t(group)]; }
   at::Tensor group_grads(int group) const { return grads_of_[std::size_t(group)]; }
   void attach_values(int group, const at::Tensor& memory);
@@ -144,24 +146,25 @@ class Stack : private Declaration {
   at::Tensor detach_values(int group);
   at::Tensor detach_grads(int group);
   at::Tensor detach_sums(int group);
-  // The next backward overwrites the gradients of this group; what pads them becomes zero.
+  // The next backward overwrites the gradients of this group. Sets their padding to zero.
   void forget_grads(int group);
 
   const at::Tensor& values() const { return values_; }
   const at::Tensor& grads() const { return grads_; }
 
-  // What ranks reduce and the update reads: the gradients, which backward adds up itself, or the
-  // fp32 sums of what each micro-batch leaves in them.
+  // What ranks reduce and the update reads: the gradients, which backward accumulates itself, or
+  // their fp32 sums over micro-batches.
   const at::Tensor& sums() const { return fp32_sums_ ? sums_ : grads_; }
   at::Tensor group_sums(int group) const {
     return (fp32_sums_ ? sums_of_ : grads_of_)[std::size_t(group)];
   }
-  at::Tensor sum_of(const Parameter& parameter) const;  // flat; of a trainable one that is here
+  at::Tensor sum_of(const Parameter& parameter) const;  // flat; parameter must be trainable and
+                                                        // here
   bool has_fp32_sums() const { return fp32_sums_; }
   bool has_attached_sums(int group) const { return attached_sums_[std::size_t(group)].defined(); }
-  // Adds the gradients in [begin, end) of the gradient buffer, which begins and ends at units, to
-  // their fp32 sums; the next backward overwrites them. They must be of one micro-batch: what
-  // backward adds up before this, it rounds to the model's type.
+  // Adds the gradients in [begin, end) of the gradient buffer to their fp32 sums; the range begins
+  // and ends at unit boundaries. The next backward overwrites the gradients. They must come from a
+  // single micro-batch, because backward accumulates in the model's own type and would round.
   void add_to_sums(std::int64_t begin, std::int64_t end);
 
   at::Device device() const { return device_; }
@@ -169,19 +172,19 @@ class Stack : private Declaration {
 
   // Forgets which gradients were written; the next backward overwrites them.
   void begin_step();
-  // Of the parameters in [begin, end) of the gradient buffer: those no backward has written to.
+  // Sets gradients in [begin, end) of the gradient buffer to zero if no backward has written them.
   void zero_unwritten_grads(std::int64_t begin, std::int64_t end);
 
   std::vector<std::pair<std::string, at::Tensor>> buffers() const;
   bool capturable() const;
 
-  // What every layer's pass says of a micro-batch, of which `input` is the first layer's. Throws
-  // InvalidArgument where its rows are split and do not divide.
+  // A Pass for the micro-batch whose first-layer input is `input`. Throws InvalidArgument if rows
+  // are split and do not divide evenly.
   Pass pass_for(const at::Tensor& input) const;
 
-  // Forward alone, nothing kept: the model's output, or its mean loss where a target is given.
-  // InvalidArgument where this process does not have the values of all layers: Trainer::infer does
-  // what this does, on all ranks together.
+  // Forward only, nothing is kept: returns the model's output, or its mean loss if a target is
+  // given. Throws InvalidArgument if this process lacks the values of some layers; Trainer::infer
+  // does the same collectively.
   at::Tensor infer(const at::Tensor& input, const at::Tensor& target = {});
 
  private:
@@ -195,7 +198,7 @@ class Stack : private Declaration {
   friend class PartsAside;
   void withhold();
   void show();
-  int group_at(std::int64_t begin) const;  // the group that this element is in
+  int group_at(std::int64_t begin) const;  // the group that contains this element
   at::Tensor within(const std::vector<at::Tensor>& by_group, std::int64_t begin,
                     std::int64_t numel) const;
 
@@ -209,12 +212,12 @@ class Stack : private Declaration {
   std::vector<ShardGroup> groups_;
   at::Tensor values_, grads_, frozen_, sums_;
   bool fp32_sums_ = false;
-  std::vector<bool> summed_;  // by unit: the sums have some of this step
+  std::vector<bool> summed_;  // by unit: the sums already hold gradients of this step
   std::vector<at::Tensor> values_of_, grads_of_, sums_of_;  // by group
   std::vector<at::Tensor> attached_values_, attached_grads_,
-      attached_sums_;  // by group: whose memory it uses
+      attached_sums_;  // by group: the memory it uses
 
-  // What use_whole put aside, by parameter, and with it which layers are kept and the group.
+  // What use_whole set aside: the parts by parameter, the kept layers and the tensor group.
   struct Part {
     at::Tensor value;
     std::vector<std::int64_t> shape;
@@ -225,20 +228,20 @@ class Stack : private Declaration {
   std::vector<Part> parts_;
   std::vector<bool> kept_of_parts_;
   std::shared_ptr<TensorGroup> group_of_parts_;
-  int users_of_parts_ = 0;  // PartsInUse that live
+  int users_of_parts_ = 0;  // number of living PartsInUse
   at::Device device_ = at::kCPU;
   at::ScalarType type_ = at::kFloat;
   Recompute recompute_ = Recompute::none;
 };
 
-// While one lives, the stack has this process's parts and layers show them, for a trainer to work
-// with; afterwards a user finds what was there before: whole values (use_whole), or a refusal.
+// While one lives, the stack has this process's parts, and layers show them, for a trainer to work
+// with. Afterwards a user finds the previous state: whole values (use_whole) or a refusal.
 class PartsInUse {
  public:
   explicit PartsInUse(Stack& stack);
   ~PartsInUse();
   void forget_whole() { whole_.clear(); }  // the parts are about to change
-  void use_whole(std::vector<at::Tensor> values) { whole_ = std::move(values); }  // from then on
+  void use_whole(std::vector<at::Tensor> values) { whole_ = std::move(values); }  // afterwards
   PartsInUse(const PartsInUse&) = delete;
   PartsInUse& operator=(const PartsInUse&) = delete;
 
@@ -247,8 +250,8 @@ class PartsInUse {
   std::vector<at::Tensor> whole_;
 };
 
-// Within that: while one lives, a user finds what there is between a trainer's calls, and may make
-// such calls. For observers of a step.
+// Nested inside PartsInUse: while one lives, a user finds the state between two trainer calls and
+// may make such calls. For observers of a step.
 class PartsAside {
  public:
   explicit PartsAside(Stack& stack);

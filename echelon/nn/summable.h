@@ -1,5 +1,5 @@
-// Rows as an operator of torch that adds them up should get them: on a CPU some add bf16 and fp16
-// in their own type, where a sum of ones ends at 256.
+// Converts rows for torch operators that sum them: on a CPU some of these accumulate bf16 and fp16
+// in their own type, where a sum of ones stops at 256.
 #pragma once
 
 #include <ATen/core/Tensor.h>

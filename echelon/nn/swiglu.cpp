@@ -28,7 +28,7 @@ bool ours(const at::Tensor& x) {
   return x.is_cpu() && x.scalar_type() == at::kFloat && x.is_contiguous();
 }
 
-// Rows that are worth a thread.
+// Minimum number of rows per thread.
 std::int64_t grain(std::int64_t width) {
   return std::max<std::int64_t>(1, (1 << 13) / std::max<std::int64_t>(1, width));
 }

@@ -13,15 +13,15 @@
 
 namespace echelon {
 
-// The tensor, read from the file. InvalidArgument for a type that torch has no counterpart of.
+// Reads the tensor from the file. Throws InvalidArgument for a type that torch does not have.
 at::Tensor tensor_of(const safetensors::Reader& reader, const safetensors::Entry& entry);
-// Its type alone, without reading it; likewise.
+// Only the type, without reading the tensor. Throws the same.
 at::ScalarType type_of(const safetensors::Reader& reader, const safetensors::Entry& entry);
 
-// As files call it: "F32"; "" for a type that they have no name for.
+// The type's name in files: "F32". Empty if files have no name for it.
 std::string name_of_type(at::ScalarType type);
 
-// What a file will hold; `make` is called once, when its turn to be written comes.
+// A tensor to write. `make` is called once, when it is this tensor's turn.
 struct NamedTensor {
   std::string name;
   std::vector<std::int64_t> shape;
@@ -29,7 +29,7 @@ struct NamedTensor {
   std::function<at::Tensor()> make;
 };
 
-// Whole or not at all, see write_file.
+// Atomic: writes the whole file or nothing, see write_file.
 void write_tensors(const std::filesystem::path& path, const std::vector<NamedTensor>& tensors,
                    const safetensors::Metadata& metadata);
 

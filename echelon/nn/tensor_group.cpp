@@ -84,7 +84,7 @@ at::Tensor product_backward(const std::shared_ptr<TensorGroup>& group, const at:
     pass.run_or_defer([weight, x] { weight(x); });
     return input();
   }
-  // All ranks of the group put off the same, and do it in the same order.
+  // All ranks of the group defer the same gradients and run them in the same order.
   if (pass.defer_weight_grads) {
     pass.later.push_back([group, weight, x] { weight(group->whole(x)); });
     return group->sum(input());

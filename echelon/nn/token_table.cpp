@@ -15,8 +15,8 @@
 namespace echelon {
 namespace {
 
-// table[tokens[i] - first] += rows[i] in the order of i, so the same bits every time; threads split
-// the columns. Tokens that the table does not have are another's.
+// table[tokens[i] - first] += rows[i] in the order of i, so the result is the same bits every time.
+// Threads split the columns. Skips tokens that belong to another rank's part of the table.
 template <class T>
 void scatter_rows(const at::Tensor& table, const at::Tensor& tokens, const at::Tensor& rows,
                   std::int64_t first) {
@@ -74,8 +74,8 @@ void TokenTable::backward(const at::Tensor& grad, const at::Tensor& tokens) cons
                        : scatter_rows<double>(table_->grad, ids, rows, first);
     return;
   }
-  // Sums in fp32 and in a fixed order, which an atomic scatter into a bf16 buffer would not. Those
-  // of others go to a row of their own, which is dropped.
+  // Accumulates in fp32 and in a fixed order; an atomic scatter into a bf16 buffer would do
+  // neither. Tokens of other ranks go to an extra row, which is dropped.
   const auto size = table_->shape[0];
   at::Tensor row = tokens.reshape({-1});
   if (part) {

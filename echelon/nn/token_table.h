@@ -1,8 +1,8 @@
-// The rows of a table that tokens name: [samples, tokens] -> [samples, tokens, width]. A piece that
-// layers are made of.
+// Looks up tokens in an embedding table: [samples, tokens] -> [samples, tokens, width]. A building
+// block of layers.
 //
-// Ranks can split the vocabulary: each looks up the tokens whose rows it has, the others give zero,
-// and the sum over the ranks is the result, to the same bits.
+// Ranks can split the vocabulary: each looks up the tokens whose rows it has and returns zero for
+// the others. The sum over the ranks is the result, bit for bit.
 #pragma once
 
 #include <string>
@@ -23,13 +23,13 @@ class TokenTable {
   Parameter* table_ = nullptr;
 };
 
-// Tokens as a rank that has a part of the vocabulary sees them.
+// Tokens as seen by a rank that has a part of the vocabulary.
 struct OwnTokens {
-  at::Tensor row;      // within the part; 0 for those of others
-  at::Tensor foreign;  // whether they are another's
+  at::Tensor row;      // within the part; 0 for tokens of other ranks
+  at::Tensor foreign;  // whether the token belongs to another rank
 };
-// Throws InvalidArgument for what is no token of the vocabulary; on a GPU, which would have to be
-// waited for, such a token belongs to nobody.
+// Throws InvalidArgument for a value outside the vocabulary. On a GPU the check would have to wait
+// for the device, so there such a token belongs to no rank.
 OwnTokens own_tokens(const at::Tensor& tokens, const Split& vocabulary);
 
 }  // namespace echelon

@@ -1,17 +1,18 @@
-// The loss of a row with logits z and target t is log sum exp(z) - z[t], and its gradient
-// softmax(z) - onehot(t). Forward makes both in one pass over blocks of rows: the logits of a block
-// are turned into its gradient in place, so a training step holds one [rows, vocab] tensor (the
-// gradient) and no second one, and evaluation holds one block.
+// The loss of a row with logits z and target t is log sum exp(z) - z[t], and its gradient is
+// softmax(z) - onehot(t). Forward computes both in one pass over blocks of rows: it turns the
+// logits of a block into the block's gradient in place. A training step therefore holds a single
+// [rows, vocab] tensor (the gradient), and evaluation holds one block.
 //
-// A probability of a large vocabulary is below what fp16 has. There the rows of a block are
-// computed in fp32, and multiplied by the loss scale and the share of the mean before they are
-// rounded.
+// With a large vocabulary, probabilities fall below the range of fp16. For fp16 the rows of a block
+// are therefore computed in fp32 and multiplied by the loss scale and the row's share of the mean
+// before they are rounded.
 //
-// A rank with a part of the vocabulary goes through the blocks twice. First, for every row, its
-// largest logit m and the sum s of its exp(z - m). With M the largest of all ranks' m, the row's
-// sum is that of their s exp(m - M); the target's logit is the sum of what its owner has and zeros.
-// Then the gradient, exp(z - log sum exp(z)) less the target's one where it is its own. Padding has
-// logits of minus infinity, so probability and gradient zero.
+// A rank with a part of the vocabulary goes through the blocks twice. The first pass computes, for
+// every row, its largest logit m and the sum s of exp(z - m). With M the largest m of all ranks,
+// the row's sum is the sum of all ranks' s exp(m - M). The target's logit is the sum of its owner's
+// value and the other ranks' zeros. The second pass computes the gradient, exp(z - log sum exp(z)),
+// and the target's owner subtracts 1 at the target. Padding has logits of minus infinity, so its
+// probability and gradient are zero.
 #include "echelon/nn/vocabulary_loss.h"
 
 #include <ATen/TensorOperators.h>
@@ -36,22 +37,21 @@
 namespace echelon {
 namespace {
 
-// Large enough that the products run at full speed, small enough that a block's temporaries stay
-// few.
+// Large enough that products run at full speed, small enough to limit a block's temporary memory.
 std::int64_t rows_a_block(const at::Tensor& x, std::int64_t vocab) {
   const std::int64_t bytes = x.is_cpu() ? std::int64_t{4} << 20 : std::int64_t{512} << 20;
   return std::max<std::int64_t>(1, bytes / (vocab * x.element_size()));
 }
 
 bool is_half(const at::Tensor& x) { return x.scalar_type() == at::kHalf; }
-// A CPU's log_softmax in bf16 rounds the logarithm of a row's sum and then the result, which puts
-// losses off by a hundredth.
+// On a CPU, log_softmax in bf16 rounds the logarithm of a row's sum and then the result, which
+// makes losses wrong by about 0.01.
 bool is_coarse(const at::Tensor& x) { return x.is_cpu() && x.scalar_type() == at::kBFloat16; }
 
-// The mean's share of one row.
+// One row's share of the mean.
 double share_of(const Pass& pass) { return pass.weight / static_cast<double>(pass.target.numel()); }
 
-// Of fp16: what backward does for the other types.
+// For fp16, does here what backward does for the other types.
 void scale_and_round(const at::Tensor& row_grad, const Pass& pass, at::Tensor logits) {
   row_grad.mul_(share_of(pass));
   if (pass.scale.defined()) row_grad.mul_(pass.scale);
@@ -127,7 +127,7 @@ VocabularyLoss::Output VocabularyLoss::part(const at::Tensor& x, const Pass& pas
     logits.narrow(1, filled, vocab - filled).fill_(-std::numeric_limits<double>::infinity());
     const at::Tensor z = logits.to(wide.dtype());
     at::Tensor most = rows(largest), sum = rows(exponentials);
-    // Finite, also for a rank that has padding alone.
+    // Finite even on a rank that has only padding.
     at::amax_out(most, z, 1, /*keepdim=*/true).clamp_min_(std::numeric_limits<float>::lowest());
     at::sum_out(sum, (z - most).exp_(), {1}, /*keepdim=*/true);
     rows(target).copy_(z.gather(1, rows(goal)).masked_fill_(rows(foreign), 0));
@@ -154,7 +154,7 @@ VocabularyLoss::Output VocabularyLoss::part(const at::Tensor& x, const Pass& pas
 }
 
 at::Tensor VocabularyLoss::backward(const at::Tensor& grad, const at::Tensor& x, Pass& pass) const {
-  const double scale = is_half(x) ? 1 : share_of(pass);  // fp16: it is in the gradient already
+  const double scale = is_half(x) ? 1 : share_of(pass);  // fp16: already in the gradient
   return product_backward(
       weight_->split.is_part() ? weight_->group : nullptr, x, pass,
       [&] {
