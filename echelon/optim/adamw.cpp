@@ -2,9 +2,9 @@
 //   w -= rate * decay * w
 //   m = beta1 m + (1 - beta1) g,  v = beta2 v + (1 - beta2) g^2
 //   w -= rate / (1 - beta1^t) * m / (sqrt(v / (1 - beta2^t)) + epsilon)
-// On a GPU one call of torch's fused kernel for each decay group. On a CPU our own, one pass over
-// memory by all threads: an element's new values do not depend on how a range is cut, so state that
-// is streamed through memory in pieces ends with the bits of state that stays there.
+// On a GPU, each decay group takes one call of torch's fused kernel. On a CPU, our own kernel makes
+// one pass over memory on all threads. An element's new values do not depend on how a range is cut,
+// so state that is streamed through memory in pieces gets the same bits as state that stays there.
 #include <ATen/ops/_fused_adamw.h>
 
 #include <cmath>

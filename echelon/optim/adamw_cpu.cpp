@@ -8,7 +8,7 @@
 namespace echelon {
 namespace {
 
-constexpr std::int64_t grain = 1 << 14;  // elements that are worth a thread
+constexpr std::int64_t grain = 1 << 14;  // minimum number of elements per thread
 
 template <class T, class Grad>
 void over(const at::Tensor& value, const at::Tensor& grad, const at::Tensor& mean,

@@ -7,8 +7,8 @@
 
 namespace echelon {
 
-// Flat tensors of one length and type, float or double; the gradient may be bf16 where they are
-// float.
+// Flat tensors of one length and type, float or double. If they are float, the gradient may be
+// bf16.
 void adamw_cpu(const at::Tensor& value, const at::Tensor& grad, const at::Tensor& mean,
                const at::Tensor& square, const kernels::AdamwFactors& factors);
 

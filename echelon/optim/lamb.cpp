@@ -2,7 +2,7 @@
 // 2020), for each parameter:
 //   m = beta1 m + (1 - beta1) g,  v = beta2 v + (1 - beta2) g²
 //   u = m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon) + decay w
-//   w -= rate * |w| / |u| * u, the ratio being 1 where |w| or |u| is 0
+//   w -= rate * |w| / |u| * u, with a ratio of 1 if |w| or |u| is 0
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/div.h>
 #include <ATen/ops/pow.h>
@@ -20,7 +20,7 @@ class Lamb : public Optimizer {
   std::vector<std::string> state_names() const override { return {"exp_avg", "exp_avg_sq"}; }
   bool looks_at_parameters() const override { return true; }
 
-  // The gradient goes into the state; |w|² and |u|².
+  // Adds the gradient to the state, then measures |w|² and |u|².
   void measure(const Slice& slice, const StepScalars& scalars, at::Tensor squares) const override {
     const at::Tensor go = (1 - scalars.skip).to(slice.value.scalar_type());
     at::Tensor grad = usable_gradient(slice, scalars);
@@ -41,9 +41,9 @@ class Lamb : public Optimizer {
   }
 
  private:
-  // Of the state as it is, into the gradient's memory.
+  // u, from the current state, written to the gradient's memory.
   at::Tensor direction(const Slice& slice, const StepScalars& scalars) const {
-    // While every step was skipped there were none, and the corrections would divide by zero.
+    // If every step so far was skipped, t is 0 and the corrections would divide by zero.
     const at::Tensor t = scalars.updates.clamp_min(1).to(at::kDouble);
     const auto type = slice.value.scalar_type();
     const at::Tensor first = (1 - at::pow(options_.beta1, t)).to(type),

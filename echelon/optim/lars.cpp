@@ -1,6 +1,6 @@
 // LARS (You, Gitman and Ginsburg, "Large batch training of convolutional networks", 2017), for each
 // parameter:
-//   local = trust |w| / (|g| + decay |w|), and 1 where |w| or |g| is 0
+//   local = trust |w| / (|g| + decay |w|), or 1 if |w| or |g| is 0
 //   u = momentum u + rate * local * (g + decay w),  w -= u
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/full_like.h>
@@ -21,7 +21,7 @@ class Lars : public Optimizer {
   std::vector<std::string> state_names() const override { return {"momentum"}; }
   bool looks_at_parameters() const override { return true; }
 
-  // |w|² and |g|².
+  // Measures |w|² and |g|².
   void measure(const Slice& slice, const StepScalars& scalars, at::Tensor squares) const override {
     const at::Tensor scale = scalars.grad_scale ? scalars.grad_scale->to(at::kDouble).square()
                                                 : at::ones_like(square_of(slice.value));

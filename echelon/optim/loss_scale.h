@@ -1,10 +1,10 @@
 // Dynamic loss scaling for fp16 (Micikevicius et al., "Mixed precision training", 2018). The
 // gradient of the loss is multiplied by a scale, so that small gradients stay above the smallest
-// number that fp16 has, and the update divides by it. Where the gradients of a step are not finite,
-// that step is skipped and the scale halved; after `growth` good steps in a row it doubles.
+// fp16 number, and the update divides by it. If the gradients of a step are not finite, the step is
+// skipped and the scale is halved. After `growth` good steps in a row the scale doubles.
 //
-// Everything is a scalar on the device: no step waits for the host, and a recorded graph reads the
-// present scale. All ranks see the same gradients or the same norm, so all have the same scale.
+// Everything is a scalar on the device: no step waits for the host, and a captured graph reads the
+// current scale. All ranks see the same gradients or the same norm, so all have the same scale.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,15 +21,16 @@ class LossScale {
   };
   LossScale(const Setup& setup, at::Device device);
 
-  // Of the step that runs, float. Its place never changes.
+  // The scale of the current step, a float. The tensor's address never changes.
   const at::Tensor& scale() const { return scale_; }
 
-  // The step is over. `overflow`: its gradients are not finite; `hold`: nothing is to change. Gives
-  // whether the scale is exhausted, and stays as it is: an overflow at a scale that would fall
-  // below 1, which means that not the scale is at fault. All are boolean scalars on the device.
+  // Ends a step. `overflow`: its gradients are not finite. `hold`: change nothing. Returns whether
+  // the scale is exhausted: the gradients overflowed, and halving would bring the scale below 1.
+  // The scale then stays as it is, because it is not the cause. All are boolean scalars on the
+  // device.
   at::Tensor advance(const at::Tensor& overflow, const at::Tensor& hold);
 
-  // What a resumed run goes on with; waits for the device.
+  // The state that a resumed run continues from. Reading it waits for the device.
   struct State {
     double scale = 0;
     std::int64_t good_steps = 0;  // since the last change

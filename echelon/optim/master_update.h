@@ -1,6 +1,7 @@
-// The end of a step of one process, or of ranks that all hold everything: from the gradients of a
-// stack to its new parameters, entirely on the device (slice_update.h). Where the compute type is
-// wide enough the masters are the parameters themselves; otherwise they are cast after each update.
+// The end of a step in one process, or on ranks that all hold everything: from the gradients of a
+// stack to its new parameters, entirely on the device (slice_update.h). If the compute type is wide
+// enough, the parameters themselves are the masters. Otherwise the masters are cast to parameters
+// after each update.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,7 +19,7 @@ namespace echelon {
 
 class MasterUpdate final : public Update {
  public:
-  // Allocates masters (where needed) and optimiser state for the trainable units of an allocated
+  // Allocates optimiser state, and masters if needed, for the trainable units of an allocated
   // stack.
   MasterUpdate(Stack& stack, const OptimOptions& options,
                const std::optional<LossScale::Setup>& scaling = {}, PartSums part_sums = {});

@@ -1,5 +1,5 @@
-// An optimiser: one update rule over slices of flat units. One file each, all of one shape: the
-// names of the state it keeps per element, and `update`.
+// An optimiser: one update rule over slices of flat units. Each optimiser is one file, and all
+// files have the same shape: the names of the state it keeps per element, and `update`.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,23 +13,23 @@
 
 namespace echelon {
 
-// A contiguous range of parameters of one decay group, with all that its update reads and writes:
-// flat tensors of one length and type.
+// A contiguous range of parameters of one decay group, with all tensors that its update reads and
+// writes. All are flat and have the same length and type.
 struct Slice {
   at::Tensor value;
-  at::Tensor grad;                // may be overwritten by the update
+  at::Tensor grad;                // the update may overwrite it
   std::vector<at::Tensor> state;  // in the order of state_names()
   bool decay = true;
-  int parameter = -1;  // its number, for an optimiser that looks at whole parameters
+  int parameter = -1;  // its index, for an optimiser that needs whole parameters
 };
 
-// What changes from step to step, as scalars on the device, so that a recorded graph reads the
-// present ones and no step waits for the host.
+// Values that change from step to step. They are scalars on the device, so a captured graph reads
+// the current values and no step waits for the host.
 struct StepScalars {
   at::Tensor rate;                       // learning rate, float (double in fp64 on a CPU)
-  at::Tensor updates;                    // how many updates there were, this one included, float
+  at::Tensor updates;                    // number of updates including this one, float
   std::optional<at::Tensor> grad_scale;  // gradients are divided by this, float
-  at::Tensor skip;                       // 1: leave values and state as they are, float
+  at::Tensor skip;                       // 1: leave values and state unchanged, float
   at::Tensor squares;                    // [parameters, 2], see measure()
 };
 
@@ -38,13 +38,14 @@ class Optimizer {
   virtual ~Optimizer() = default;
   virtual std::vector<std::string> state_names() const = 0;
   virtual void update(const std::vector<Slice>& slices, const StepScalars& scalars) const = 0;
-  // Whether it takes gradients of this type as they are; else they come in the type of the values.
+  // Whether it accepts gradients of this type. If not, they are converted to the type of the
+  // values.
   virtual bool takes(at::ScalarType /*type*/, at::Device /*device*/) const { return false; }
 
   // An optimiser whose steps depend on the norms of whole parameters gets slices of one parameter
-  // each, and measures all of them before the first update: it adds to `squares`, two numbers, what
-  // this slice contributes. They are summed over the slices of a parameter, also over those of
-  // other owners, and are scalars.squares in update(). Both calls see the slice's gradient.
+  // each and measures all of them before the first update: it adds this slice's contribution to
+  // `squares`, two numbers. These are summed over all slices of a parameter, including slices of
+  // other owners, and passed to update() as scalars.squares. Both calls see the slice's gradient.
   virtual bool looks_at_parameters() const { return false; }
   virtual void measure(const Slice& /*slice*/, const StepScalars& /*scalars*/,
                        at::Tensor /*squares*/) const {}
@@ -56,17 +57,17 @@ std::unique_ptr<Optimizer> make_lars(const OptimOptions& options);
 std::unique_ptr<Optimizer> make_lamb(const OptimOptions& options);
 std::unique_ptr<Optimizer> make_optimizer(const OptimOptions& options);  // by options.name
 
-// Its gradient, divided by grad_scale; zeros where the update is to be skipped, so that nothing
-// that is not finite gets into the state. In place.
+// The slice's gradient, divided by grad_scale in place; zeros if the update is to be skipped, so
+// that no non-finite value enters the state.
 at::Tensor usable_gradient(const Slice& slice, const StepScalars& scalars);
 
 // |x|² as double, 0-dimensional.
 at::Tensor square_of(const at::Tensor& x);
 
-// sqrt(above / below), and 1 where either is 0: the ratio of two norms, given their squares.
+// sqrt(above / below), or 1 if either is 0: the ratio of two norms, given their squares.
 at::Tensor norm_ratio(const at::Tensor& above, const at::Tensor& below);
 
-// The slices of one decay group as the parallel lists that torch's fused kernels take.
+// The slices of one decay group as the parallel lists that torch's fused kernels expect.
 struct SliceLists {
   std::vector<at::Tensor> values, grads;
   std::vector<std::vector<at::Tensor>> state;  // [state][slice]

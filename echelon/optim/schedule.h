@@ -7,11 +7,11 @@
 
 namespace echelon {
 
-// The rate of step `step` (0-based) of `steps`: linear warm-up, then cosine or linear down to
-// final_rate * rate, or constant.
+// The learning rate of step `step` (0-based) of `steps`: linear warm-up, then cosine or linear
+// decay to final_rate * rate, or constant.
 double rate_at(const OptimOptions& options, std::int64_t step, std::int64_t steps);
 
-// The peak rate for a batch of this size: optim.scale.
+// The peak learning rate for a batch of this size, according to optim.scale.
 double peak_rate(const OptimOptions& options, std::int64_t batch);
 
 }  // namespace echelon

@@ -1,7 +1,7 @@
 // Stochastic gradient descent with momentum, as PyTorch defines it (decay is added to the
 // gradient):
 //   g += decay * w,  u = momentum u + g,  w -= rate * (nesterov ? g + momentum u : u)
-// The velocity starts at zero, so the first step needs no case of its own.
+// The velocity starts at zero, so the first step needs no special case.
 #include <ATen/ops/_fused_sgd.h>
 
 #include "echelon/base/error.h"

@@ -91,7 +91,7 @@ SliceUpdate::SliceUpdate(std::vector<std::vector<UpdateRange>> ranges, std::int6
 
 void SliceUpdate::prepare(std::int64_t longest, int parameters, at::TensorOptions wide,
                           const std::optional<LossScale::Setup>& scaling) {
-  // A walk may show the same gradient twice, and it must be the same then.
+  // A walk may visit the same gradient twice, so the gradient must not change in between.
   copies_ = (is_narrow(gradients_) && !optimizer_->takes(gradients_, wide.device())) ||
             (walk_ && (optimizer_->looks_at_parameters() || !single_));
   if (copies_) {
@@ -99,7 +99,7 @@ void SliceUpdate::prepare(std::int64_t longest, int parameters, at::TensorOption
     wide_grad_ = at::empty({longest}, wide);
   }
   const auto scalar = wide.dtype(at::kFloat);
-  // A CPU's kernels take the rate in double precision, which fp64 models need; a GPU's take a
+  // CPU kernels take the rate in double precision, which fp64 models need. GPU kernels take a
   // float.
   scalars_.rate = at::zeros({}, !single_ && wide.device().is_cpu() ? wide : scalar);
   scalars_.updates = at::zeros({}, scalar);
@@ -164,7 +164,7 @@ void SliceUpdate::each_slice(const std::vector<at::Tensor>& grads, bool values_c
                              const Fn& fn) {
   if (walk_)
     return walk_(values_change, [&](const Run& run) { each_slice_of(run, ranges_[run.part], fn); });
-  std::int64_t first = 0;  // of the part, in the moments
+  std::int64_t first = 0;  // offset of the part within the moments
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     const auto& [master, ranges] = parts_[i];
     Run run{i, 0, master, grads[i], {}};

@@ -28,12 +28,12 @@ const std::vector<StateSlice>& StateIndex::slices(const std::string& kind,
 at::Tensor StateIndex::whole(const std::string& kind, const Parameter& parameter) const {
   const at::NoGradGuard no_grad;
   const auto& own = slices(kind, parameter);
-  if (!update_.owners(parameter)) {  // one slice is all of it
+  if (!update_.owners(parameter)) {  // one slice is the whole parameter
     at::Tensor all;
     own.at(0).access(/*changes=*/false, [&](const at::Tensor& values) { all = values; });
     return all.view(parameter.shape);
   }
-  // The slices of one rank follow each other: together they are one run.
+  // The slices of one rank are adjacent: together they form one run.
   const MemoryScope scope(MemoryKind::workspace);
   const auto options = update_.state_options();
   std::int64_t numel = 0, filled = 0;

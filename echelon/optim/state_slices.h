@@ -1,6 +1,6 @@
-// What a rank owns of a model's state, as a list. An update names its slices (Update::slices), and
-// whoever saves, restores or compares state reads the list: it is the same whether a rank owns all
-// of every parameter, a slice of it, or a slice that is kept on disk.
+// The list of optimiser state that a rank owns. An update lists its slices (Update::slices), and
+// code that saves, restores or compares state reads the list. The list looks the same whether a
+// rank owns whole parameters, slices of them, or slices that are kept on disk.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,9 +21,9 @@ class Update;
 struct StateSlice {
   std::string kind;  // "master", or a state of the optimiser: "exp_avg"
   const Parameter* parameter;
-  std::int64_t begin, numel;  // elements of what this process has of the parameter, flat
-  // Calls `use` with the elements as a flat tensor in the masters' type. They may come from where
-  // they are offloaded to; `changes`: what `use` writes is kept. Update::publish follows changes.
+  std::int64_t begin, numel;  // flat elements, relative to this process's part of the parameter
+  // Calls `use` with the elements as a flat tensor in the masters' type, fetching them if they are
+  // offloaded. If `changes`, keeps what `use` writes; call Update::publish after changes.
   std::function<void(bool changes, const std::function<void(at::Tensor)>& use)> access;
 };
 
@@ -32,10 +32,10 @@ class StateIndex {
  public:
   explicit StateIndex(const Update& update);
 
-  // One kind of state of what this process has of a parameter: collective over the update's owners.
-  // Every element comes from the rank that owns it.
+  // One kind of state for this process's part of a parameter. Collective over the update's owners:
+  // every element comes from the rank that owns it.
   at::Tensor whole(const std::string& kind, const Parameter& parameter) const;
-  // Keeps this rank's slices of `values`, which has the parameter's shape here.
+  // Stores this rank's slices of `values`, which has the shape that the parameter has here.
   void put(const std::string& kind, const Parameter& parameter, const at::Tensor& values) const;
 
  private:
