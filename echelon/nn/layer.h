@@ -28,7 +28,6 @@ struct Pass {
     first,  // it will run again: keep only what makes the second run equal the first
     again,  // the second run: keep what backward needs; nobody reads the output, which may be
             // undefined
-            // undefined
   };
 
   // Together with their place in the model, these determine the random numbers of a pass.

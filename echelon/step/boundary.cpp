@@ -13,9 +13,9 @@
 namespace echelon {
 namespace {
 
-constexpr std::size_t edges = 3;  // kinds of them
+constexpr std::size_t edges = 3;  // kinds of edges
 
-// What is told of a tensor before it is sent for the first time: its dimensions, type and sizes.
+// The description sent before a tensor's first message: its dimensions, type and sizes.
 constexpr std::int64_t most_dimensions = 8;
 
 at::Tensor described(const at::Tensor& tensor) {
@@ -53,10 +53,10 @@ Boundary::Boundary(Neighbours neighbours, int micro_batches, at::Device device,
       if (used[e]) (*lanes)[e] = neighbours_.ranks->split(0, neighbours_.ranks->rank());
 }
 
-// A backend on GPUs knows no tags, and a message holds up those behind it. So what a rank sends and
-// what it receives go through communicators of their own, and so do outputs and gradients: each
-// then carries messages of one direction, in the order in which both ends run them. Edges from even
-// and from odd ranks are two kinds, and the one that closes a ring the third.
+// GPU backends have no tags, and a message blocks the ones behind it. So sends and receives of a
+// rank use separate communicators, and so do outputs and gradients. Each communicator then carries
+// messages of one direction, in the order in which both ends run them. Edges from even ranks and
+// from odd ranks are two kinds; the edge that closes a ring is the third.
 std::size_t Boundary::edge(int layer) const {
   const int from = neighbours_.owner[std::size_t(layer)],
             to = neighbours_.owner[std::size_t(layer) + 1];
@@ -74,7 +74,7 @@ void Boundary::send(Communicator& ranks, const at::Tensor& tensor, int to, std::
       {tensor, exchange_->send(
                    ranks, tensor, to, tag,
                    {.purpose = Purpose::activations, .part = layer, .micro_batch = micro_batch})});
-  // To ask is what puts it on a GPU's stream.
+  // On a GPU, calling done() is what puts the send on the stream.
   std::erase_if(outgoing_, [](const Outgoing& one) { return one.work.done(); });
 }
 
@@ -121,10 +121,10 @@ void Boundary::begin(Communicator& ranks, Incoming& one, int from, std::uint64_t
   one.begun = true;
 }
 
-// The size must be known before a receive can be posted. take_input asks for it; a gradient's is
-// known once the output has gone. On a GPU nothing begins before it is taken: a kernel that waits
-// for a message can hold up the host's next request for memory, and the message may depend on what
-// this rank sends after that. The host is ahead of the GPU anyway.
+// The size must be known before a receive can be posted. take_input asks for it; a gradient's size
+// is known once the output is sent. On a GPU a receive is posted only when it is taken: a kernel
+// that waits for a message can block the host's next allocation, and the message may depend on what
+// this rank sends after that. The host runs ahead of the GPU anyway.
 bool Boundary::comes_early(const Incoming& one) const { return one.told && device_.is_cpu(); }
 
 void Boundary::receive_input(int layer, int micro_batch) {

@@ -1,9 +1,9 @@
-// The ends of a rank's layers in a pipeline: outputs go to the rank that has the layer above and
-// come from the one below, gradients the other way. Everything is begun and runs beside the
-// computation; what is needed is waited for when it is used.
+// The ends of a rank's layers in a pipeline. Outputs go to the rank with the layer above, and
+// inputs come from the rank with the layer below; gradients go the other way. All messages are
+// asynchronous and overlap computation; a rank waits for a message when it uses it.
 //
-// A receiver learns the sizes of what comes once, from a small message ahead of the first; later
-// steps have the same.
+// A small message ahead of the first one tells the receiver its sizes. Later steps have the same
+// sizes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,7 +16,7 @@
 
 namespace echelon {
 
-// Who has which layer of a pipeline.
+// The owner of each layer of a pipeline.
 struct Neighbours {
   std::shared_ptr<Communicator> ranks;
   std::vector<int> owner;  // by layer: its rank
@@ -27,30 +27,30 @@ class Boundary {
   Boundary(Neighbours neighbours, int micro_batches, at::Device device,
            std::shared_ptr<Exchange> exchange);  // collective
 
-  // The output of a layer, to the owner of the next; later the gradient for it comes back.
+  // Sends the output of a layer to the owner of the next layer. Its gradient comes back later.
   void send_output(int layer, int micro_batch, const at::Tensor& output);
   void receive_grad(int layer, int micro_batch);
   at::Tensor take_grad(int layer, int micro_batch);
 
-  // The input of a layer, from the owner of the one before; later the gradient for it goes back.
+  // Receives the input of a layer from the owner of the layer below. Its gradient goes back later.
   void receive_input(int layer, int micro_batch);
   at::Tensor take_input(int layer, int micro_batch);
   void send_grad(int layer, int micro_batch, const at::Tensor& grad);
 
-  // Until everything sent has gone.
+  // Waits until everything sent has gone.
   void synchronize();
-  // What the rank with the last layer gives, on every rank of the pipeline.
+  // The output of the rank with the last layer, on every rank of the pipeline.
   at::Tensor from_last(const at::Tensor& output);
-  // The same sum on every rank of the pipeline.
+  // Sums the loss over the pipeline; every rank gets the sum.
   void share(at::Tensor loss);
 
-  // Micro-batches have other sizes from now on: they are told again.
+  // Micro-batches have other sizes from now on, which are sent again.
   void forget_sizes();
 
  private:
-  // A message that comes: its sizes are known from the first on.
+  // An incoming message. Its sizes are known after the first one.
   struct Incoming {
-    at::Tensor tensor;  // while it is on its way, or has come
+    at::Tensor tensor;  // while it is under way or has arrived
     Work work;
     std::vector<std::int64_t> sizes;
     at::ScalarType type = at::kFloat;

@@ -1,5 +1,5 @@
-// What a step needs of a GPU beside tensors: a stream of its own, graphs, and its memory figures.
-// Without CUDA in the build the functions say so.
+// What a step needs from a GPU besides tensors: a stream of its own, graphs, and memory statistics.
+// If the build lacks CUDA, the functions say so.
 #pragma once
 
 #include <cstdint>
@@ -9,16 +9,16 @@
 namespace echelon {
 
 bool cuda_built();
-int cuda_devices();  // 0 where there is none
+int cuda_devices();  // 0 without a GPU
 
-// A stream beside the default one: graphs cannot be recorded on the default.
+// A stream beside the default one: graphs cannot be captured on the default stream.
 class SideStream {
  public:
   SideStream();
   ~SideStream();
 
-  // While one lives, the stream is its thread's current one. What the stream is given comes after
-  // what the one before was given until then, and that one goes on after it.
+  // While one lives, the stream is its thread's current stream. Its work runs after the work queued
+  // so far on the previous stream, and the previous stream continues after it.
   class Current {
    public:
     explicit Current(const SideStream& stream);
@@ -34,8 +34,8 @@ class SideStream {
   std::unique_ptr<Stream> stream_;
 };
 
-// A recorded sequence of kernels. `record` runs `work` once without executing it; `replay` executes
-// it with the tensors' present contents.
+// A captured sequence of kernels. `record` runs `work` once without executing its kernels; `replay`
+// executes them with the tensors' current contents.
 class DeviceGraph {
  public:
   DeviceGraph();
@@ -48,12 +48,12 @@ class DeviceGraph {
   std::unique_ptr<State> state_;
 };
 
-// What torch's caching allocator has taken from the GPU at most, and the part of it in tensors.
+// The most memory that torch's caching allocator has reserved on the GPU, and the most in tensors.
 struct DeviceMemory {
   std::uint64_t peak_reserved = 0;
   std::uint64_t peak_allocated = 0;
 };
 DeviceMemory device_memory();
-std::uint64_t device_bytes();  // that the GPU has
+std::uint64_t device_bytes();  // total memory of the GPU
 
 }  // namespace echelon

@@ -38,7 +38,7 @@ struct SideStream::Current::Guard {
   ~Guard() {
     try {
       follow(before, now);
-    } catch (const c10::Error&) {  // the GPU has failed: whoever uses it next is told
+    } catch (const c10::Error&) {  // the GPU has failed: its next user gets the error
     }
   }
   c10::cuda::CUDAStream before, now;
@@ -55,8 +55,8 @@ DeviceGraph::DeviceGraph() : state_(std::make_unique<State>()) {}
 DeviceGraph::~DeviceGraph() = default;
 
 void DeviceGraph::record(const std::function<void()>& work) {
-  // The graph's tensors live in a pool of their own; what the steps before it left in the cache
-  // would stay unused.
+  // The graph's tensors live in their own memory pool. Without this, memory that earlier steps left
+  // in the cache would stay unused.
   c10::cuda::getCurrentCUDAStream().synchronize();
   c10::cuda::CUDACachingAllocator::emptyCache();
   state_->graph.capture_begin();

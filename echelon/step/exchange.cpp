@@ -58,7 +58,7 @@ const char* to_string(Purpose purpose) {
   return "";
 }
 
-// A blocking call may do all of it before it returns.
+// A blocking call may do all of its work before it returns.
 template <class Begin>
 Work Exchange::counted(const at::Tensor& slice, const Parcel& parcel, const Begin& begin) {
   if (!parcel.blocking || !slice.is_cpu()) return begin();

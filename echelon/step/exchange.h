@@ -21,36 +21,37 @@
 namespace echelon {
 
 enum class Purpose { gradients, parameters, tied_gradients, activations, push, loss };
-const char* to_string(Purpose purpose);  // as the ledger has it: "tied gradients"
+const char* to_string(Purpose purpose);  // the name in the ledger: "tied gradients"
 
-// What a slice is and how it is to be sent.
+// Describes a slice and how to send it.
 struct Parcel {
   Purpose purpose;
-  int part = -1;         // the bucket, group or layer that it is of; -1: not one of several
-  int micro_batch = -1;  // of an activation
+  int part = -1;         // its bucket, group or layer; -1: not one of several
+  int micro_batch = -1;  // for an activation
   ReduceOp op = ReduceOp::sum;
   Algorithm algorithm = Algorithm::automatic;
-  bool blocking = false;    // the caller waits at once (CommCall::blocking)
-  bool told_apart = false;  // the ledger counts each part by itself: "gradients 3"
+  bool blocking = false;    // the caller waits immediately (CommCall::blocking)
+  bool told_apart = false;  // the ledger counts each part separately: "gradients 3"
 };
 
 class Exchange {
  public:
   virtual ~Exchange() = default;
 
-  // In place, over all ranks.
+  // All-reduce, in place, over all ranks.
   Work sum(Communicator& ranks, const at::Tensor& slice, const Parcel& parcel);
-  // Of `all`, which every rank has: this rank's slice of the sum.
+  // Reduce-scatter: `all` is the same range on every rank, and `own` receives this rank's slice of
+  // the sum.
   Work sum_to_owners(Communicator& ranks, const at::Tensor& own, const at::Tensor& all,
                      const Parcel& parcel);
-  // Everybody's slices, one after another.
+  // All-gather: `all` receives the slices of all ranks, one after another.
   Work gather(Communicator& ranks, const at::Tensor& all, const at::Tensor& own,
               const Parcel& parcel);
   Work send(Communicator& ranks, const at::Tensor& slice, int to, std::uint64_t tag,
             const Parcel& parcel);
   Work receive(Communicator& ranks, const at::Tensor& slice, int from, std::uint64_t tag,
                const Parcel& parcel);
-  // To a parameter server: `deliver` is given what is to be sent, before this returns.
+  // Pushes to a parameter server: calls `deliver` with the data to send, before it returns.
   void push(const at::Tensor& slice, const Parcel& parcel,
             const std::function<void(const at::Tensor&)>& deliver);
 
@@ -79,7 +80,7 @@ class Exchange {
   WorkClock clock_;
 };
 
-// As they are.
+// Sends slices unchanged.
 std::shared_ptr<Exchange> plain_exchange();
 
 }  // namespace echelon

@@ -68,7 +68,7 @@ Executor::Place& Executor::place(int layer, int micro_batch) {
 
 at::Tensor Executor::run(const at::Tensor& input, const at::Tensor& target, double weight,
                          std::int64_t first_sample) {
-  at::NoGradGuard no_grad;  // a layer that wants autograd turns it on for itself
+  at::NoGradGuard no_grad;  // a layer that needs autograd turns it on itself
   const auto samples = input.size(0);
   const int micro_batches = shape_.micro_batches;
   if (samples < micro_batches || target.size(0) != samples) {
@@ -195,7 +195,7 @@ at::Tensor Executor::infer(const at::Tensor& input, const at::Tensor& target) {
   const at::NoGradGuard no_grad;
   forget_sizes();
   at::Tensor x = input;
-  std::vector<int> here;  // groups that were gathered
+  std::vector<int> here;  // gathered groups
   const auto let_go = [&](const std::vector<int>& needed) {
     std::erase_if(here, [&](int group) {
       const bool goes = std::find(needed.begin(), needed.end(), group) == needed.end();
@@ -229,7 +229,7 @@ at::Tensor Executor::infer(const at::Tensor& input, const at::Tensor& target) {
              : at::zeros({}, at::TensorOptions(stack_.device()).dtype(at::kDouble));
 }
 
-// No backward changes these any more: elements of the Stack's buffer.
+// No later backward changes these elements of the Stack's buffer.
 void Executor::complete_gradients(std::int64_t begin, std::int64_t end) {
   if (stack_.has_fp32_sums())
     stack_.add_to_sums(begin, end);
@@ -243,7 +243,7 @@ void Executor::widen(int group) {
   stack_.add_to_sums(place.begin, place.begin + place.numel);
 }
 
-// The tensors of a work must not be touched before it is done: nothing writes to these gradients
+// The tensors of a Work must not be touched before it is done: nothing writes to these gradients
 // until the update.
 void Executor::reduce(const Bucket& bucket) {
   complete_gradients(bucket.begin, bucket.end);
@@ -288,7 +288,8 @@ void Executor::update() {
   times_.update = since(start);
 }
 
-// What came from another rank: an action has begun when it has all that it needs.
+// Records that a message from another rank has arrived: an action begins when it has all its
+// inputs.
 at::Tensor Executor::waited_for(at::Tensor tensor) {
   began_ = Clock::now();
   return tensor;
@@ -332,8 +333,8 @@ void Executor::backward(const Action& action) {
   Place& here = place(action.layer, action.micro_batch);
   if (action.layer + 1 < stack_.size() && !shape_.has(action.layer + 1))
     here.grad = waited_for(boundary_->take_grad(action.layer, action.micro_batch));
-  // What was computed again would otherwise be kept until the weight part, by several
-  // micro-batches.
+  // Deferring here would keep recomputed activations until the weight part, for several
+  // micro-batches at once.
   here.pass.defer_weight_grads =
       action.kind == Action::Kind::input && !shape_.recomputes(action.layer);
   at::Tensor output_grad = std::exchange(here.grad, {});

@@ -1,5 +1,5 @@
-// What a step asks of whoever shares a model out: groups of parameters (Stack::groups) that are
-// brought together before they are used, and gradients that go to their owners.
+// What a step asks of a sharded model: to gather groups of parameters (Stack::groups) before they
+// are used, and to reduce-scatter gradients to their owners.
 #pragma once
 
 #include <cstddef>
@@ -8,20 +8,22 @@ namespace echelon {
 
 class Shards {
  public:
-  // Scatters whose gradients hold memory at once: `open` waits until there are fewer.
+  // Limit on reduce-scatters whose gradients hold memory at once: `alloc_grads` waits until fewer
+  // are under way.
   static constexpr std::size_t most_scattering = 2;
 
   virtual ~Shards() = default;
 
   virtual void begin_step() = 0;
-  virtual void fetch(int group) = 0;         // begins to bring what this rank owns of it to memory
-  virtual void gather(int group) = 0;        // begins to bring its values together
-  virtual void wait_unshard(int group) = 0;  // they are there
-  virtual void reshard(int group) = 0;       // they are needed no more for now
-  virtual void alloc_grads(int group) = 0;   // memory for its gradients
-  virtual void widen(int group) = 0;    // its gradients, of one micro-batch, join their fp32 sums
-  virtual void scatter(int group) = 0;  // its gradients are complete: begins to give them to owners
-  virtual void synchronize() = 0;       // all that was begun is done
+  virtual void fetch(int group) = 0;         // starts loading this rank's slice into memory
+  virtual void gather(int group) = 0;        // starts the all-gather of its values
+  virtual void wait_unshard(int group) = 0;  // waits until its values are complete
+  virtual void reshard(int group) = 0;       // its values are not needed for now
+  virtual void alloc_grads(int group) = 0;   // allocates its gradients
+  virtual void widen(int group) = 0;    // adds its gradients, of one micro-batch, to their fp32
+                                        // sums
+  virtual void scatter(int group) = 0;  // its gradients are complete: starts the reduce-scatter
+  virtual void synchronize() = 0;       // waits for everything that was started
 };
 
 }  // namespace echelon

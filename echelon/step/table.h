@@ -1,5 +1,5 @@
-// A step as a table of actions: what one rank does, in order. A strategy is a pure function to such
-// a table; one executor runs any of them, and `validate` says beforehand whether it can.
+// A step as a table of actions: what one rank does, in order. A strategy is a pure function that
+// returns such a table. One executor runs any table, and `validate` checks it beforehand.
 #pragma once
 
 #include <cstddef>
@@ -13,27 +13,27 @@ namespace echelon {
 
 struct Action {
   enum class Kind {
-    forward,    // layer, micro-batch: run it and keep what its backward needs
-    recompute,  // layer, micro-batch: run forward again, whose first time kept the input alone
-    backward,   // layer, micro-batch: gradients of input and parameters; frees what forward kept
-    input,      // layer, micro-batch: the gradient of the input alone, as early as can be
-    weight,     // layer, micro-batch: then those of the parameters; frees what forward kept
-    receive,  // layer, micro-batch: its input begins to come from the rank that has the layer below
-    send,     // layer, micro-batch: its output begins to go to the rank that has the layer above
-    receive_grad,  // layer, micro-batch: the gradient of its output begins to come from above
-    send_grad,     // layer, micro-batch: that of its input begins to go below
-    reduce,        // bucket: begins to average its gradients over the ranks; the next actions run
-                   // meanwhile
-    fetch,         // group: begins to come from where its owner keeps it
-    gather,        // group: begins to bring its parameters together
-    wait_unshard,  // group: its parameters are there
-    reshard,       // group: they are needed no more for now
-    alloc_grads,   // group: its gradients get memory
-    scatter,       // group: begins to sum its gradients over the ranks, each slice to its owner
-    tie,           // gradients of parameters that layers of several ranks share: summed over them
-    synchronize,   // all that was begun is done; the loss becomes that of all ranks
-    update,        // all gradients are there: optimiser
-    push,          // all gradients are there: whoever runs the step takes them
+    forward,       // layer, micro-batch: run it and keep what its backward needs
+    recompute,     // layer, micro-batch: run forward again; the first run kept only the input
+    backward,      // layer, micro-batch: gradients of input and parameters; frees what forward kept
+    input,         // layer, micro-batch: only the gradient of the input, as early as possible
+    weight,        // layer, micro-batch: the gradients of the parameters, after `input`; frees what
+                   // forward kept
+    receive,       // layer, micro-batch: start receiving its input from the rank below
+    send,          // layer, micro-batch: start sending its output to the rank above
+    receive_grad,  // layer, micro-batch: start receiving the gradient of its output
+    send_grad,     // layer, micro-batch: start sending the gradient of its input
+    reduce,        // bucket: start averaging its gradients over the ranks; later actions overlap it
+    fetch,         // group: start loading it from where its owner keeps it
+    gather,        // group: start the all-gather of its parameters
+    wait_unshard,  // group: wait until its parameters are complete
+    reshard,       // group: its parameters are not needed for now
+    alloc_grads,   // group: allocate its gradients
+    scatter,       // group: start the reduce-scatter of its gradients, each slice to its owner
+    tie,           // sum the gradients of parameters that layers on several ranks share
+    synchronize,   // wait for everything started; the loss becomes the loss of all ranks
+    update,        // all gradients are complete: run the optimiser
+    push,          // all gradients are complete: the caller of the step takes them
   };
   Kind kind;
   int layer = 0;
@@ -46,33 +46,34 @@ using Table = std::vector<Action>;
 
 std::string to_string(const Action& action);  // "forward(layer 3, micro-batch 0)"
 
-// A run of the Stack's gradient buffer that is reduced together.
+// A range of the Stack's gradient buffer that is reduced as a whole.
 struct Bucket {
-  std::int64_t begin = 0, end = 0;  // elements
-  int layer = 0, top = 0;           // the lowest and the highest layer with gradients in it
-  Dimensions summed_over = batch_dimensions;  // all of its gradients
+  std::int64_t begin = 0, end = 0;            // elements
+  int layer = 0, top = 0;                     // the lowest and highest layer with gradients in it
+  Dimensions summed_over = batch_dimensions;  // of all its gradients
 
   std::int64_t numel() const { return end - begin; }
 };
 
-// What a table is for.
+// What is needed to build and validate a step table.
 struct StepShape {
   int layers = 0;
   int micro_batches = 1;
   std::vector<Bucket> buckets = {};
-  // Where parameters are shared out: the groups that each layer computes with, and their number.
+  // If parameters are sharded: the groups that each layer computes with, and the number of groups.
   std::vector<std::vector<int>> uses = {};
   int groups = 0;
-  // Owners keep slices of them: a group's values, or gradients, are there as a whole only from
-  // gather to release, or from open to scatter.
+  // Owners keep slices: a group's whole values exist only from gather to reshard, and its whole
+  // gradients only from alloc_grads to scatter.
   bool sliced_values = false, sliced_gradients = false;
-  bool offloaded_values = false;       // owners fetch their slices, from disk say, before a gather
-  bool tied = false;                   // layers of other ranks use parameters of this one's too
-  std::vector<bool> tied_groups = {};  // by group: it has some of those
-  // By layer: its forward keeps the input alone, and runs again before its backward. Empty: none.
+  bool offloaded_values = false;       // owners fetch their slices, e.g. from disk, before a gather
+  bool tied = false;                   // layers on other ranks also use parameters of this rank
+  std::vector<bool> tied_groups = {};  // by group: it contains tied parameters
+  // By layer: its forward keeps only the input and runs again before its backward. Empty: none.
   std::vector<bool> recompute = {};
 
-  // By layer: whether this rank has it; the others' inputs and gradients come and go. Empty: all.
+  // By layer: whether this rank has it. Inputs and gradients of the others are received and sent.
+  // Empty: all.
   std::vector<bool> own = {};
 
   bool has(int layer) const {
@@ -86,38 +87,42 @@ struct StepShape {
   }
 };
 
-// One process: each micro-batch forward through all layers and backward again, then the update. The
-// activations of one micro-batch are alive at a time. A layer's recompute stands right before its
-// backward.
+// One process: each micro-batch runs forward through all layers and back, then the update follows.
+// Only one micro-batch's activations are alive at a time. A layer's recompute comes right before
+// its backward.
 Table one_process(const StepShape& shape);
 Table one_process(int layers, int micro_batches);
-// The same for a worker whose gradients others apply.
+// The same for a worker whose gradients are applied by parameter servers.
 Table for_servers(const StepShape& shape);
 
-// Overlays: what ranks of the data dimension exchange, laid over any order of computation (one
-// process's, a pipeline's), with the step's end.
+// Overlays: the exchanges between ranks of the data dimension, added to any order of computation
+// (one process, a pipeline), together with the end of the step.
 
-// As soon as a bucket's gradients are complete their reduction begins, and all are synchronized
-// before the update. Tied gradients are summed after that: each holder's are then the same on all
-// data ranks, and so are their sums on all holders, to the bit. Without buckets: the end alone.
+// Starts the reduction of a bucket as soon as its gradients are complete and synchronizes all
+// before the update. Tied gradients are summed after that: each holder's gradients are then the
+// same on all data ranks, so their sums are the same on all holders, to the bit. Without buckets,
+// adds only the end.
 Table with_reductions(const Table& computation, const StepShape& shape);
 
-// Whether an action computes (forward, recompute, backward or a part of one), and whether it
-// changes gradients.
+// Whether an action computes (forward, recompute, backward or a part of it), and whether it changes
+// gradients.
 bool computes(const Action& action);
 bool changes_gradients(const Action& action);
 
-// Throws InvalidArgument naming the first action that cannot run: a layer before its input exists,
-// a backward before its forward or before the backward of the layer above, anything twice, a
-// reduction before its bucket is complete, an update before the last backward or (where there are
-// buckets) before all are reduced and synchronized, no update at the end, a forward without its
-// backward; a layer whose groups are not there or whose gradients have no memory, gradients that
-// change after they went to their owners, and memory that is not given back; a backward without the
-// recompute that its layer needs, and one that is too early, twice or not needed; a layer that this
-// rank has not, one whose input or gradient was not received, something sent that is not there yet
-// or that nobody needs, and what others need that is not sent; tied gradients that go to their
-// owners before they are summed, and those that are summed before their reductions are
-// synchronized.
+// Throws InvalidArgument that names the first action that cannot run. It checks:
+//   - order: a layer runs after its input exists; a backward runs after its forward and after the
+//     backward of the layer above; nothing runs twice; every forward has its backward; the table
+//     ends with an update;
+//   - reductions: a bucket is reduced when it is complete; the update follows the last backward
+//     and, if there are buckets, comes after all are reduced and synchronized;
+//   - groups: a layer's groups are gathered and its gradients allocated when it runs; gradients do
+//     not change after they went to their owners; all memory is given back;
+//   - recompute: a backward has the recompute that its layer needs; no recompute is too early,
+//     twice or unneeded;
+//   - pipelines: this rank has the layer; inputs and gradients are received before they are used;
+//     what is sent exists and is needed, and everything that others need is sent;
+//   - ties: tied gradients are summed after their reductions are synchronized and before they go to
+//     their owners.
 void validate(const Table& table, const StepShape& shape);
 
 }  // namespace echelon

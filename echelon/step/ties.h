@@ -1,7 +1,8 @@
-// Parameters that layers on several ranks of a pipeline share (tied embeddings): each of these
-// ranks has a copy, and gives all of them the sum of the gradients. Data ranks sum theirs before,
-// and the copies stay the same to the bit; or under ZeRO afterwards, in slices that are cut alike
-// (share_out): then they do wherever the data ranks of these stages add in the same order.
+// Parameters that layers on several ranks of a pipeline share (tied embeddings). Each of these
+// ranks has a copy, and all of them get the sum of the copies' gradients. Without ZeRO, data ranks
+// sum their gradients first, and the copies stay equal to the bit. With ZeRO, data ranks sum
+// afterwards, in slices that are cut alike (split_batch); the copies then stay equal if the data
+// ranks of these stages add in the same order.
 #pragma once
 
 #include <memory>
@@ -20,7 +21,7 @@ class Ties {
   // Collective: all ranks of the pipeline call it, with the same layers.
   Ties(Stack& stack, const Neighbours& neighbours, std::shared_ptr<Exchange> exchange);
 
-  // All gradients of the step are there: sums them, and waits for it.
+  // All gradients of the step are complete: sums them and waits for the result.
   void sum();
 
  private:

@@ -1,4 +1,4 @@
-// Walks a table as the executor would, and says what cannot run.
+// Walks a table as the executor would and reports the first action that cannot run.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 namespace echelon {
 namespace {
 
-// What has run so far, and whether the next action may.
+// Tracks what has run so far and whether the next action may run.
 class Validator {
  public:
   explicit Validator(const StepShape& shape)
@@ -26,7 +26,7 @@ class Validator {
     }
   }
 
-  // Why it cannot run; empty if it can, and then it has.
+  // Runs an action. Returns why it cannot run, or an empty string.
   std::string run(const Action& action) {
     if (ended_) return "the step has ended";
     switch (action.kind) {
@@ -77,9 +77,9 @@ class Validator {
   bool ended() const { return ended_; }
 
  private:
-  // In the order in which a layer goes through them; `through` has given the gradient of its input.
+  // The stages of a layer, in order. `through`: it has computed the gradient of its input.
   enum class Stage { none, forwarded, recomputed, through, done };
-  // What of a layer and micro-batch came and went.
+  // Which messages of a layer and micro-batch were received or sent.
   struct Messages {
     bool input = false, output = false, output_grad = false, input_grad = false;
   };
@@ -191,7 +191,7 @@ class Validator {
     bool fetched = false, open = false, written = false, scattered = false;
   };
 
-  // Whether all that a layer computes with is there.
+  // What a layer needs and is not there; empty if it can run.
   std::string absent(const Action& a) {
     if (shape_.uses.empty()) return {};
     for (const int g : shape_.uses[std::size_t(a.layer)]) {

@@ -15,7 +15,7 @@ namespace {
 using Kind = Action::Kind;
 using Memory = RankCosts::Memory;
 
-// What is left out costs nothing.
+// A missing cost is zero.
 template <class Cost>
 Cost cost_of(const std::vector<Cost>& costs, int index) {
   return index >= 0 && std::size_t(index) < costs.size() ? costs[std::size_t(index)] : Cost{};
@@ -32,7 +32,7 @@ void add(Memory& memory, std::int64_t bytes) {
   memory.peak = std::max(memory.peak, memory.now);
 }
 
-// Which rank has which layer, and what one layer has given to the next. The ranks of a walk share
+// Which rank has which layer, and what each layer has passed to the next. All ranks of a walk share
 // it.
 class Messages {
  public:
@@ -62,14 +62,14 @@ class Messages {
   }
   std::size_t at(const Action& action) const { return at(action.layer, action.micro_batch); }
 
-  // The layer that gives an action what it computes with; none where no rank has it.
+  // The layer that provides an action's input; none if no walked rank has that layer.
   std::optional<int> source(const Action& action) const {
     int from = nobody;
     if (action.kind == Kind::forward) from = action.layer - 1;
     if (action.kind == Kind::backward || action.kind == Kind::input) from = action.layer + 1;
     return owner(from) == nobody ? std::nullopt : std::optional(from);
   }
-  // When that arrives; none: nobody has sent it yet.
+  // When that input arrives; none: it has not been sent yet.
   const std::optional<double>& arrival(const Action& action) const {
     return (action.kind == Kind::forward ? inputs_ : gradients_)[at(action)];
   }
@@ -91,10 +91,11 @@ class Messages {
 
   int layers_ = 0, micro_batches_ = 0;
   std::vector<int> owner_;                                 // by layer
-  std::vector<std::optional<double>> inputs_, gradients_;  // by layer and micro-batch: its arrival
+  std::vector<std::optional<double>> inputs_, gradients_;  // by layer and micro-batch: time of
+                                                           // arrival
 };
 
-// One rank: its clocks, and what it holds.
+// One rank: its clocks and the memory it holds.
 class Rank {
  public:
   Rank(int rank, const Table& table, const StepCosts& costs, Messages& messages)
@@ -166,9 +167,9 @@ class Rank {
         return sent;
       }
       case Kind::send_grad: {
-        // No more than two gradients are on their way while forwards go on: the next input is only
-        // computed after the first was taken. When backwards alone are left, each frees more than
-        // it sends.
+        // At most two gradients are under way while forwards continue: the next input is computed
+        // only after the first gradient was received. When only backwards are left, each frees more
+        // than it sends.
         if (++gradients_sent_ > 2) hold_message(-message(a.layer - 1).bytes);
         const Span sent = send(down_, message(a.layer - 1));
         messages_.give_gradient(a.layer - 1, a.micro_batch, sent.end);
@@ -217,7 +218,7 @@ class Rank {
 
   Span forward(const Action& a, const StepCosts::Layer& layer) {
     wait_for_source(a);
-    // The message is the layer's input now, which it keeps.
+    // The message is now the layer's input, which the layer keeps.
     if (input_came_[messages_.at(a)]) hold_message(-message(a.layer - 1).bytes);
     add(sum_.activations, layer.kept);
     work_with(layer.forward_workspace);
@@ -246,8 +247,8 @@ class Rank {
     return ran;
   }
 
-  // An output has gone for certain when its gradient is back. Its memory is looked at when
-  // something else is sent.
+  // An output has certainly gone when its gradient is back. Its memory is released at the next
+  // send.
   Span send(double& lane, const StepCosts::Transfer& what) {
     hold_message(what.bytes);
     hold_message(-std::exchange(gone_, 0));
@@ -344,19 +345,19 @@ class Rank {
   std::size_t index_ = 0;
   RankCosts sum_;
 
-  double now_ = 0;                                         // of the computation
-  double up_ = 0, down_ = 0, exchange_ = 0, storage_ = 0;  // lanes: since when they are free
-  std::vector<double> fetched_, gathered_;                 // by group: when it is there
-  std::vector<Scattering> scattering_;                     // in their order
+  double now_ = 0;                                         // time of the computation
+  double up_ = 0, down_ = 0, exchange_ = 0, storage_ = 0;  // lanes: when each becomes free
+  std::vector<double> fetched_, gathered_;                 // by group: when it is available
+  std::vector<Scattering> scattering_;                     // in order
   std::vector<std::int64_t> open_;                         // by group: bytes of its gradients
   std::vector<char> recomputed_;                           // by layer
   std::vector<bool> input_came_, gradient_came_;           // by layer and micro-batch
-  std::int64_t message_bytes_ = 0;                         // of the activations
-  std::int64_t gone_ = 0;                                  // of them, certainly sent
+  std::int64_t message_bytes_ = 0;                         // part of the activations
+  std::int64_t gone_ = 0;                                  // part of these: certainly sent
   int gradients_sent_ = 0;
 };
 
-// A rank that waits waits for one other, so going from each to the next ends in a circle.
+// A waiting rank waits for exactly one other, so following these waits ends in a circle.
 [[noreturn]] void throw_deadlock(const std::vector<Rank>& ranks, const Messages& messages,
                                  int rank) {
   const auto next_rank = [&](int r) { return messages.owner(*ranks[std::size_t(r)].awaited()); };
