@@ -10,8 +10,8 @@
 namespace echelon {
 namespace {
 
-// The most that layers and messages hold at once; `message` is what goes from one layer to the
-// next.
+// The most that layers and messages hold at once. `message` is the size of the tensor between two
+// layers.
 std::uint64_t most_alive(const StepOrder& step, const std::vector<LayerActivations>& layers,
                          std::uint64_t message) {
   StepCosts costs;
@@ -42,7 +42,8 @@ std::uint64_t activation_bytes(const PlanOptions& options, const StepOrder& step
       .cuda = options.train.device == DeviceKind::cuda,
   };
   const std::uint64_t stream = stream_bytes(model, shape);
-  // A gradient and its masked copy; on a GPU, masks are made of integers, 16 Mi at a time.
+  // A gradient and its masked copy. On a GPU, masks are computed with integers, 16 Mi elements at a
+  // time.
   std::uint64_t masks = 0;
   if (model.dropout > 0)
     masks =

@@ -1,6 +1,5 @@
-// What activations take of a rank's memory at most, from options and the step's table: by the
-// formula of the model's family (models/activations.h), and an estimate of what a backward holds
-// beside them.
+// Forecasts the peak memory of a rank's activations, from options and the step's table: the formula
+// of the model's family (models/activations.h) plus an estimate of what a backward holds besides.
 #pragma once
 
 #include <cstdint>
@@ -10,16 +9,17 @@
 
 namespace echelon {
 
-// What a rank does in a step, before anything is gathered or reduced.
+// The computation of a rank in a step, without gathers and reductions.
 struct StepOrder {
   StepShape shape;
   Table computation;
 };
 
-// `workers` split the batch.
+// `workers` is the number of ranks that split the batch.
 std::uint64_t activation_bytes(const PlanOptions& options, const StepOrder& step, int workers);
 
-// Whether the ranks of a tensor group each have a part of a sample's tokens between its products.
+// Whether sequence parallelism applies: between products, each rank of a tensor group has a part of
+// a sample's tokens.
 bool splits_rows(const PlanOptions& options);
 
 }  // namespace echelon

@@ -21,7 +21,7 @@
 namespace echelon {
 namespace {
 
-constexpr int rounds = 3;  // the first also makes plans and touches memory
+constexpr int rounds = 3;  // the first round also builds plans and touches memory
 
 void wait_for(at::Device device) {
   if (device.is_cuda())
@@ -35,8 +35,9 @@ std::int64_t bytes_of(const std::vector<at::Tensor>& tensors) {
   return sum;
 }
 
-// The same for layers that do the same to inputs of one size: of one class that says so, with
-// parameters of the same shapes, that keep as much for backward. Empty: like no other.
+// A key that is equal for layers that do the same to inputs of one size: the class says that shapes
+// determine its cost, the parameters have the same shapes, and the layers keep the same amount for
+// backward. Empty: no other layer is equal.
 std::string kind_of(const Layer& layer, const Stack& stack, const at::Tensor& input,
                     const LayerCost& cost) {
   if (!layer.shapes_tell_cost()) return {};

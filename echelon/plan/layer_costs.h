@@ -1,5 +1,5 @@
-// What the layers of a model cost on this machine, measured one at a time: no more than one layer
-// is ever in memory.
+// Measures what the layers of a model cost on this machine, one layer at a time: at most one layer
+// is in memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,9 +11,9 @@
 
 namespace echelon {
 
-// For a micro-batch, in the type in which the job computes; `state_bytes` are those of a parameter
-// with its gradient and optimiser state. The stack's buffers (running statistics) and
-// torch's random generators are as they were afterwards. Layers that are alike share a time.
+// Costs for one micro-batch, in the job's compute type. `state_bytes` is the size of one parameter
+// element with its gradient and optimiser state. Restores the stack's buffers (running statistics)
+// and torch's random generators afterwards. Equal layers share one measurement.
 std::vector<LayerCost> measure_layers(Stack& stack, const at::Tensor& input,
                                       const at::Tensor& target, at::Device device,
                                       at::ScalarType type, std::int64_t state_bytes);

@@ -1,4 +1,4 @@
-// Whether a job's forecast fits, and which change of options would make it fit.
+// Whether a job's forecast fits, and which change of options makes it fit.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -20,7 +20,7 @@ namespace {
 
 constexpr double mib = 1024.0 * 1024.0;
 
-// Why it cannot be: empty where it can.
+// Why the job does not fit; empty if it fits.
 std::string lack(const MemoryForecast& needs, const PlanOptions& options, int local) {
   const std::uint64_t budget = memory_budget(options.train, local);
   if (budget == 0) return {};
@@ -38,7 +38,7 @@ std::string lack(const MemoryForecast& needs, const PlanOptions& options, int lo
   return {};
 }
 
-// What differs, as arguments: "parallel.zero=2 model.recompute=full".
+// The options that differ, as arguments: "parallel.zero=2 model.recompute=full".
 std::string changed(const PlanOptions& from, const PlanOptions& to) {
   std::string text;
   const auto add = [&](const char* key, const auto& before, const auto& after) {
@@ -58,7 +58,8 @@ std::string changed(const PlanOptions& from, const PlanOptions& to) {
   return text;
 }
 
-// The same with more servers, which own less each, and with younger gradients, of which fewer wait.
+// The same options with more servers, each of which owns less, and with lower staleness, which
+// leaves fewer gradients waiting.
 std::vector<PlanOptions> more_servers(const std::vector<PlanOptions>& some, int ranks) {
   std::vector<PlanOptions> all;
   for (const auto& one : some) {
@@ -79,9 +80,9 @@ std::vector<PlanOptions> more_servers(const std::vector<PlanOptions>& some, int 
   return all;
 }
 
-// What could be changed, the cheapest first: to send gradients more often and stages that share
-// more cost little, to compute again costs time, more micro-batches make each less efficient, to
-// keep state elsewhere costs most.
+// Candidate changes, cheapest first. Sending gradients more often and higher ZeRO stages cost
+// little, recomputation costs time, more micro-batches make each one less efficient, and offloading
+// state costs most.
 std::vector<PlanOptions> changes(const PlanOptions& options, int ranks) {
   std::vector<std::int64_t> micro_batches = {options.train.micro_batches};
   const auto most = options.train.batch / mesh_of(options.parallel, ranks).data;
@@ -163,7 +164,7 @@ void require_memory(const PlanOptions& options, int ranks, int local, Role role)
 namespace {
 
 // Eighty columns: a label, a column for each kind in the order of memory_kind_names, and the sum.
-// MiB, or where that would fill its column GiB or TiB, with a letter behind.
+// Values are MiB; those too wide for their column are GiB or TiB with a letter behind.
 constexpr std::size_t memory_labels = 24, memory_column = 8;
 constexpr std::array<const char*, memory_kind_names.size()> memory_columns = {
     "params", "grads", "optim", "activ", "work", "comm"};

@@ -31,7 +31,7 @@ constexpr double mib = 1024.0 * 1024.0;
 
 std::uint64_t& kind(MemoryUse& use, MemoryKind which) { return use.bytes[std::size_t(which)]; }
 
-// A rank of a pipeline, or the only one: its part of the model.
+// The part of the model that one pipeline rank, or the only rank, has.
 struct Part {
   PipelineShape shape;
   int rank = 0;
@@ -41,7 +41,7 @@ struct Part {
   bool has(int layer) const { return own.empty() || own[std::size_t(layer)]; }
 };
 
-// Where layers are to be balanced by what is measured when a job starts, by their count.
+// If a job balances layers by measured cost when it starts, the forecast balances them by count.
 std::vector<Part> parts_of(const PlanOptions& options, int layers, int ranks) {
   if (ranks == 1) return {Part{}};
   const PipelineShape shape{.ranks = ranks,
@@ -59,12 +59,12 @@ std::vector<Part> parts_of(const PlanOptions& options, int layers, int ranks) {
   return parts;
 }
 
-// The model with all parameters in their places, as its job lays it out, and without memory.
+// The model laid out as its job lays it out: all parameters in place, without memory.
 Stack laid_out(const PlanOptions& options, const Part& part, const Placement& placement) {
   const Family& family = family_of(options.model);
   Stack stack = family.build(options.model);
   const auto tensor = int(options.parallel.tensor);
-  if (tensor > 1)  // the first counts among those that have as much as any
+  if (tensor > 1)  // the first tensor rank needs as much memory as any
     apply(family.split(options.model), stack, tensor, 0, splits_rows(options));
   if (!part.own.empty()) stack.keep(part.own);
   Stack::Allocation allocation;
@@ -76,7 +76,7 @@ Stack laid_out(const PlanOptions& options, const Part& part, const Placement& pl
 }
 
 StepOrder step_of(const Stack& stack, const PlanOptions& options, const Part& part) {
-  // In one process's order what is lent and kept repeats from the second micro-batch on.
+  // In the one-process order, pooled and kept memory repeat from the second micro-batch on.
   const int micro_batches = part.own.empty()
                                 ? int(std::min<std::int64_t>(options.train.micro_batches, 3))
                                 : part.shape.micro_batches;
@@ -105,7 +105,7 @@ MemoryForecast forecast_state(const Stack& stack, const TrainOptions& train,
   MemoryForecast result;
   const auto type = compute_type(train);
   const std::uint64_t element = at::elementSize(type), wide = at::elementSize(master_type(type));
-  std::int64_t numel = 0;  // of all trainable units, with padding
+  std::int64_t numel = 0;  // of all trainable units, including padding
   for (const auto& group : stack.groups()) numel += group.numel;
   const auto n = std::uint64_t(numel), part = n / std::uint64_t(placement.owners);
   const bool sums = sums_in_fp32(train);
@@ -116,7 +116,7 @@ MemoryForecast forecast_state(const Stack& stack, const TrainOptions& train,
       placement.gradients.sliced ? part * (sums ? 4 : element) : n * element + (sums ? 4 * n : 0);
   kind(result.tensors, MemoryKind::optimizer) = (states + (wide != element ? 1 : 0)) * wide * part;
   const bool offloads = placement.offloads();
-  // Gradients are widened a piece at a time, where the optimiser does not take them as they are.
+  // Gradients are widened one piece at a time if the optimiser does not accept their type.
   const bool on_cpu = train.device == DeviceKind::cpu || offloads;
   const bool taken = make_optimizer(optim)->takes(type, on_cpu ? at::kCPU : at::kCUDA);
   if (wide != element && !sums && !taken) {
@@ -143,12 +143,12 @@ MemoryForecast forecast_state(const Stack& stack, const TrainOptions& train,
             0;
     } else if (!device.is_cpu()) {
       result.host = kept;
-      // A wide model has its masters there too, beside its values.
+      // A wide model then also has its masters there, besides its values.
       if (!placement.values.sliced && wide == element)
         kind(result.tensors, MemoryKind::optimizer) += part * wide;
     }
-    // What waits to be written; pieces that are updated and that come next, of each array; and
-    // slices that are gathered.
+    // Data waiting to be written, the current and the next piece of each array, and gathered
+    // slices.
     if (on_disk) {
       std::uint64_t largest = 0;
       for (const auto& group : stack.groups())
@@ -195,7 +195,7 @@ MemoryForecast forecast_part(const PlanOptions& options, const Part& of, int ran
   const auto type = compute_type(options.train);
   const std::uint64_t element = at::elementSize(type);
   const bool servers = options.server.count > 0;
-  // Shares are cut for the workers that a job begins with.
+  // The batch is split over the workers that a job starts with.
   const int workers = servers && ranks > 1 && role == Role::rank
                           ? ServerRoles(options.server, ranks).workers()
                           : ranks;
@@ -233,9 +233,9 @@ MemoryForecast forecast_part(const PlanOptions& options, const Part& of, int ran
 
 }  // namespace
 
-// Of the rank that needs the most.
+// The forecast of the rank that needs the most.
 MemoryForecast forecast_memory(const PlanOptions& options, int ranks, int local, Role role) {
-  // No share is smaller than a sample for each micro-batch.
+  // No worker's part of the batch is smaller than one sample per micro-batch.
   if (role == Role::guest && ranks == 0)
     ranks = int(std::max<std::int64_t>(1, options.train.batch / options.train.micro_batches));
   const MeshShape mesh = mesh_of(options.parallel, ranks);

@@ -14,7 +14,8 @@
 namespace echelon {
 namespace {
 
-constexpr auto a_measurement = std::chrono::hours(1);  // of one rank, while the others wait
+constexpr auto a_measurement = std::chrono::hours(1);  // for the measurement on one rank, while the
+                                                       // others wait
 
 std::vector<LayerCost> of_first(const std::function<std::vector<LayerCost>(int)>& measure,
                                 int layers, int data, Communicator& ranks) {
@@ -77,7 +78,7 @@ MeshLayout lay_over(Stack& stack, std::shared_ptr<Communicator> ranks,
     split();
     return layout;
   }
-  make_schedule(pipeline.schedule, layout.pipeline);  // whether there is one
+  make_schedule(pipeline.schedule, layout.pipeline);  // throws if there is no such schedule
   if (!pipeline.stages.empty()) {
     layout.stages = stages_of(pipeline.stages, stack.size(), layout.pipeline);
   } else {

@@ -1,5 +1,5 @@
-// How a model is trained and laid over ranks: all that a Trainer, a forecast of its memory or a
-// search for a layout can be told.
+// How a model is trained and laid out over ranks: all options of a Trainer, of its memory forecast
+// and of the search for a layout.
 #pragma once
 
 #include <cstdint>
@@ -44,8 +44,8 @@ struct TrainOptions {
   std::int64_t check_every = 100;
   double memory_mib = 0;
 
-  // Ranks may have different data (--allow-other-data). Said anew at every start, so no option that
-  // a run keeps.
+  // Ranks may have different data (--allow-other-data). It must be given at every start, so it is
+  // not an option that a run saves.
   bool allow_other_data = false;
 
   void fields(Fields& f) {
@@ -95,14 +95,14 @@ struct TrainOptions {
   }
 };
 
-// Everything that a Trainer can be told.
+// All options of a Trainer.
 struct TrainerOptions {
   TrainOptions train = {};
   OptimOptions optim = {};
   ParallelOptions parallel = {};
   ZeroOptions zero = {};
   PipelineOptions pipeline = {};
-  SplitPlan split = {};  // how parallel.tensor ranks split the model's matrices; no option by name
+  SplitPlan split = {};  // how parallel.tensor ranks split the model's matrices; not a named option
 
   void fields(Fields& f) {
     f.section("train", train);
@@ -113,7 +113,7 @@ struct TrainerOptions {
   }
 };
 
-// What decides the time and the memory of a step.
+// The options that determine the time and the memory of a step.
 struct PlanOptions : TrainerOptions {
   ModelOptions model;
   ServerOptions server;

@@ -31,7 +31,7 @@ bool splits_model(Options o) { return o.parallel.pipeline > 1 || o.parallel.tens
 bool cpu(Options o) { return o.train.device == DeviceKind::cpu; }
 bool graph(Options o) { return o.train.graph == Switch::on; }
 
-// What a component below says of the options; empty: nothing.
+// The objection of a lower component to the options; empty: none.
 template <class Ask>
 std::string objection(Ask ask) {
   try {
@@ -375,9 +375,9 @@ void check_share(const TrainOptions& options, int ranks) {
 }
 
 void check_threads(const TrainOptions& options) {
-  // Threads of torch spin while they wait for each other: with many more than cores a step does not
-  // end.
-  constexpr int most = 4;  // a core
+  // Torch's threads spin while they wait for each other: with many more threads than cores, a step
+  // never ends.
+  constexpr int most = 4;  // per core
   const int here = cores();
   if (options.threads > most * here)
     throw InvalidArgument(fmt::format(

@@ -31,18 +31,18 @@ MemoryUse without(MemoryUse use, std::initializer_list<MemoryKind> kinds) {
   return use;
 }
 
-// That workers may have in hand: none is older than the bound.
+// The number of versions that workers may hold: none is older than the staleness bound.
 std::int64_t versions(const ServerOptions& options, int workers) {
   const std::int64_t w = workers;
   return options.mode == ServerMode::async ? w : std::min(w, options.staleness + 1);
 }
 
-// A server's part, in bytes.
+// A server's range, in bytes.
 struct Served {
-  std::uint64_t values = 0;  // as they travel
-  std::uint64_t wide = 0;    // of a master, or one of the optimiser's states
+  std::uint64_t values = 0;  // as they are sent
+  std::uint64_t wide = 0;    // one master or one optimiser state
   std::uint64_t states = 0;
-  bool widens = false;  // gradients travel in a narrower type
+  bool widens = false;  // gradients are sent in a narrower type
 
   Served(const PlanOptions& options, std::int64_t numel) {
     std::int64_t largest_part = 0;
@@ -62,7 +62,7 @@ struct Served {
     kind(use, MemoryKind::optimizer) = (1 + states) * wide;
     return use;
   }
-  // The state as it comes over a connection, beside the optimiser's.
+  // The state as it arrives over a connection, besides the optimiser's own.
   MemoryUse beginning() const {
     MemoryUse use;
     kind(use, MemoryKind::optimizer) = (1 + 2 * states) * wide;
@@ -71,12 +71,13 @@ struct Served {
   MemoryUse step(const ServerOptions& options, int workers) const {
     const bool sync = options.mode == ServerMode::sync;
     MemoryUse use = between_steps();
-    // Each worker may be reading another version, while the next one is written.
+    // Each worker may be reading a different version while the next one is written.
     if (!sync)
       kind(use, MemoryKind::parameters) += std::uint64_t(versions(options, workers)) * values;
     kind(use, MemoryKind::gradients) = std::uint64_t(options.most_waiting(workers)) * values;
     if (widens) kind(use, MemoryKind::workspace) = 2 * wide;
-    if (options.compensate > 0 && !sync) {  // what shares were computed on, and a few terms
+    if (options.compensate > 0 && !sync) {  // the values that gradients were computed on, and a few
+                                            // terms
       kind(use, MemoryKind::parameters) += std::uint64_t(workers) * values;
       kind(use, MemoryKind::workspace) += 4 * wide;
     }
@@ -107,7 +108,7 @@ MemoryUse forecast_async_phases(const PlanOptions& options, int ranks, const Mem
 }
 
 MemoryUse forecast_guest(const MemoryUse& computing) {
-  // A trainer is made with an optimiser's state, and lets go of it when it joins.
+  // A trainer is created with optimiser state and releases it when it joins.
   return largest({without(computing, {MemoryKind::optimizer, MemoryKind::workspace}),
                   without(computing, {MemoryKind::activations, MemoryKind::workspace})});
 }

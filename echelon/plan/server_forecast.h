@@ -1,5 +1,5 @@
-// What the ranks of a job with parameter servers need of memory (memory_forecast.h): those that
-// compute, those that serve, and those that do both.
+// Forecasts the memory of ranks in a job with parameter servers (memory_forecast.h): ranks that
+// compute, ranks that serve, and ranks that do both.
 #pragma once
 
 #include <cstdint>
@@ -9,17 +9,17 @@
 
 namespace echelon {
 
-// At the largest of the moments that count: a step, and when the first worker brings or fetches the
-// state. `computing` is what one process that computes and updates by itself needs, `numel` the
-// elements of the flat buffer.
+// The larger of two moments: a step, and the transfer of state by the first worker. `computing` is
+// what a single process that computes and updates needs; `numel` is the size of the flat buffer in
+// elements.
 MemoryUse forecast_servers(const PlanOptions& options, int ranks, const MemoryUse& computing,
                            std::int64_t numel);
 
-// Of ranks that may use servers for a time (sync.allow_staleness): each then also serves.
+// For ranks that may use servers for a time (sync.allow_staleness): each of them then also serves.
 MemoryUse forecast_async_phases(const PlanOptions& options, int ranks, const MemoryUse& computing,
                                 std::int64_t numel);
 
-// Of a worker that joins.
+// For a worker that joins.
 MemoryUse forecast_guest(const MemoryUse& computing);
 
 }  // namespace echelon
