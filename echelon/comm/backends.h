@@ -1,4 +1,4 @@
-// What each backend gives; those that are not built throw one sentence that says so.
+// The entry points of the backends. A backend that is not built throws one sentence that says so.
 #pragma once
 
 #include <memory>
@@ -7,10 +7,10 @@
 
 namespace echelon {
 
-// MPI_COMM_WORLD; initialises MPI where nobody has, and then finalises it at exit.
+// MPI_COMM_WORLD. Initialises MPI if the program has not, and then finalises it at exit.
 std::shared_ptr<Communicator> mpi_world(const CommOptions& options);
 
-// On the current CUDA device. `control` carries the id that NCCL's ranks find each other by.
+// On the current CUDA device. `control` distributes the id by which NCCL's ranks find each other.
 std::shared_ptr<Communicator> nccl_world(std::shared_ptr<Communicator> control,
                                          const CommOptions& options);
 

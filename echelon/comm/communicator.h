@@ -5,18 +5,18 @@
 //   …                                                // compute meanwhile
 //   sum.wait();
 //
-// Every operation is asynchronous and must be called by all ranks of the communicator in the same
-// order, with the same shapes and types. Operations of one communicator run one after another in
-// that order; different communicators (split) run beside each other. Send and receive are apart
-// from both.
+// Every operation is asynchronous. All ranks of the communicator must call it in the same order,
+// with the same shapes and types. Operations of one communicator run one after another in that
+// order; different communicators (split) run concurrently. Send and receive are independent of
+// both.
 //
-// Errors come out of wait() and done(): PeerLost when a rank is gone, Timeout at the deadline,
-// InvalidArgument on all ranks where they called different things. After one, the communicator is
-// broken and says so again.
+// wait() and done() report errors: PeerLost if a rank is gone, Timeout at the deadline,
+// InvalidArgument on all ranks if they called different operations. After an error the communicator
+// is broken, and later operations report it again.
 //
-// Three backends, one interface: native (CPU; tensors elsewhere are staged through the CPU), MPI
-// (of the cluster's own library) and NCCL (on its own stream). What was not built says so in one
-// line.
+// Three backends share one interface: native (CPU; tensors elsewhere are staged through the CPU),
+// MPI (the cluster's own library) and NCCL (on its own stream). A backend that is not built says so
+// in one line.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -42,11 +42,12 @@ namespace echelon {
 class Group;
 
 struct CommCall {
-  std::string tag = {};  // what it is for: in the ledger, in traces, in errors
+  std::string tag = {};  // its purpose: for the ledger, traces and errors
   std::chrono::steady_clock::duration timeout = {};  // 0: comm.timeout
-  // Of an all-reduce: how, where the backend lets itself be told (native); all ranks the same.
+  // The algorithm of an all-reduce, if the backend accepts a choice (native); the same on all
+  // ranks.
   Algorithm algorithm = Algorithm::automatic;
-  // The caller will wait at once: the operation may run in its thread, which saves handing it over.
+  // The caller will wait immediately: the operation may run in its thread, which saves a hand-over.
   bool blocking = false;
 };
 
@@ -54,13 +55,13 @@ class Communicator {
  public:
   static constexpr int anyone = -1;
 
-  // All ranks of the job that the environment describes (see docs/clusters.md); alone: a world of
-  // one.
+  // All ranks of the job that the environment describes (see docs/clusters.md); without one, a
+  // world of size one.
   static std::shared_ptr<Communicator> world(const CommOptions& comm = {},
                                              const NetOptions& net = {});
 
-  // A communicator of the embedding program. What it did not start it does not end: MPI stays
-  // initialised, the handle stays valid. `comm` is MPI_Comm_c2f(communicator).
+  // Adopts a communicator of the embedding program. Echelon does not end what it did not start: MPI
+  // stays initialised and the handle stays valid. `comm` is MPI_Comm_c2f(communicator).
   static std::shared_ptr<Communicator> adopt_mpi(int comm, const CommOptions& options = {});
   static std::shared_ptr<Communicator> adopt_nccl(ncclComm* comm, const CommOptions& options = {});
 
@@ -71,19 +72,19 @@ class Communicator {
 
   // In place.
   virtual Work all_reduce(at::Tensor tensor, ReduceOp op, const CommCall& call = {}) = 0;
-  // `input` is all pieces one after another, `output` this rank's. counts: elements by rank; empty:
-  // even.
+  // `input` has the pieces of all ranks one after another; `output` is this rank's piece. counts:
+  // elements by rank; empty: even.
   virtual Work reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op,
                               const CommCall& call = {}, std::vector<std::size_t> counts = {}) = 0;
   virtual Work all_gather(at::Tensor output, at::Tensor input, const CommCall& call = {},
                           std::vector<std::size_t> counts = {}) = 0;
   virtual Work broadcast(at::Tensor tensor, int root, const CommCall& call = {}) = 0;
   virtual Work reduce(at::Tensor tensor, ReduceOp op, int root, const CommCall& call = {}) = 0;
-  // `output` is used on the root alone, `input` of a scatter likewise.
+  // `output` of a gather and `input` of a scatter are used only on the root.
   virtual Work gather(at::Tensor output, at::Tensor input, int root, const CommCall& call = {}) = 0;
   virtual Work scatter(at::Tensor output, at::Tensor input, int root,
                        const CommCall& call = {}) = 0;
-  // counts: elements for each rank and from each; empty: even.
+  // there, back: elements sent to and received from each rank; empty: even.
   virtual Work all_to_all(at::Tensor output, at::Tensor input, const CommCall& call = {},
                           std::vector<std::size_t> there = {},
                           std::vector<std::size_t> back = {}) = 0;
@@ -93,43 +94,44 @@ class Communicator {
                        const CommCall& call = {}) = 0;
   virtual Work barrier(const CommCall& call = {}) = 0;
 
-  // Ranks of one colour become a communicator, ordered by key; nullptr for a negative colour.
+  // Ranks of one colour form a communicator, ordered by key; nullptr for a negative colour.
   virtual std::shared_ptr<Communicator> split(int colour, int key) = 0;
 
-  // A tensor in memory that the backend works on without a copy; uninitialised.
+  // An uninitialised tensor in memory that the backend uses without a copy.
   virtual at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType type);
 
-  // Where this rank is: the same text for ranks of one host.
+  // An identifier of this rank's host, equal for all ranks of one host.
   virtual std::string host() const { return host_id(); }
 
-  // Where small tensors that only this communicator sees should lie: NCCL takes none of the CPU's.
+  // The device for small tensors that only this communicator sees: NCCL accepts no CPU tensors.
   virtual at::Device device() const { return at::kCPU; }
 
-  // Whether a GPU's graph can record its operations.
+  // Whether a GPU graph can capture its operations.
   virtual bool recordable() const { return false; }
 
-  // The slowest kind of link between its ranks as it was measured; zeros where nobody measures.
+  // The measured slowest kind of link between its ranks; zeros if the backend does not measure.
   virtual LinkFigures link() const { return {}; }
-  // Whether an earlier job measured it.
+  // Whether the measurement comes from an earlier job.
   virtual bool link_is_reused() const { return false; }
 
-  // Those that an all-reduce here can be told to use; none where the backend decides by itself.
+  // The algorithms that an all-reduce accepts; empty if the backend decides by itself.
   virtual std::vector<Algorithm> algorithms() const { return {}; }
-  // What the cost model says that an all-reduce of so many bytes takes, in seconds; 0: no idea.
+  // The time of an all-reduce of this many bytes according to the cost model, in seconds; 0:
+  // unknown.
   virtual double predicted(Algorithm, std::size_t /*bytes*/) const { return 0; }
-  // Links may change while a job runs: measures them again, for link(), predicted() and the choice
-  // of algorithms. Collective.
+  // Measures the links again, for link(), predicted() and the choice of algorithms; they may change
+  // while a job runs. Collective.
   virtual void measure_links() {}
 
-  // What this rank has sent, through this and all that were split from the same one.
+  // What this rank has sent, through this communicator and all others split from the same one.
   virtual Ledger& ledger() = 0;
-  virtual std::string plan() const { return "{}\n"; }  // what was measured and chosen, as JSON
+  virtual std::string plan() const { return "{}\n"; }  // measurements and choices, as JSON
 };
 
-// The native backend on a group that exists already (the torch.distributed backend makes its own).
+// The native backend on an existing group (the torch.distributed backend creates its own).
 std::shared_ptr<Communicator> native_communicator(std::shared_ptr<Group> group);
 
-// torch's type as ours. Throws InvalidArgument for one that no collective takes.
+// Converts torch's type to ours. Throws InvalidArgument for a type that no collective supports.
 DataType data_type(at::ScalarType type);
 
 }  // namespace echelon

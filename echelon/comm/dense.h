@@ -1,5 +1,5 @@
-// A tensor as one piece of CPU memory, for backends that work on plain memory: itself where it is
-// that already, else a copy, which finish() writes back to where the tensor is.
+// A tensor as one contiguous piece of CPU memory, for backends that work on plain memory: the
+// tensor itself if possible, otherwise a copy that finish() writes back.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,14 +10,14 @@ class Dense {
  public:
   enum Use { read, write, both };
 
-  Dense() = default;  // of nothing
+  Dense() = default;  // no tensor
   Dense(const at::Tensor& tensor, Use use);
-  // As elements of another type, which finish() rounds back.
+  // Converts the elements to another type; finish() rounds them back.
   Dense(const at::Tensor& tensor, Use use, at::ScalarType type);
 
   void* data() const;  // nullptr for no elements
   const at::Tensor& tensor() const { return dense_; }
-  // Reads from a copy of its own, because the memory is going to be written meanwhile.
+  // Switches to a copy, because the original memory is about to be written.
   void detach();
   void finish() const;
 

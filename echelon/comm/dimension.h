@@ -35,8 +35,8 @@ class Dimensions {
 };
 std::string to_string(Dimensions some);  // "data x expert"; "nothing" for none
 
-// Along these, ranks have other samples, or other tokens of them. A parameter that all of these
-// ranks have in common gets the sum of their gradients.
+// Along these dimensions, ranks have different samples or different tokens of the same samples. A
+// parameter that all of these ranks share gets the sum of their gradients.
 inline constexpr Dimensions batch_dimensions = {Dimension::data, Dimension::context,
                                                 Dimension::expert};
 

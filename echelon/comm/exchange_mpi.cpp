@@ -21,8 +21,9 @@ std::string text(int error) {
   return std::string(words, std::size_t(length));
 }
 
-// Open MPI asks the handler of MPI_COMM_WORLD about a collective that failed, whatever communicator
-// it was on. That handler is the program's: ours is there while a request is ended, and no longer.
+// If a collective fails, Open MPI calls the error handler of MPI_COMM_WORLD, whatever communicator
+// it ran on. That handler belongs to the program, so ours is installed only while a request
+// completes.
 class WorldErrors {
  public:
   WorldErrors() {
@@ -97,7 +98,7 @@ MPI_Datatype mpi_type(DataType type) {
       return MPI_FLOAT;
     case DataType::f16:
     case DataType::bf16:
-      return MPI_UINT16_T;  // reduced by an operation of our own
+      return MPI_UINT16_T;  // reduced by our own operation
     case DataType::i64:
       return MPI_INT64_T;
     case DataType::i32:
@@ -111,9 +112,9 @@ MPI_Datatype mpi_type(DataType type) {
   return MPI_BYTE;
 }
 
-// MPI's own operation where it means what ours does: bools are 0 and 1, so that or is max and and
-// is min. MPI has no 16-bit floats and leaves open what the minimum of a NaN is, and Open MPI's
-// sums of bytes saturate on processors with AVX. Under the mutex.
+// MPI's own operation if it means the same as ours: bools are 0 and 1, so `or` is max and `and` is
+// min. MPI has no 16-bit floats and does not define the minimum of a NaN, and Open MPI's sums of
+// bytes saturate on processors with AVX. Under the mutex.
 MPI_Op mpi_op(DataType type, ReduceOp op) {
   if (op == ReduceOp::average) op = ReduceOp::sum;  // scaled at the end
   const bool extreme = op == ReduceOp::min || op == ReduceOp::max;
@@ -155,7 +156,7 @@ void Exchange::arrived(const MPI_Status& status) {
   if (operation != Operation::receive) return;
   int got = 0, cancelled = 0;
   MPI_Test_cancelled(&status, &cancelled);
-  if (cancelled) return;  // by the communicator's end
+  if (cancelled) return;  // because the communicator ended
   MPI_Get_count(&status, mpi_type(type), &got);
   from = status.MPI_SOURCE;
   if (got != counts[requests.size() - 1])
@@ -206,7 +207,7 @@ void Exchange::fail(const std::exception_ptr& why) {
   Library::get().failed.push_back(shared_from_this());
 }
 
-// A collective is over when those before it are: operations run in order.
+// A collective is over when all earlier collectives are: operations run in order.
 bool Exchange::over() {
   if (!advance()) return false;
   if (message() || error) return true;
@@ -226,7 +227,8 @@ bool Exchange::done() {
   return is_over;
 }
 
-// Yields first, then sleeps a little: with more ranks than cores, whom we wait for needs ours.
+// Yields first, then sleeps a little: with more ranks than cores, the rank we wait for needs our
+// core.
 void Exchange::wait() {
   for (int round = 0; !done(); ++round) {
     if (round < 2000)
@@ -263,14 +265,14 @@ void Library::sweep() {
   under_way.remove_if([](const auto& exchange) { return exchange->advance(); });
 }
 
-// Without, calls of the embedding program's might meet ours.
+// Without MPI_THREAD_MULTIPLE, calls of the embedding program could overlap ours.
 bool Library::may_have_thread() const {
   int level = MPI_THREAD_SINGLE;
   MPI_Query_thread(&level);
   return ours_ || level == MPI_THREAD_MULTIPLE;
 }
 
-// Sleeps between looks: it is for what nobody waits for, while others want the core.
+// Sleeps between sweeps: it serves operations that nobody waits for, while others need the core.
 void Library::run() {
   int idle = 0;
   for (std::unique_lock lock(mutex);;) {
@@ -285,8 +287,8 @@ void Library::run() {
   }
 }
 
-// MPI_Finalize waits for all ranks. After an error they might never come: the process then ends
-// without, and mpirun ends the job.
+// MPI_Finalize waits for all ranks. After an error they may never arrive: the process then ends
+// without it, and mpirun ends the job.
 void Library::finalise() {
   std::unique_lock lock(mutex);
   while (!under_way.empty() && failed.empty()) {

@@ -1,15 +1,15 @@
-// Operations of MPI under way: what the MPI communicator (mpi.cpp) is made of. Needs mpi.h, which
-// users of Echelon need not have: private to this component.
+// MPI operations under way, the basis of the MPI communicator (mpi.cpp). Needs mpi.h, which users
+// of Echelon need not have: private to this component.
 //
-// An operation is one or more requests of MPI. They are started when it is issued, since MPI
-// matches collectives by their order, and looked at from then on: by whoever waits, and by one
-// thread of the process (Library). MPI gets on only while it is called, so without that thread an
-// operation that nobody waits for would stand still while the program computes. Where MPI was
-// initialised by the embedding program for less than MPI_THREAD_MULTIPLE there is no such thread:
-// MPI is then called in the threads of our callers alone, and what is not waited for moves when
-// something else is.
+// An operation is one or more MPI requests. They start when the operation is issued, because MPI
+// matches collectives by order. From then on they are polled by any thread that waits and by one
+// thread of the process (Library). MPI makes progress only while it is called, so without that
+// thread an operation that nobody waits for would stall while the program computes. If the
+// embedding program initialised MPI with less than MPI_THREAD_MULTIPLE, that thread does not exist:
+// MPI is then called only in our callers' threads, and an operation that nobody waits for
+// progresses while another one is waited for.
 //
-// All calls of MPI are made under one mutex of the process: MPI_THREAD_SERIALIZED is enough.
+// All MPI calls are made under one mutex of the process, so MPI_THREAD_SERIALIZED is enough.
 #pragma once
 
 #define OMPI_SKIP_MPICXX 1
@@ -41,16 +41,16 @@ bool finalised();
 MPI_Datatype mpi_type(DataType type);
 MPI_Op mpi_op(DataType type, ReduceOp op);  // under Library::mutex; an average is a sum
 
-// What a communicator and the operations under way on it share.
+// State that a communicator shares with its operations under way.
 struct Context {
   MPI_Comm comm = MPI_COMM_NULL;
   int rank = 0, size = 1;
   CommOptions options;
-  std::shared_ptr<Ledger> ledger;  // that of all that were split from one
+  std::shared_ptr<Ledger> ledger;  // shared by all communicators split from one
   std::exception_ptr broken;       // under Library::mutex
 };
 
-// Bytes of memory from the first to the last of a tensor.
+// The bytes of memory from the first to the last element of a tensor.
 struct Extent {
   const std::byte *begin = nullptr, *end = nullptr;
   bool written = false;
@@ -68,7 +68,7 @@ struct Extent {
   }
 };
 
-// An operation under way. All its members are guarded by Library::mutex once it was started.
+// An operation under way. Once it is started, Library::mutex guards all its members.
 class Exchange final : public Operand, public std::enable_shared_from_this<Exchange> {
  public:
   Exchange(std::shared_ptr<Context> of, Operation what, const CommCall& call)
@@ -78,10 +78,10 @@ class Exchange final : public Operand, public std::enable_shared_from_this<Excha
   void wait() override;
   int source() override { return from; }
 
-  bool advance();  // whether it has ended, well or not
+  bool advance();  // whether it has ended, successfully or not
   void fail(const std::exception_ptr& why);
   std::string describe() const;  // for errors
-  // One call of MPI that makes a request.
+  // One MPI call that creates a request.
   template <class Begin>
   void begin(Begin call) {
     requests.push_back(MPI_REQUEST_NULL);
@@ -96,7 +96,7 @@ class Exchange final : public Operand, public std::enable_shared_from_this<Excha
   DataType type = DataType::u8;
   Dense in, out;
   std::vector<Extent> memory;
-  std::vector<int> counts, offsets, back, back_offsets;  // MPI reads them until the end
+  std::vector<int> counts, offsets, back, back_offsets;  // MPI reads these until the end
   std::size_t averaged = 0;                              // elements of `out` to divide at the end
   int from = -1;
   std::vector<MPI_Request> requests;
@@ -112,20 +112,21 @@ class Exchange final : public Operand, public std::enable_shared_from_this<Excha
   void finish();
 };
 
-// MPI in this process. Never destroyed: MPI may be at work on what it holds until the end.
+// MPI in this process. Never destroyed, because MPI may use what it holds until the process ends.
 class Library {
  public:
   static Library& get();
 
-  std::mutex mutex;                                // every call of MPI, and all below
-  std::list<std::shared_ptr<Exchange>> under_way;  // held so that a dropped work goes on
+  std::mutex mutex;                                // guards every MPI call and everything below
+  std::list<std::shared_ptr<Exchange>> under_way;  // kept so that dropped work continues
   std::vector<std::shared_ptr<Exchange>> failed;   // MPI may still write to their memory
 
-  // MPI_COMM_WORLD may be used when this returns. What is initialised here is finalised at exit.
+  // MPI_COMM_WORLD is usable when this returns. If MPI is initialised here, it is finalised at
+  // exit.
   void initialise();
-  // With the mutex, after an operation was started.
+  // Call with the mutex held, after an operation was started.
   void keep(std::shared_ptr<Exchange> exchange);
-  // With the mutex: looks at all that is under way.
+  // Call with the mutex held: polls all operations under way.
   void sweep();
 
  private:

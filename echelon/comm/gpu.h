@@ -1,15 +1,15 @@
-// Which GPU a rank works on.
+// The GPU that a rank uses.
 #pragma once
 
 #include <c10/core/Device.h>
 
 namespace echelon {
 
-// Makes the GPU of this rank's number on its machine (modulo those that are visible) the current
-// one: for programs in which a rank is a process and nobody else has chosen.
+// Makes the GPU with this rank's local number (modulo the visible GPUs) current. For programs in
+// which each rank is a process and nothing else has chosen a GPU.
 void use_own_gpu();
 
-// The one that is current.
+// The current GPU.
 c10::Device current_gpu();
 
 }  // namespace echelon

@@ -1,5 +1,4 @@
-// Which ranks are together on a host, and how hosts are numbered: in the order in which ranks name
-// them.
+// Which ranks share a host. Hosts are numbered in the order in which ranks name them.
 #pragma once
 
 #include <string>
@@ -9,11 +8,11 @@ namespace echelon {
 
 struct Hosts {
   std::vector<std::string> names;       // by host
-  std::vector<std::vector<int>> ranks;  // by host, in their order
+  std::vector<std::vector<int>> ranks;  // by host, in rank order
   std::vector<int> of;                  // by rank: its host
-  std::vector<int> local;               // by rank: which of its host's
+  std::vector<int> local;               // by rank: its index on its host
 };
-// `hosts`: of every rank, as Communicator::host gives them.
+// `hosts` has the host of every rank, from Communicator::host.
 Hosts number_hosts(const std::vector<std::string>& hosts);
 
 }  // namespace echelon

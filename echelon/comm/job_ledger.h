@@ -1,8 +1,8 @@
 // The ledgers of all ranks as one file, ledger.json:
 //
-//   {"world": 2, "sent_bytes": …, "operations": [{"rank": 0, "operation": "all_reduce", "tag":
-//   "gradients",
-//    "algorithm": "shared", "link": "shared", "calls": …, "bytes": …}, …]}
+//   {"world": 2, "sent_bytes": …,
+//    "operations": [{"rank": 0, "operation": "all_reduce", "tag": "gradients",
+//                    "algorithm": "shared", "link": "shared", "calls": …, "bytes": …}, …]}
 #pragma once
 
 #include <string>
@@ -13,8 +13,8 @@ class Communicator;
 
 enum class Extent { all_ranks, this_rank };
 
-// Of all ranks: collective, and what it exchanges itself is not in it. Without ranks (nullptr): of
-// one process, which sends nothing.
+// The ledger of all ranks. Collective; its own exchanges are not included. Without ranks (nullptr),
+// the ledger of one process, which sends nothing.
 std::string job_ledger(Communicator* ranks, Extent extent = Extent::all_ranks);
 
 }  // namespace echelon

@@ -31,7 +31,7 @@ void must(ncclResult_t result, const std::string& what, ncclComm_t comm) {
 }
 
 ncclDataType_t nccl_type(DataType type) {
-  // In the order of DataType; a bool is a byte of 0 or 1.
+  // In the order of DataType. A bool is a byte of 0 or 1.
   constexpr ncclDataType_t types[] = {ncclFloat64,  ncclFloat32, ncclFloat16,
                                       ncclBfloat16, ncclInt64,   ncclInt32,
                                       ncclInt8,     ncclUint8,   ncclUint8};
@@ -83,7 +83,7 @@ Lane::~Lane() {
     try {
       if (work) hold_host(*work);
     } catch (const std::exception&) {
-      // It had its chance to be heard.
+      // The caller could have waited for the error.
     }
   }
   if (broken) return;  // aborted
@@ -104,7 +104,7 @@ std::shared_ptr<Lane::Operated> Lane::issue(Operation operation, const CommCall&
   return std::make_shared<Operated>(operation, call.tag, Deadline::in(timeout));
 }
 
-// Aborts both: a rank that is gone is gone for messages, too. Under the mutex.
+// Aborts both channels: a rank that is gone is gone for messages, too. Under the mutex.
 void Lane::fail(const std::exception_ptr& why) {
   if (broken) return;
   broken = why;
@@ -160,7 +160,7 @@ bool Lane::over(Operated& work) {
     const std::lock_guard lock(mutex);
     launch_messages();
     if (work.error) std::rethrow_exception(work.error);
-    // An aborted kernel ends, too: its event means nothing.
+    // An aborted kernel also ends, so its event means nothing.
     if (broken) std::rethrow_exception(work.error = broken);
     if (!work.launched) return false;
   }
@@ -245,7 +245,7 @@ std::shared_ptr<Lane> split_lane(ncclComm_t of, int colour, int key, c10::Device
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 1;
     ncclResult_t result = ncclCommSplit(of, group, key, &part, &config);
-    while (result == ncclInProgress) {  // an adopted one may not block
+    while (result == ncclInProgress) {  // an adopted communicator may be non-blocking
       sched_yield();
       must(ncclCommGetAsyncError(of, &result), "split", of);
     }

@@ -1,13 +1,13 @@
-// Operations of NCCL under way: what the NCCL communicator (nccl.cpp) is made of. Needs nccl.h,
-// which users of Echelon need not have: private to this component.
+// NCCL operations under way, the basis of the NCCL communicator (nccl.cpp). Needs nccl.h, which
+// users of Echelon need not have: private to this component.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 
-// nccl.h includes CUDA's small floats, of which it uses nothing. They need CCCL's <nv/target>,
-// which the wheels beside torch do not bring.
+// nccl.h includes CUDA's small float headers but uses nothing from them. They need CCCL's
+// <nv/target>, which the wheels beside torch do not contain.
 #if !__has_include(<nv/target>)
 #define __CUDA_FP16_H__
 #define __CUDA_BF16_H__
@@ -29,8 +29,8 @@
 
 namespace echelon::nccl {
 
-// Throw Error; of NCCL's reasons also PeerLost and InvalidArgument. `comm` may be null: NCCL has
-// better words about one.
+// Throw Error, or PeerLost and InvalidArgument for some NCCL results. `comm` may be null; with it,
+// NCCL gives a better reason.
 void must(cudaError_t result, const char* what);
 void must(ncclResult_t result, const std::string& what, ncclComm_t comm);
 
@@ -60,9 +60,9 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-// A tensor as one piece of our device's memory: itself, or a copy that finish() writes back. Both
-// are ordered by the stream that is current then; the memory is kept from reuse until `stream` is
-// past it.
+// A tensor as one contiguous piece of our device's memory: itself, or a copy that finish() writes
+// back. Both copies run on the stream that is current at that time. The memory is not reused before
+// `stream` is past it.
 class Piece {
  public:
   enum Use { read, write, both };
@@ -83,7 +83,7 @@ class Piece {
   bool back_ = false;
 };
 
-// A NCCL communicator with its stream. Ours to end.
+// A NCCL communicator with its stream. We own it and end it.
 struct Channel {
   ncclComm_t comm = nullptr;
   c10::cuda::CUDAStream stream;
@@ -91,7 +91,7 @@ struct Channel {
   explicit Channel(ncclComm_t of, c10::DeviceIndex device)
       : comm(of), stream(c10::cuda::getStreamFromPool(true, device)) {}
 
-  // What the current stream was given comes before what this one is given next.
+  // Orders the next work of this stream after the work queued so far on the current stream.
   void follow_current() {
     Event now;
     now.record(c10::cuda::getCurrentCUDAStream(stream.device_index()));
@@ -99,7 +99,7 @@ struct Channel {
   }
 };
 
-// What a communicator and its operations share.
+// State that a communicator shares with its operations.
 class Lane {
  public:
   struct Operated;
@@ -107,12 +107,12 @@ class Lane {
   Lane(ncclComm_t collectives, ncclComm_t messages, c10::DeviceIndex on, CommOptions with,
        std::shared_ptr<Ledger> in);
 
-  // After what is still under way, or its deadline: what was dropped goes on.
+  // Waits for operations under way, or their deadlines: dropped work still completes.
   ~Lane();
 
   std::shared_ptr<Operated> issue(Operation operation, const CommCall& call);
   void launch_messages();          // under the mutex
-  void hold_host(Operated& work);  // until it is over; throws what went wrong
+  void hold_host(Operated& work);  // until the work is over; throws its error
   bool over(Operated& work);
   void fail(const std::exception_ptr& why);  // under the mutex
 
@@ -120,10 +120,10 @@ class Lane {
   CommOptions options;
   Channel collective, message;
   int rank = 0, size = 1;
-  std::shared_ptr<Ledger> ledger;  // that of all that were split from one
-  at::Tensor token;                // what a barrier sums
+  std::shared_ptr<Ledger> ledger;  // shared by all communicators split from one
+  at::Tensor token;                // the tensor that a barrier sums
 
-  std::mutex mutex;  // calls of NCCL, and all below
+  std::mutex mutex;  // guards NCCL calls and everything below
   std::exception_ptr broken;
   struct Message {
     Piece piece;
@@ -154,10 +154,10 @@ struct Lane::Operated {
   std::string describe(const Lane& lane) const;  // for errors
 };
 
-// What is handed out for an operation; `from` is whom a receive names.
+// The Work of an operation. `from` is the rank that a receive names.
 Work make_work(std::shared_ptr<Lane> lane, std::shared_ptr<Lane::Operated> operated, int from = -1);
 
-// Both halves of a communicator of these ranks; nullptr where this rank takes no part. Collective.
+// Both channels of a communicator of these ranks; nullptr if this rank is not a member. Collective.
 std::shared_ptr<Lane> split_lane(ncclComm_t of, int colour, int key, c10::DeviceIndex device,
                                  const CommOptions& options, std::shared_ptr<Ledger> ledger);
 

@@ -14,7 +14,7 @@ namespace echelon {
 
 namespace {
 
-// One member for each dimension.
+// The member for a dimension.
 template <class Of>
 auto& member(Of& of, Dimension along) {
   switch (along) {
@@ -32,7 +32,7 @@ auto& member(Of& of, Dimension along) {
   return of.tensor;
 }
 
-// Those that a user sets are always named, the others where they have more than one rank.
+// Dimensions that a user sets are always named; the others only if they have more than one rank.
 bool is_named(Dimension one, const MeshShape& shape) {
   return (one != Dimension::context && one != Dimension::expert) || shape[one] != 1;
 }
@@ -83,9 +83,8 @@ std::vector<int> group_of(const MeshShape& shape, const MeshPlace& place, Dimens
 }
 
 MeshShape mesh_shape(int ranks, const MeshShape& wanted) {
-  constexpr int most = 1 << 20;  // of each
-  constexpr std::int64_t most_before = std::int64_t{1}
-                                       << 42;  // so that products stay whole numbers
+  constexpr int most = 1 << 20;                                // of each dimension
+  constexpr std::int64_t most_before = std::int64_t{1} << 42;  // so that products do not overflow
   std::int64_t group = 1;
   bool can_be = ranks >= 1;
   for (const Dimension one : all_dimensions) {
@@ -155,7 +154,7 @@ std::string draw_mesh(const MeshShape& shape, const std::vector<std::string>& ho
   };
   const auto box = [&](int stage, int column) {
     std::string ranks;
-    int before = -1;  // the host that was named last
+    int before = -1;  // the last host named
     for (int t = 0; t < shape.tensor; ++t) {
       const int rank = order[std::size_t((stage * columns + column) * shape.tensor + t)];
       const int host = numbered.of[std::size_t(rank)];
@@ -185,7 +184,7 @@ std::string draw_mesh(const MeshShape& shape, const std::vector<std::string>& ho
     for (std::size_t h = 0; h < numbered.names.size(); ++h)
       picture += fmt::format("h{} is {}\n", h, numbered.names[h]);
   }
-  // Trailing blanks of the last column.
+  // Removes trailing blanks of the last column.
   std::string lines;
   for (std::size_t at = 0; at < picture.size();) {
     const auto end = picture.find('\n', at);
@@ -202,7 +201,7 @@ const std::shared_ptr<Communicator>& Mesh::along(Dimension dimension) const {
 }
 
 std::shared_ptr<Communicator> Mesh::over(Dimensions dimensions) {
-  Dimensions wide;  // those of several ranks
+  Dimensions wide;  // dimensions with several ranks
   std::shared_ptr<Communicator> one_of_them;
   int count = 0;
   for (const Dimension one : all_dimensions) {

@@ -1,14 +1,14 @@
-// A communicator of the cluster's own MPI, through its non-blocking calls.
+// A communicator over the cluster's own MPI, through its non-blocking calls.
 //
-// MPI starts operations beside each other; ours promise to run in order. So one that touches memory
-// of an earlier one that is still under way waits for that one first.
+// MPI runs operations concurrently; ours promise to run in order. So an operation that touches
+// memory of an earlier one under way waits for the earlier one first.
 //
-// MPI counts in int. Beyond that, vectors are cut into chunks, and pieces go rank by rank (a
-// broadcast from each, a reduce to each); what has no such form is refused.
+// MPI counts in int. Longer vectors are cut into chunks, and pieces go rank by rank (a broadcast
+// from each, a reduce to each). Operations without such a form are refused.
 //
-// Ledger: how MPI moves the bytes is its own business. An entry holds what this rank handed to MPI
-// to send or to reduce, once a call, with the algorithm `automatic` and the link `tcp`, whatever
-// MPI took.
+// Ledger: how MPI moves the bytes is not visible. An entry holds the bytes that this rank passed to
+// MPI to send or to reduce, counted once per call, with the algorithm `automatic` and the link
+// `tcp`, whatever MPI used.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -29,9 +29,9 @@ namespace {
 
 using namespace mpi;
 
-constexpr std::size_t most = std::size_t{1} << 30;  // elements of one call of MPI
+constexpr std::size_t most = std::size_t{1} << 30;  // elements of one MPI call
 
-// Under the mutex: `comm` is ours from here on.
+// Under the mutex. Takes ownership of `comm`.
 std::shared_ptr<Context> make_context(MPI_Comm comm, const CommOptions& options,
                                       std::shared_ptr<Ledger> ledger) {
   auto context = std::make_shared<Context>();
@@ -48,7 +48,7 @@ class MpiCommunicator final : public Communicator {
  public:
   explicit MpiCommunicator(std::shared_ptr<Context> context) : context_(std::move(context)) {}
 
-  // Ends what was dropped while under way; a receive that nobody sent for is cancelled.
+  // Completes dropped work that is under way; cancels a receive that nobody sent to.
   ~MpiCommunicator() override {
     std::vector<std::shared_ptr<Exchange>> left;
     {
@@ -65,7 +65,7 @@ class MpiCommunicator final : public Communicator {
       try {
         exchange->wait();
       } catch (const std::exception&) {
-        // It had its chance to be heard.
+        // The caller could have waited for the error.
       }
     }
     const std::lock_guard lock(library_.mutex);
@@ -277,7 +277,7 @@ class MpiCommunicator final : public Communicator {
 
   Work receive(at::Tensor tensor, int from, std::uint64_t tag, const CommCall& call) override {
     if (from != anyone) expect_rank("receive", "the sender", from, size());
-    // The chunks after the first would have to come from whoever sent that one.
+    // The chunks after the first would have to come from the sender of the first.
     else
       fits(elements(tensor), "receive from anyone", most);
     const auto exchange = make(Operation::receive, call, {}, tensor);
@@ -302,7 +302,7 @@ class MpiCommunicator final : public Communicator {
     });
   }
 
-  // MPI_Comm_split blocks and knows no deadline; after the barrier all ranks are about to call it.
+  // MPI_Comm_split blocks and has no deadline; after the barrier all ranks are about to call it.
   std::shared_ptr<Communicator> split(int colour, int key) override {
     barrier({.tag = "split"}).wait();
     const std::lock_guard lock(library_.mutex);
@@ -324,8 +324,8 @@ class MpiCommunicator final : public Communicator {
     return exchange;
   }
 
-  // `begin` starts the requests, under the mutex. Errors come out of the work, except for
-  // arguments.
+  // `begin` starts the requests, under the mutex. Errors are reported by the work, except for
+  // invalid arguments.
   template <class Begin>
   Work start(const std::shared_ptr<Exchange>& exchange, std::size_t bytes, Begin begin) {
     if (!exchange->message()) settle(*exchange);
@@ -350,7 +350,7 @@ class MpiCommunicator final : public Communicator {
     return Work(exchange);
   }
 
-  // Until nothing is under way on this communicator that the next one must come after.
+  // Waits for operations on this communicator that must complete before `next`.
   void settle(const Exchange& next) {
     std::vector<std::shared_ptr<Exchange>> earlier;
     {
@@ -364,7 +364,7 @@ class MpiCommunicator final : public Communicator {
       try {
         exchange->wait();
       } catch (const std::exception&) {
-        // Its own work says so, and every later one.
+        // Its own work reports the error, and so does every later one.
       }
     }
   }
@@ -376,7 +376,7 @@ class MpiCommunicator final : public Communicator {
     return false;
   }
 
-  // MPI forbids what it reads to overlap what it writes.
+  // MPI forbids that its input overlaps its output.
   static void part(Exchange& exchange) {
     if (exchange.memory[0].overlaps(exchange.memory[1])) exchange.in.detach();
   }
@@ -403,14 +403,16 @@ class MpiCommunicator final : public Communicator {
     return dense.data() ? static_cast<std::byte*>(dense.data()) + at * size_of(type) : nullptr;
   }
 
-  // body(where, count) for every chunk, and once for nothing at all: an empty operation is one too.
+  // Calls body(where, count) for every chunk, and once if there are no elements: an empty operation
+  // is an operation, too.
   template <class Body>
   static void chunks(std::size_t count, Body body) {
     for (std::size_t at = 0; at == 0 || at < count; at += most)
       body(at, int(std::min(most, count - at)));
   }
 
-  // body(rank, where its piece begins, where in the piece, count) for every chunk of every piece.
+  // Calls body(rank, where its piece begins, where in the piece, count) for every chunk of every
+  // piece.
   template <class Body>
   static void each(const std::vector<std::size_t>& counts, Body body) {
     std::size_t first = 0;

@@ -175,7 +175,7 @@ class NativeCommunicator final : public Communicator {
         std::accumulate(sizes.begin(), sizes.end(), std::int64_t{1}, std::multiplies<>());
     auto memory = group_->allocate(std::size_t(count) * at::elementSize(type));
     void* data = memory.get();
-    // Told as torch's own allocators tell theirs, so that it is in every account of memory.
+    // Reported like the memory of torch's own allocators, so that memory accounts include it.
     const auto bytes = std::int64_t(count) * std::int64_t(at::elementSize(type));
     const auto tell = [data](std::int64_t change) {
       c10::reportMemoryUsageToProfiler(data, change, 0, 0, c10::Device(c10::kCPU));

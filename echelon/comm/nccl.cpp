@@ -1,28 +1,27 @@
-// A communicator of NCCL, on streams of its own.
+// A communicator over NCCL, on its own streams.
 //
-// An operation is put on our stream when it is issued: our stream first waits for what the caller's
-// current stream has been given, and an event marks the operation's end. Operations of one
-// communicator follow each other on the stream, which is the order they were issued in.
+// An operation is put on our stream when it is issued: our stream first waits for the work queued
+// so far on the caller's current stream, and an event marks the operation's end. Operations of one
+// communicator follow each other on the stream, in the order in which they were issued.
 //
-// wait() makes the caller's current stream wait for that event, and holds the host until it has
-// been reached: only then is it known that no rank was lost, and an error can come out of wait()
-// before anything was computed from a torn tensor. At the deadline NCCL is told to abort, which
-// ends its kernels. While a CUDA graph is being recorded nothing runs, and wait() orders the
-// streams alone.
+// wait() makes the caller's current stream wait for that event and blocks the host until the event
+// is reached. Only then is it known that no rank was lost, so wait() can report an error before
+// anything is computed from an incomplete tensor. At the deadline NCCL is told to abort, which ends
+// its kernels. While a CUDA graph is being captured nothing runs, and wait() only orders the
+// streams.
 //
-// Messages have a NCCL communicator and a stream of their own, so that they pass collectives. NCCL
-// runs one after another what is not in one group, and two ranks that send to each other would wait
-// for each other. So sends and receives are collected, and put on the stream as one group by the
-// next call that waits or is a collective. NCCL knows no tags and no receive from anyone: two ranks
-// must name the messages between them in one order.
+// Messages have their own NCCL communicator and stream, so that they can overtake collectives. NCCL
+// serialises operations that are not in one group, so two ranks that send to each other would
+// deadlock. Sends and receives are therefore collected, and the next call that waits or is a
+// collective puts them on the stream as one group. NCCL has no tags and no receive from any rank:
+// two ranks must issue the messages between them in the same order.
 //
-// A communicator that is adopted is split into those two; it is never used after that, nor
-// destroyed.
+// An adopted communicator is split into those two. After that it is never used, nor destroyed.
 //
-// Calls of NCCL that connect ranks for the first time block the host, without a deadline.
+// NCCL calls that connect ranks for the first time block the host, without a deadline.
 //
-// Ledger: an entry holds what this rank handed to NCCL to send or to reduce, once a call, with the
-// algorithm `automatic` and the link `tcp`, whatever NCCL took.
+// Ledger: an entry holds the bytes that this rank passed to NCCL to send or to reduce, counted once
+// per call, with the algorithm `automatic` and the link `tcp`, whatever NCCL used.
 #include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -234,7 +233,7 @@ class NcclCommunicator final : public Communicator {
     });
   }
 
-  // NCCL splits where nothing is under way.
+  // NCCL can split only if nothing is under way.
   std::shared_ptr<Communicator> split(int colour, int key) override {
     barrier({.tag = "split"}).wait();
     std::unique_lock lock(lane_->mutex);
@@ -261,7 +260,7 @@ class NcclCommunicator final : public Communicator {
                        [&](auto count) { return count == counts[0]; });
   }
 
-  // call(rank, where its piece begins) for every piece that is not empty, as one group.
+  // Calls call(rank, where its piece begins) for every non-empty piece, as one group.
   template <class Each>
   ncclResult_t grouped(Each call, const std::vector<std::size_t>& counts) const {
     must(ncclGroupStart(), "a group", comm());
@@ -275,7 +274,7 @@ class NcclCommunicator final : public Communicator {
     return result == ncclSuccess ? ended : result;
   }
 
-  // `out` is written back behind the operation. Without elements nothing is called.
+  // `out` is written back after the operation. Without elements, NCCL is not called.
   template <class Call>
   Work launch(Operation operation, const CommCall& options, std::size_t bytes, Piece& out,
               std::size_t count, Call call) {
@@ -294,7 +293,7 @@ class NcclCommunicator final : public Communicator {
         lane_->last_collective = work;
         lane_->ledger->add(operation, options.tag, Algorithm::automatic, LinkKind::tcp, bytes);
       } catch (...) {
-        lane_->fail(std::current_exception());  // comes out of the work
+        lane_->fail(std::current_exception());  // the work reports it
       }
     }
     return make_work(lane_, work);

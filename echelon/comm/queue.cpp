@@ -9,12 +9,12 @@
 
 namespace echelon {
 
-// Shared with the works, which may outlive the queue.
+// Shared with the Work objects, which may outlive the queue.
 struct Queue::State {
-  std::mutex mutex;  // all below, and the jobs' states
+  std::mutex mutex;  // guards everything below and the jobs' states
   std::condition_variable changed;
   std::deque<std::shared_ptr<Job>> jobs;
-  bool busy = false;  // one is running
+  bool busy = false;  // a job is running
   bool stop = false;
   std::thread thread;
 
@@ -71,7 +71,7 @@ void Queue::State::run_next(std::unique_lock<std::mutex>& lock, bool patient) {
     error = std::current_exception();
   }
   const auto end = std::chrono::steady_clock::now();
-  job->body_ = {};  // lets go of its tensors
+  job->body_ = {};  // releases its tensors
   lock.lock();
   job->span_ = {begin, end};
   job->error_ = error;

@@ -1,6 +1,7 @@
-// Operations in the order they were issued, run one at a time: by a thread of the queue, or by the
-// thread that waits for one, whichever comes first. So an operation that is waited for at once
-// costs no handing over, and one that is not goes on by itself.
+// Runs operations one at a time, in the order in which they were issued: in the queue's thread or
+// in a thread that waits for one, whichever comes first. An operation that is waited for
+// immediately costs no hand-over between threads, and one that is not waited for still makes
+// progress.
 #pragma once
 
 #include <functional>
@@ -12,16 +13,16 @@ namespace echelon {
 
 class Queue {
  public:
-  // `patient` is true in the queue's own thread: someone else may want its core.
+  // `patient` is true in the queue's own thread, whose core other threads may need.
   using Body = std::function<void(bool patient)>;
 
   Queue();
-  ~Queue();  // runs what is still queued; works of it stay good
+  ~Queue();  // runs queued operations; their Work objects stay valid
   Queue(const Queue&) = delete;
   Queue& operator=(const Queue&) = delete;
 
-  // With `blocking`, the operation is done when this returns if nothing else was queued; its error,
-  // if any, still comes out of the work.
+  // With `blocking`, the operation is done when this returns if nothing else was queued. Its error,
+  // if any, is still reported by the Work.
   Work submit(Body body, bool blocking);
 
  private:

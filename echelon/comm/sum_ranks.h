@@ -1,5 +1,5 @@
-// Who sums the gradients of a parameter: ranks by the dimensions that it names
-// (Parameter::summed_over). Along dimensions that it does not name, ranks have other parameters.
+// The ranks that sum the gradients of a parameter, by the dimensions that the parameter names
+// (Parameter::summed_over). Along other dimensions, ranks have different parameters.
 #pragma once
 
 #include <map>
@@ -14,20 +14,21 @@ class Communicator;
 
 class SumRanks {
  public:
-  SumRanks() = default;  // nobody
-  // The same for every parameter.
+  SumRanks() = default;  // no ranks
+  // The same ranks for every parameter.
   SumRanks(std::shared_ptr<Communicator> batch) : batch_(std::move(batch)) {}
-  // `batch`: all ranks that have samples of a step. A set of dimensions with one rank has null.
+  // `batch`: all ranks that have samples of a step. A set of dimensions with only one rank maps to
+  // null.
   SumRanks(std::shared_ptr<Communicator> batch,
            std::map<Dimensions, std::shared_ptr<Communicator>> by_set)
       : batch_(std::move(batch)), by_set_(std::move(by_set)) {}
 
   const std::shared_ptr<Communicator>& batch() const { return batch_; }
-  // Null: such gradients are not exchanged.
+  // Null: these gradients are not exchanged.
   const std::shared_ptr<Communicator>& of(Dimensions summed_over) const;
-  // Whether every parameter is summed over all of the batch's ranks.
+  // Whether every parameter is summed over all ranks of the batch.
   bool are_alike() const;
-  // A number that divides by how many ranks any parameter is summed over.
+  // A common multiple of the numbers of ranks that parameters are summed over.
   int common_multiple() const;
 
  private:

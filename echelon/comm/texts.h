@@ -1,4 +1,4 @@
-// Words that ranks exchange among themselves: options, ledgers, reports. Not for speed.
+// Text that ranks exchange among themselves: options, ledgers, reports. Not optimised for speed.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@ namespace echelon {
 
 class Communicator;
 
-// Every rank's text, by rank, on every rank.
+// The texts of all ranks, by rank, on every rank.
 std::vector<std::string> gather_texts(Communicator& ranks, const std::string& mine,
                                       const std::string& tag);
 

@@ -1,5 +1,5 @@
-// Waits for work and adds up how long: what a step spent waiting, and how long its exchanges ran.
-// On a GPU nothing is counted: the host does not wait there.
+// Waits for work and adds up the time: how long a step waited, and how long its exchanges ran. On a
+// GPU nothing is counted, because the host does not wait there.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,7 +14,7 @@ class WorkClock {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // Until it is done; on a GPU the current stream waits, not the host.
+  // Waits until it is done; on a GPU the current stream waits, not the host.
   void wait(const Work& work, at::Device device) {
     if (device.is_cuda()) return work.follow();
     const auto start = Clock::now();
@@ -22,13 +22,13 @@ class WorkClock {
     waited_since(start);
     if (const auto span = work.span()) exchanging_ += seconds(span->end - span->begin);
   }
-  // For a call that exchanges before it returns.
+  // For a call that completes its exchange before it returns.
   void waited_since(Clock::time_point start) { waited_ += seconds(Clock::now() - start); }
 
   void reset() { waited_ = exchanging_ = 0; }
   double waited() const { return waited_; }          // seconds since reset()
-  double exchanging() const { return exchanging_; }  // likewise, whether anybody waited or not
-  // Of what was exchanged, what ran beside the computation.
+  double exchanging() const { return exchanging_; }  // likewise, whether or not anybody waited
+  // The part of the exchanges that overlapped computation.
   double hidden() const { return exchanging_ > waited_ ? exchanging_ - waited_ : 0; }
 
  private:

@@ -46,7 +46,7 @@ bool breaks(std::string_view rule, const PlanOptions& options, int ranks);
 
 // Throws InvalidArgument with the sentence of the first broken rule.
 void check_rules(const PlanOptions& options, int ranks);
-// The same, only for rules whose breach cannot run.
+// The same, but only for the rules of kind cannot_run.
 void require_can_run(const PlanOptions& options, int ranks);
 void require_can_run(const TrainerOptions& options, int ranks);
 
