@@ -13,7 +13,7 @@
 
 namespace echelon {
 
-// Reads the tensor from the file. Throws InvalidArgument for a type that torch does not have.
+// Reads the tensor from the file. Throws InvalidArgument for a type that Echelon does not use.
 at::Tensor tensor_of(const safetensors::Reader& reader, const safetensors::Entry& entry);
 // Only the type, without reading the tensor. Throws the same.
 at::ScalarType type_of(const safetensors::Reader& reader, const safetensors::Entry& entry);
