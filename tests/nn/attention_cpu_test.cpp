@@ -1,4 +1,4 @@
-// Our attention for CPUs against the plain formula in doubles, at sizes that fill no block.
+// Our CPU attention against the plain formula in doubles, at sizes that fill no block.
 #include <cmath>
 #include <limits>
 #include <string>
@@ -77,7 +77,7 @@ double distance(const at::Tensor& a, const at::Tensor& b) {
   return (a.to(at::kDouble) - b.to(at::kDouble)).abs().max().item<double>();
 }
 
-TEST(AttentionCpu, IsThePlainFormulaAtOddSizes) {
+TEST(AttentionCpu, MatchesThePlainFormulaAtOddSizes) {
   for (const std::int64_t tokens : {1, 2, 7, 63, 64, 65, 100, 256, 300})
     for (const std::int64_t head_width : {1, 5, 8, 24, 64, 72, 128, 256}) {
       constexpr std::int64_t batch = 2, heads = 3;
@@ -91,7 +91,7 @@ TEST(AttentionCpu, IsThePlainFormulaAtOddSizes) {
     }
 }
 
-TEST(AttentionCpu, IsWhatFloatsOnACpuGet) {
+TEST(AttentionCpu, IsChosenForFloatsOnACpu) {
   const at::Tensor qkv = noise({2, 50, 3 * 48}, 1), grad = noise({2, 50, 48}, 2);
   std::vector<at::Tensor> saved;
   const at::Tensor out = attention(qkv, 2, 2, saved);
@@ -104,7 +104,7 @@ TEST(AttentionCpu, IsWhatFloatsOnACpuGet) {
   EXPECT_EQ(attention_kernel(at::kCPU, at::kBFloat16, 24), "flash (CPU)");
 }
 
-// qkv of `kv_heads` heads with its keys and values repeated for every query head.
+// A qkv with `kv_heads` key/value heads, with keys and values repeated for every query head.
 at::Tensor repeated(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_heads) {
   const at::Tensor parts = qkv.unflatten(2, {heads + 2 * kv_heads, -1});
   return at::cat({parts.narrow(2, 0, heads),
@@ -127,7 +127,7 @@ TEST(AttentionCpu, SharesKeysAndValuesBetweenGroupedQueries) {
     EXPECT_TRUE(close(actual.grad_qkv, leaf.grad(), 4e-6)) << kv_heads << " key/value heads";
     EXPECT_TRUE(at::equal(actual.out, ours(repeated(qkv, heads, kv_heads), grad, heads).out))
         << kv_heads << " key/value heads";
-    // Through torch's kernel, which takes as many of both.
+    // Through torch's kernel, which needs equal numbers of query and key/value heads.
     std::vector<at::Tensor> saved;
     const at::Tensor in_doubles = qkv.to(at::kDouble), grad_doubles = grad.to(at::kDouble);
     const at::Tensor out = attention(in_doubles, heads, kv_heads, saved);
@@ -180,8 +180,8 @@ TEST(AttentionCpu, GivesNoGradientFromThePast) {
   }
 }
 
-// Scores far apart make weights of 0 and 1, and large ones round more; no more than torch's do.
-TEST(AttentionCpu, BearsLargeScores) {
+// Scores far apart give weights of 0 and 1, and large scores round more, but no more than torch's.
+TEST(AttentionCpu, StaysAccurateWithLargeScores) {
   for (const double stddev : {10.0, 100.0, 1e4}) {
     const at::Tensor qkv = noise({2, 150, 3 * 2 * 64}, 1, stddev), grad = noise({2, 150, 128}, 2);
     const Result actual = ours(qkv, grad, 2), expected = plain(qkv, grad, 2),
@@ -193,8 +193,9 @@ TEST(AttentionCpu, BearsLargeScores) {
   }
 }
 
-// A NaN in a query spoils its token, one in a key or a gradient what depends on it, in one head.
-TEST(AttentionCpu, KeepsNaNsWhereTorchHasThem) {
+// A NaN in a query spoils its token; a NaN in a key or a gradient spoils what depends on it, in one
+// head.
+TEST(AttentionCpu, GivesNaNsWhereTorchDoes) {
   constexpr std::int64_t tokens = 130, width = 48, heads = 2;
   const auto grad = noise({1, tokens, width}, 2);
   for (const std::int64_t token : {0, 50, 96, 129})
@@ -216,8 +217,8 @@ TEST(AttentionCpu, KeepsNaNsWhereTorchHasThem) {
   EXPECT_FALSE(out.narrow(0, 0, 54).isnan().any().item<bool>()) << "a value";
 }
 
-// A score of minus infinity is no weight, one of infinity is not a number.
-TEST(AttentionCpu, TakesInfiniteScoresAsTorchDoes) {
+// A score of minus infinity gives a weight of zero; a score of infinity gives NaN.
+TEST(AttentionCpu, TreatsInfiniteScoresAsTorchDoes) {
   for (const double key : {-3e38, 3e38}) {
     at::Tensor qkv = noise({1, 40, 3 * 16}, 1);
     qkv.narrow(2, 0, 16).abs_().add_(10);
@@ -229,7 +230,7 @@ TEST(AttentionCpu, TakesInfiniteScoresAsTorchDoes) {
   }
 }
 
-TEST(AttentionCpu, TakesNoSequences) {
+TEST(AttentionCpu, AcceptsAnEmptyBatch) {
   const at::Tensor qkv = at::empty({0, 5, 3 * 16}), grad = at::empty({0, 5, 16});
   EXPECT_EQ(ours(qkv, grad, 2).grad_qkv.numel(), 0);
 }

@@ -1,4 +1,4 @@
-// Whether two tensors agree, with a message that shows where they do not.
+// Whether two tensors agree. The message shows where they differ.
 #pragma once
 
 #include <cmath>
@@ -9,8 +9,9 @@
 
 namespace echelon {
 
-// Every element within `tolerance` of the largest expected value (or of 1, where that is smaller):
-// the measure by which a sum's rounding grows. A tolerance of 0 asks for equal values.
+// Every element must be within `tolerance` times the largest expected value (or 1 if that is
+// smaller), because the rounding error of a sum grows with it. A tolerance of 0 requires equal
+// values.
 inline testing::AssertionResult close(const at::Tensor& actual, const at::Tensor& expected,
                                       double tolerance) {
   if (!actual.defined() || !expected.defined()) {

@@ -27,7 +27,7 @@ Pass pass_of(std::uint64_t seed, std::int64_t step, std::int64_t first_sample = 
   return pass;
 }
 
-// Which elements stay: those of ones that are not zero afterwards.
+// Which elements are kept: applies dropout to ones and tests which are not zero afterwards.
 at::Tensor mask(const std::string& place, std::uint64_t seed, std::int64_t step, double share,
                 std::int64_t samples, std::int64_t each, std::int64_t first_sample = 0) {
   const Dropout dropout(share, place);
@@ -36,12 +36,12 @@ at::Tensor mask(const std::string& place, std::uint64_t seed, std::int64_t step,
 
 double total(const at::Tensor& t) { return t.sum().item<double>(); }
 
-// Of n draws, each true with probability p: how many standard deviations the count is off.
+// For n draws, each true with probability p: how many standard deviations the count is off.
 double deviations(double count, double n, double p) {
   return std::abs(count - n * p) / std::sqrt(n * p * (1 - p));
 }
-// 5 standard deviations happen by chance in 6e-7 of cases; the draws are fixed, so a test that
-// passes once passes always.
+// A deviation of 5 happens by chance in 6e-7 of cases. The draws are fixed, so a test that passes
+// once always passes.
 constexpr double bound = 5;
 
 TEST(Dropout, DropsItsShareAndKeepsTheMean) {
@@ -56,7 +56,7 @@ TEST(Dropout, DropsItsShareAndKeepsTheMean) {
   }
 }
 
-// Two masks are independent: both drop an element as often as the product of their shares says.
+// Two masks are independent: both drop an element as often as the product of their shares predicts.
 TEST(Dropout, DrawsIndependentlyForElementsStepsPlacesAndSeeds) {
   constexpr std::int64_t n = 1 << 20;
   constexpr double share = 0.3;
@@ -94,8 +94,8 @@ TEST(Dropout, GivesASampleTheSameMaskHoweverTheBatchIsCut) {
   }
 }
 
-// What runs on a GPU is tried on the CPU here: the same operators on the same integers.
-TEST(Dropout, GivesTheSameBitsByOperatorsAsByTheLoop) {
+// Tests the GPU's code on the CPU: the same operators on the same integers.
+TEST(Dropout, GivesTheSameBitsWithOperatorsAsWithTheLoop) {
   for (const auto type : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf})
     for (const std::int64_t step : {std::int64_t{0}, std::int64_t{9}, std::int64_t{1} << 35})
       for (const std::int64_t first_sample :
@@ -114,7 +114,7 @@ TEST(Dropout, GivesTheSameBitsByOperatorsAsByTheLoop) {
         }
 }
 
-TEST(Dropout, DrawsTheSameMaskForTheGradientAndLeavesWhatItIsGiven) {
+TEST(Dropout, DrawsTheSameMaskForTheGradientAndKeepsItsInput) {
   const Dropout dropout(0.4, "here");
   const at::Tensor x = at::randn({4, 50}, at::kDouble);
   const Pass pass = pass_of(1, 2);
@@ -123,7 +123,7 @@ TEST(Dropout, DrawsTheSameMaskForTheGradientAndLeavesWhatItIsGiven) {
   EXPECT_TRUE(close(dropout.forward(x.clone(), pass), x * stay, 1e-15));
   EXPECT_TRUE(close(dropout.backward(grad, pass), grad * stay, 1e-15));
   EXPECT_TRUE(at::equal(grad, before));
-  // A gradient that is a view in another order: by its place, not by its address.
+  // A gradient that is a view with another layout: the mask follows the index, not the address.
   EXPECT_TRUE(close(dropout.backward(grad.t().contiguous().t(), pass), grad * stay, 1e-15));
 }
 
@@ -145,7 +145,7 @@ TEST(Dropout, DoesNothingOutsideTrainingAndAtZero) {
   EXPECT_TRUE(at::equal(stack.infer(tokens), plain.infer(tokens)));
 }
 
-TEST(Dropout, SaysThatNobodySetTheStep) {
+TEST(Dropout, RefusesAPassWithoutAStep) {
   EXPECT_NE(thrown<Error>([] {
               Dropout(0.4, "here").forward(at::ones({2, 2}), Pass());
             }).find("dropout at here needs"),

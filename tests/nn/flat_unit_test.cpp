@@ -32,7 +32,7 @@ std::vector<FlatUnit> lay_out_all(const std::vector<Parameter>& parameters) {
   return lay_out(pointers);
 }
 
-TEST(LayOut, PutsTheSegmentsOfALayerWhereThePageSays) {
+TEST(LayOut, PlacesTheSegmentsOfALayerAsTheHeaderSays) {
   const auto units = lay_out_all({
       parameter("norm", {5}, /*decay=*/false, /*trainable=*/true, 0),
       parameter("matrix", {3, 11}, true, true, 0),
@@ -65,10 +65,10 @@ TEST(LayOut, PutsTheSegmentsOfALayerWhereThePageSays) {
   EXPECT_EQ(units[2].numel, 64);
 }
 
-TEST(LayOut, OfNothingIsNothing) { EXPECT_TRUE(lay_out({}).empty()); }
+TEST(LayOut, IsEmptyWithoutParameters) { EXPECT_TRUE(lay_out({}).empty()); }
 
-// Models drawn at random: any number of layers, sizes from 0 up, every mixture of decay and
-// trainability.
+// Random models: any number of layers, sizes from 0 up, every mixture of decaying, trainable and
+// frozen parameters.
 std::vector<Parameter> random_model(std::uint64_t key) {
   std::vector<Parameter> parameters;
   auto draw = [&, counter = std::uint64_t{0}](std::int64_t n) mutable {
@@ -95,7 +95,7 @@ TEST(LayOut, HoldsEveryParameterOnceAlignedAndApart) {
     std::map<std::string, const Parameter*> missing;
     for (const auto& p : parameters) missing[p.name] = &p;
 
-    std::map<bool, std::int64_t> end;  // of the buffers, by trainability
+    std::map<bool, std::int64_t> end;  // of the trainable and the frozen buffer
     for (const auto& unit : lay_out_all(parameters)) {
       EXPECT_EQ(unit.begin, end[unit.trainable]) << "model " << model;
       EXPECT_EQ(unit.numel % segment_alignment, 0);
@@ -126,7 +126,7 @@ TEST(LayOut, HoldsEveryParameterOnceAlignedAndApart) {
   }
 }
 
-TEST(UpdateRanges, CoverTheTrainableBufferExactlyWhateverTheLongest) {
+TEST(UpdateRanges, CoverTheTrainableBufferExactlyForAnyLimit) {
   for (std::uint64_t model = 0; model < models; ++model) {
     const auto units = lay_out_all(random_model(model));
     std::int64_t total = 0;
@@ -159,13 +159,13 @@ TEST(UpdateRanges, CoverTheTrainableBufferExactlyWhateverTheLongest) {
   }
 }
 
-TEST(ShareOut, GivesCopiesAGroupOfTheirOwnThatIsCutAlikeWhateverIsBesideThem) {
+TEST(ShareOut, GivesACopyItsOwnGroupAndTheSameSlicesEverywhere) {
   const auto table = [](int layer) {
     auto p = parameter("table", {100, 8}, true, true, layer);
     p.copied = true;
     return p;
   };
-  // As an embedding and its first block have it, and as the last block and a head.
+  // Like an embedding with its first block, and like the last block with a head.
   auto first = lay_out_all({table(0), parameter("positions", {30}, true, true, 0),
                             parameter("block", {300}, true, true, 1)});
   auto last = lay_out_all({parameter("block", {300}, true, true, 4), table(5),
@@ -182,7 +182,7 @@ TEST(ShareOut, GivesCopiesAGroupOfTheirOwnThatIsCutAlikeWhateverIsBesideThem) {
   EXPECT_EQ(first_groups.back().numel, 384) << "positions join the block behind them";
 }
 
-TEST(ShareOut, CutsEachOfSeveralCopiesByItself) {
+TEST(ShareOut, CutsEachCopySeparately) {
   const auto copy = [](const char* name, int size, int layer) {
     auto p = parameter(name, {size}, true, true, layer);
     p.copied = true;
@@ -197,7 +197,7 @@ TEST(ShareOut, CutsEachOfSeveralCopiesByItself) {
   EXPECT_EQ(together[1].numel, alone[0].numel);
 }
 
-TEST(UpdateRanges, AreTwoAUnitWhereNothingLimitsThem) {
+TEST(UpdateRanges, AreTwoPerUnitWithoutALimit) {
   const auto units =
       lay_out_all({parameter("w", {40}, true, true, 0), parameter("v", {40}, true, true, 0),
                    parameter("b", {40}, false, true, 0), parameter("c", {40}, false, true, 0)});
@@ -210,7 +210,7 @@ TEST(UpdateRanges, AreTwoAUnitWhereNothingLimitsThem) {
   EXPECT_FALSE(ranges[1].decay);
 }
 
-TEST(UpdateRanges, AreOneAParameterWithoutItsPadding) {
+TEST(UpdateRanges, AreOnePerParameterWithoutPadding) {
   Stack stack = stack_of({{{"a.weight", {13, 7}, Init::zeros()},
                            {"a.bias", {7}, Init::zeros(), /*decay=*/false},
                            {"a.fixed", {5}, Init::zeros(), true, /*trainable=*/false}},

@@ -15,7 +15,7 @@ namespace {
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
 
-// x times the logistic function of 2u: the same formula, without what cancels in 1 + tanh(u).
+// x times the logistic function of 2u: the same formula without the cancellation in 1 + tanh(u).
 at::Tensor plain(const at::Tensor& x) {
   const double slope = 2 * std::sqrt(2 / std::numbers::pi);
   return x * (slope * (x + 0.044715 * x * x * x)).sigmoid();
@@ -27,7 +27,7 @@ at::Tensor gradient(const at::Tensor& x, const at::Tensor& grad) {
   return out;
 }
 
-TEST(Gelu, IsItsFormulaAtEveryLength) {
+TEST(Gelu, MatchesItsFormulaAtEveryLength) {
   for (const std::int64_t length : {1, 2, 15, 16, 17, 31, 100, 100003}) {
     const at::Tensor x = at::linspace(-12, 12, length, at::kFloat),
                      grad = at::linspace(1, 2, length, at::kFloat);
@@ -39,7 +39,7 @@ TEST(Gelu, IsItsFormulaAtEveryLength) {
   }
 }
 
-TEST(Gelu, IsRightToItsLastDigitsWhereItIsSmall) {
+TEST(Gelu, IsAccurateWhereItsValuesAreSmall) {
   const at::Tensor x = at::cat(
       {at::linspace(-5, -1, 1001), at::logspace(-30, 0, 1001), at::logspace(-30, 0, 1001).neg()});
   const at::Tensor leaf = x.to(at::kDouble).set_requires_grad(true);
@@ -52,7 +52,7 @@ TEST(Gelu, IsRightToItsLastDigitsWhereItIsSmall) {
                     at::ones_like(leaf).index({away}), 5e-6));
 }
 
-TEST(Gelu, KnowsItsLimits) {
+TEST(Gelu, ReachesItsLimits) {
   const float most = std::numeric_limits<float>::max();
   const at::Tensor x = at::tensor({infinity, -infinity, most, -most, 1e3f, -1e3f, std::nanf("")});
   EXPECT_TRUE(
@@ -77,7 +77,7 @@ TEST(Gelu, HasTheSameBitsWithAnyNumberOfThreads) {
   at::set_num_threads(before);
 }
 
-TEST(Gelu, TakesOtherTypesAndLayoutsToo) {
+TEST(Gelu, AcceptsOtherTypesAndLayouts) {
   const at::Tensor x = at::linspace(-3, 3, 60, at::kDouble).view({6, 10});
   EXPECT_TRUE(close(tanh_gelu(x), plain(x), 1e-12));
   const at::Tensor turned = x.to(at::kFloat).t();

@@ -25,12 +25,12 @@ Stack model() {
   stack.allocate(at::kCPU, at::kFloat, Gradients::no);
   stack.load([](const Parameter& p, at::Tensor out) {
     random_values(1)(p, out);
-    if (p.shape.size() == 2) out.mul_(20);  // opinions, not noise
+    if (p.shape.size() == 2) out.mul_(20);  // strong preferences, not noise
   });
   return stack;
 }
 
-// The likeliest next byte after `text`, asked of the model directly.
+// The most likely next byte after `text`, computed by the model directly.
 char likeliest(Stack& stack, const std::string& text) {
   const auto length = std::min<std::int64_t>(sizes.context, static_cast<std::int64_t>(text.size()));
   at::Tensor tokens = at::empty({1, length}, at::kLong);
@@ -41,7 +41,7 @@ char likeliest(Stack& stack, const std::string& text) {
   return static_cast<char>(stack.infer(tokens)[0][length - 1].argmax().item<std::int64_t>());
 }
 
-TEST(Generate, TakesTheLikeliestByteAtTemperatureZero) {
+TEST(Generate, ChoosesTheMostLikelyByteAtTemperatureZero) {
   Stack stack = model();
   std::string text = "ab";
   for (int i = 0; i < 20; ++i) text.push_back(likeliest(stack, text));  // past the context
@@ -61,7 +61,7 @@ TEST(Generate, GivesTheSameTextForTheSameSeed) {
   EXPECT_NE(made(1), made(2));
 }
 
-// One layer that gives the same logits after every token.
+// A layer that gives the same logits after every token.
 class Fixed : public Layer {
  public:
   explicit Fixed(std::vector<double> logits) : logits_(std::move(logits)) {}
@@ -91,7 +91,7 @@ std::vector<double> frequencies(const std::vector<double>& logits, double temper
   return share;
 }
 
-TEST(Generate, DrawsInProportionToTheSoftmaxAtItsTemperature) {
+TEST(Generate, SamplesInProportionToTheSoftmaxAtItsTemperature) {
   const std::vector<double> logits = {0, 1, -2, 0.5};
   for (const double temperature : {0.5, 1.0, 2.0}) {
     double sum = 0;
@@ -104,14 +104,14 @@ TEST(Generate, DrawsInProportionToTheSoftmaxAtItsTemperature) {
   }
 }
 
-TEST(Generate, DrawsAmongTheLikeliestOnly) {
+TEST(Generate, SamplesOnlyAmongTheMostLikelyBytes) {
   const auto share = frequencies({0, 1, -2, 0.5}, 1, 2);
   EXPECT_EQ(share[0], 0);
   EXPECT_EQ(share[2], 0);
   EXPECT_NEAR(share[1], 1 / (1 + std::exp(-0.5)), 0.015);
 }
 
-TEST(Generate, ShowsEveryByteAndStopsWhenTold) {
+TEST(Generate, ShowsEveryByteAndStopsOnRequest) {
   Stack stack = model();
   std::string shown;
   const auto text = generate(stack, sizes.context, "x", {.tokens = 30}, [&](char c) {
@@ -122,9 +122,9 @@ TEST(Generate, ShowsEveryByteAndStopsWhenTold) {
   EXPECT_EQ(text, shown);
 }
 
-TEST(Generate, GivesNothingButBytes) {
+TEST(Generate, GeneratesOnlyBytes) {
   std::vector<double> logits(300, 0.0);
-  logits[299] = 50;  // a token beyond the bytes, as a larger vocabulary has
+  logits[299] = 50;  // a token beyond the bytes, as in a larger vocabulary
   const auto share = frequencies(logits, 1, 0);
   EXPECT_EQ(share[299], 0);
 }

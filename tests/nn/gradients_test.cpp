@@ -1,5 +1,5 @@
-// Every layer with a backward of its own against torch's autograd on the plain formula, which is
-// always in fp64. In fp32 products may go to another library, so the layers are tried in both.
+// Every layer with its own backward against torch's autograd on the plain formula, which is always
+// in fp64. The layers are tested in fp32, too, because fp32 products may use another library.
 #include <cmath>
 #include <functional>
 #include <map>
@@ -25,7 +25,7 @@ namespace {
 constexpr double tolerance = 1e-10;
 double tolerance_of(at::ScalarType type) { return type == at::kDouble ? tolerance : 2e-5; }
 
-// Odd sizes, none equal to another, and sequences shorter than the context.
+// Odd sizes, all different, and sequences shorter than the context.
 constexpr std::int64_t batch = 3, tokens = 7, vocab = 11, context = 9, heads = 3, width = 15;
 const ModelOptions sizes{
     .layers = 2, .width = width, .heads = heads, .vocab = vocab, .context = context, .tied = true};
@@ -49,10 +49,10 @@ at::Tensor ids(at::IntArrayRef shape, std::int64_t values, std::uint64_t key) {
 using Leaves = std::map<std::string, at::Tensor>;
 using Formula = std::function<at::Tensor(const at::Tensor& x, const Leaves& leaves)>;
 
-// A stack with values that hide nothing: no bias is zero, no norm's weight is one.
+// Fills a stack with values that hide no mistakes: no bias is zero, no norm's weight is one.
 void fill(Stack& stack, at::ScalarType type = at::kDouble) {
   stack.allocate(at::kCPU, type, Gradients::yes);
-  at::Tensor(stack.grads()).fill_(std::nan(""));  // what a step finds there must not matter
+  at::Tensor(stack.grads()).fill_(std::nan(""));  // old contents must not matter
   stack.load([](const Parameter& p, at::Tensor out) {
     out.copy_(noise(p.shape, derive_key(7, p.name)) * 0.4);
     if (p.name.ends_with("weight") && p.shape.size() == 1) out.add_(1);
@@ -73,8 +73,8 @@ void expect_gradients(const Stack& stack, const Leaves& leaves, const std::strin
   }
 }
 
-// The layer's output, its input's gradient and every parameter's gradient equal the formula's; a
-// second micro-batch adds to them, and a new step begins anew.
+// The layer's output, the gradient of its input and the gradient of every parameter equal the
+// formula's. A second micro-batch adds to the gradients, and a new step overwrites them.
 void expect_like_autograd(const std::function<std::unique_ptr<Layer>()>& make_layer,
                           const Formula& formula,
                           const std::function<at::Tensor(std::uint64_t)>& make_input) {
@@ -141,7 +141,7 @@ at::Tensor plain_gelu(const at::Tensor& x) {
   return 0.5 * x * (1 + (std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x)).tanh());
 }
 
-// What dropout multiplies with; by default nothing is dropped.
+// The factors that dropout multiplies by. By default nothing is dropped.
 struct Factors {
   at::Tensor attended = at::ones({}, at::kDouble), contracted = at::ones({}, at::kDouble);
 };
@@ -170,7 +170,7 @@ at::Tensor plain_loss(const at::Tensor& logits, const at::Tensor& target) {
   return (logits.logsumexp(-1) - logits.gather(-1, target.unsqueeze(-1)).squeeze(-1)).mean();
 }
 
-// The pieces that are no layers by themselves, made into one.
+// Wraps a building block, which is not a layer by itself, in a layer.
 template <class Piece>
 class PieceLayer : public Layer {
  public:
@@ -236,7 +236,7 @@ TEST(Attention, HasTheGradientsOfItsFormula) {
   for (const auto& [b, t, h, w] : {Case{3, 7, 3, 5}, Case{1, 1, 1, 1}, Case{2, 1, 2, 3},
                                    Case{5, 33, 1, 8}, Case{1, 300, 2, 16}}) {
     const at::Tensor qkv = noise({b, t, 3 * h * w}, 1), grad = noise({b, t, h * w}, 2);
-    std::vector<at::Tensor> saved = {at::zeros({1})};  // it appends
+    std::vector<at::Tensor> saved = {at::zeros({1})};  // attention appends to it
     const at::Tensor out = attention(qkv, h, h, saved);
     ASSERT_EQ(saved.size(), 1 + attention_saves);
     const at::Tensor grad_qkv = attention_backward(grad, qkv, out, h, h, &saved[1]);
@@ -358,8 +358,8 @@ TEST(GptHead, HasTheGradientsOfItsFormula) {
 }
 
 TEST(GptHead, WorksThroughAVocabularyInBlocksOfRows) {
-  // 40009 logits of 8 bytes: 13 rows to a block of 4 MiB, so 35 rows are two whole blocks and a
-  // part.
+  // 40009 logits of 8 bytes: a block of 4 MiB holds 13 rows, so 35 rows are two full blocks and a
+  // partial one.
   expect_head({.layers = 1, .width = 3, .heads = 1, .vocab = 40009, .context = 7, .tied = false}, 5,
               7);
 }
@@ -375,8 +375,8 @@ TEST(GptHead, GivesTheLogitsWithoutATarget) {
       close(stack.infer(x), plain_logits(x, leaves_of(stack), "lm_head.weight"), tolerance));
 }
 
-// Masks as dropout itself draws them (dropout_test.cpp), in the plain formula; however the block
-// comes by what its backward needs.
+// Masks as dropout itself draws them (dropout_test.cpp), in the plain formula, whether the block
+// keeps or recomputes what its backward needs.
 TEST(GptBlock, HasTheGradientsOfItsFormulaWithDropoutAndRecompute) {
   ModelOptions options = sizes;
   options.dropout = 0.3;
@@ -438,8 +438,8 @@ TEST(GptEmbedding, HasTheGradientsOfItsFormulaWithDropout) {
   expect_gradients(stack, leaves, "with dropout");
 }
 
-// The whole model, layer by layer, as an executor would run it; with tied embeddings the two uses'
-// gradients add.
+// The whole model, layer by layer, as an executor runs it. With tied embeddings the gradients of
+// both uses add up.
 TEST(Gpt, HasTheGradientsOfItsFormula) {
   for (const bool tied : {true, false}) {
     ModelOptions options = sizes;
@@ -479,8 +479,8 @@ TEST(Gpt, HasTheGradientsOfItsFormula) {
   }
 }
 
-// In bf16 a sum of ones that is kept in bf16 ends at 256.
-TEST(Gradients, OfTablesInBf16AreSummedInFp32) {
+// A sum of ones that is kept in bf16 stops at 256.
+TEST(Gradients, OfBf16TablesAreSummedInFp32) {
   Stack stack = gpt({.layers = 1, .width = 6, .heads = 3, .vocab = vocab, .context = 8});
   stack.allocate(at::kCPU, at::kBFloat16, Gradients::yes);
   stack.load(random_values(1));

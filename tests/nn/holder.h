@@ -1,4 +1,4 @@
-// A layer that holds parameters and has nothing to compute, and stacks of such.
+// A layer that only holds parameters, and stacks of such layers.
 #pragma once
 
 #include <memory>
@@ -10,7 +10,7 @@
 
 namespace echelon {
 
-// Adds one; with a target, gives the sum of the differences.
+// Adds one to its input. With a target, returns the sum of the differences.
 class Holder : public Layer {
  public:
   struct Described {

@@ -1,4 +1,5 @@
-// The pieces that Llama has beside GPT-2's, against torch's autograd on the plain formula in fp64.
+// The building blocks that Llama has besides GPT-2's, against torch's autograd on the plain formula
+// in fp64.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
@@ -57,7 +58,7 @@ TEST(RmsNorm, HasTheGradientsOfItsFormula) {
     const Parameter& weight = stack.parameters().front();
     const at::Tensor leaf = weight.value.to(at::kDouble, false, true).set_requires_grad(true);
     stack.begin_step();
-    for (const std::uint64_t key : {1, 2}) {  // the second micro-batch adds
+    for (const std::uint64_t key : {1, 2}) {  // the second micro-batch accumulates
       const at::Tensor x = (noise({21, 15}, key) * 3 + 1).to(type),
                        grad = noise({21, 15}, key + 10).to(type);
       const at::Tensor input = x.to(at::kDouble, false, true).set_requires_grad(true);
@@ -79,7 +80,7 @@ TEST(RmsNorm, NormalisesNarrowTypesInFp32) {
     stack.allocate(at::kCPU, type, Gradients::yes);
     stack.load([](const Parameter&, at::Tensor out) { out.fill_(1); });
     stack.begin_step();
-    // The squares of fp16 have no room in fp16.
+    // The squares of these fp16 values overflow fp16.
     const at::Tensor x = (noise({3, 64}, 1) * 1000).to(type), wide = x.to(at::kDouble);
     at::NoGradGuard no_grad;
     Pass pass;
@@ -158,7 +159,7 @@ at::Tensor plainly_turned(const at::Tensor& x, std::int64_t heads, const RotaryO
   return out;
 }
 
-TEST(Rotary, TurnsTheFirstHeadsByTheirPositionsAndBack) {
+TEST(Rotary, RotatesTheFirstHeadsByTheirPositionsAndBack) {
   const RotaryOptions options{.head_width = 6, .context = 11, .base = 50};
   for (const auto type : {at::kDouble, at::kFloat, at::kBFloat16}) {
     Rotary rotary(options);
@@ -174,7 +175,7 @@ TEST(Rotary, TurnsTheFirstHeadsByTheirPositionsAndBack) {
   }
 }
 
-TEST(Rotary, MakesProductsDependOnTheDistanceAlone) {
+TEST(Rotary, MakesProductsDependOnlyOnTheDistance) {
   Rotary rotary({.head_width = 8, .context = 32});
   rotary.bind(at::kCPU, at::kDouble);
   const at::Tensor q = noise({1, 1, 8}, 1), k = noise({1, 1, 8}, 2);

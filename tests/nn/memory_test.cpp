@@ -33,14 +33,14 @@ TEST(MemoryAccount, CountsByTheInnermostScope) {
   EXPECT_EQ(now.total(), 1320U);
 }
 
-TEST(MemoryAccount, CountsAsWorkspaceWhatHasNoScope) {
+TEST(MemoryAccount, CountsAllocationsWithoutAScopeAsWorkspace) {
   MemoryAccount account;
   const MemoryCounting counting(account);
   const at::Tensor a = bytes(77);
   EXPECT_EQ(account.now()[MemoryKind::workspace], 77U);
 }
 
-TEST(MemoryAccount, TakesBackWhatIsFreedFromTheKindItWasMadeFor) {
+TEST(MemoryAccount, SubtractsFreedMemoryFromItsOwnKind) {
   MemoryAccount account;
   const MemoryCounting counting(account);
   at::Tensor a, b;
@@ -67,7 +67,7 @@ TEST(MemoryAccount, CountsAViewOnce) {
   EXPECT_EQ(account.now().total(), 1000U) << "the part keeps the whole";
 }
 
-TEST(MemoryAccount, KeepsThePeakAndWhatItWasMadeOf) {
+TEST(MemoryAccount, KeepsThePeakAndItsComposition) {
   MemoryAccount account;
   const MemoryCounting counting(account);
   at::Tensor a, b, c;
@@ -79,7 +79,7 @@ TEST(MemoryAccount, KeepsThePeakAndWhatItWasMadeOf) {
   a.reset();
   {
     MemoryScope scope(MemoryKind::gradients);
-    c = bytes(900);  // 1100 in all: less than there was
+    c = bytes(900);  // 1100 in all: less than the peak
   }
   EXPECT_EQ(account.at_peak().total(), 1200U);
   EXPECT_EQ(account.at_peak()[MemoryKind::activations], 1200U);
@@ -91,7 +91,7 @@ TEST(MemoryAccount, KeepsThePeakAndWhatItWasMadeOf) {
   EXPECT_EQ(account.at_peak()[MemoryKind::workspace], 400U);
 }
 
-TEST(MemoryAccount, KnowsNothingOfWhatWasThereBefore) {
+TEST(MemoryAccount, IgnoresEarlierAllocations) {
   at::Tensor before = bytes(1 << 20);
   MemoryAccount account;
   const MemoryCounting counting(account);
@@ -112,7 +112,7 @@ TEST(MemoryAccount, CountsNothingByItself) {
   EXPECT_EQ(account.at_peak().total(), 50U);
 }
 
-TEST(MemoryAccount, GoesOnWhereItLeftOff) {
+TEST(MemoryAccount, ContinuesWhereItLeftOff) {
   MemoryAccount account;
   at::Tensor kept;
   {
@@ -126,7 +126,7 @@ TEST(MemoryAccount, GoesOnWhereItLeftOff) {
   EXPECT_EQ(account.now().total(), 30U);
 }
 
-TEST(MemoryAccount, CountsOnceWhereItCountsAlready) {
+TEST(MemoryAccount, CountsOnceIfItIsNestedInItself) {
   MemoryAccount account(MemoryExtent::with_inner);
   const MemoryCounting counting(account);
   {
@@ -153,7 +153,7 @@ TEST(MemoryAccount, TakesTurnsWithAnotherOnOneThread) {
   }
 }
 
-TEST(MemoryAccount, CountsWhatInnerOnesDoWhereItIsTold) {
+TEST(MemoryAccount, CountsInnerAccountsIfAsked) {
   MemoryAccount all(MemoryExtent::with_inner), own, inner;
   const MemoryCounting counting(all);
   at::Tensor a;
@@ -198,7 +198,7 @@ TEST(MemoryAccount, CountsOnSeveralThreadsAtOnce) {
   EXPECT_EQ(together.now().total(), 0U);
 }
 
-TEST(MemoryAccount, ForgetsWhatItHandsOut) {
+TEST(MemoryAccount, ForgetsMemoryThatItHandsOut) {
   MemoryAccount account;
   at::Tensor theirs;
   {
@@ -211,7 +211,7 @@ TEST(MemoryAccount, ForgetsWhatItHandsOut) {
   theirs.reset();
 }
 
-TEST(MemoryAccount, EndsWithItself) {
+TEST(MemoryAccount, LeavesNothingBehindWhenItEnds) {
   at::Tensor left;
   {
     MemoryAccount account;
@@ -224,7 +224,7 @@ TEST(MemoryAccount, EndsWithItself) {
   EXPECT_EQ(next.now().total(), 0U);
 }
 
-TEST(MemoryAccount, DoesNotGrowWithWhatOtherThreadsFree) {
+TEST(MemoryAccount, DoesNotGrowWhenOtherThreadsFreeMemory) {
   constexpr std::int64_t size = 1 << 20;
   MemoryAccount account;
   const MemoryCounting counting(account);
@@ -243,7 +243,7 @@ TEST(MemoryAccount, MayEndOnAnotherThread) {
   EXPECT_EQ(next.now().total(), 10U);
 }
 
-TEST(MemoryAccount, MayEndBeforeOneThatBeganLater) {
+TEST(MemoryAccount, MayEndBeforeALaterAccount) {
   auto first = std::make_unique<MemoryAccount>(), second = std::make_unique<MemoryAccount>();
   const MemoryCounting counting_first(*first), counting_second(*second);
   first.reset();
@@ -257,8 +257,8 @@ TEST(MemoryAccount, CountsAModelsBuffersExactly) {
   Stack stack = gpt({.layers = 2, .width = 8, .heads = 2, .vocab = 16, .context = 4});
   EXPECT_EQ(account.now().total(), 0U) << "a description costs nothing";
   stack.allocate(at::kCPU, at::kBFloat16, Gradients::yes);
-  // Each segment is padded to 32 elements: the matrices are multiples already, each vector of 8
-  // takes 32 and that of 24 takes 32, too.
+  // Each segment is padded to 32 elements: the matrices are multiples already, and each vector of 8
+  // or 24 takes 32.
   const std::uint64_t block = (8 * 24 + 8 * 8 + 8 * 32 + 32 * 8) + 32 + 32 + 4 * 32 + 32 + 32;
   const std::uint64_t elements = 16 * 8 + 4 * 8 + 2 * block + 2 * 32;
   EXPECT_EQ(account.now()[MemoryKind::parameters], 2 * elements);

@@ -24,7 +24,7 @@ namespace {
 
 namespace nn = torch::nn;
 
-// Two linear maps, of which the second may be left out, and one parameter that does not train.
+// Two linear maps, the second of which may be left out, and one frozen parameter.
 struct NetImpl : nn::Module {
   NetImpl() {
     first = register_module("first", nn::Linear(5, 7));
@@ -42,7 +42,7 @@ struct NetImpl : nn::Module {
 };
 TORCH_MODULE(Net);
 
-// A module with the same values that autograd alone works on.
+// A module with the same values, for autograd alone.
 Net twin_of(Net net) {
   at::NoGradGuard no_grad;
   Net twin;
@@ -59,7 +59,7 @@ Stack stack_of(std::unique_ptr<Layer> layer, at::ScalarType type) {
   return stack;
 }
 
-// One micro-batch through the only layer; gives the gradient for the input.
+// Runs one micro-batch through the only layer; returns the gradient of the input.
 at::Tensor run(Stack& stack, const at::Tensor& input, const at::Tensor& grad) {
   at::NoGradGuard no_grad;
   Pass pass;
@@ -93,7 +93,7 @@ TEST(ModuleLayer, DescribesTheModulesParametersWithTheirValues) {
   }
 }
 
-TEST(ModuleLayer, IsRefusedTwiceOverOneModule) {
+TEST(ModuleLayer, RefusesASecondLayerOverOneModule) {
   Net net;
   Stack stack;
   stack.add(module_layer("a", net));
@@ -114,7 +114,7 @@ TEST(ModuleLayer, MakesTheModulesParametersViewsOfTheBuffers) {
       << "the user's own handle sees what training writes";
 }
 
-TEST(ModuleLayer, TakesTheValuesThatTheModuleHasWhenMemoryIsGiven) {
+TEST(ModuleLayer, UsesTheModulesValuesAtAllocation) {
   Net net;
   Stack stack;
   stack.add(module_layer("net", net));
@@ -127,7 +127,7 @@ TEST(ModuleLayer, TakesTheValuesThatTheModuleHasWhenMemoryIsGiven) {
   EXPECT_TRUE(close(net->first->weight, at::ones({7, 5}).mul(3), 0));
 }
 
-TEST(ModuleLayer, HasAutogradsGradientsAndAddsThoseOfTheNextMicroBatch) {
+TEST(ModuleLayer, MatchesAutogradAndAccumulatesOverMicroBatches) {
   Net net;
   Net twin = twin_of(net);
   Stack stack = stack_of(module_layer("net", net), at::kDouble);
@@ -185,7 +185,7 @@ TEST(ModuleLayer, FindsItsBuffersAgainAfterTheUserDroppedTheGradients) {
   }
 }
 
-TEST(ModuleLayer, GivesAParameterThatAStepDoesNotUseTheGradientZero) {
+TEST(ModuleLayer, GivesAnUnusedParameterAZeroGradient) {
   Net net;
   Stack stack = stack_of(module_layer("net", net), at::kDouble);
   at::Tensor(stack.grads()).fill_(std::nan(""));
@@ -198,7 +198,7 @@ TEST(ModuleLayer, GivesAParameterThatAStepDoesNotUseTheGradientZero) {
   EXPECT_GT(stack.find("net.first.weight")->grad.abs().sum().item<double>(), 0);
 }
 
-TEST(ModuleLayer, GivesTheLayerBelowZerosWhereTheModuleIgnoresItsInput) {
+TEST(ModuleLayer, GivesAZeroInputGradientIfTheModuleIgnoresItsInput) {
   Net net;
   Stack stack;
   stack.add(std::make_unique<ModuleLayer>("net", net.ptr(), [net](const at::Tensor& x) mutable {
@@ -244,8 +244,8 @@ TEST(ModuleLayer, KeepsRunningStatisticsAsBuffers) {
   EXPECT_GT(output.mean().item<double>(), 1) << "and uses them in place of the batch's own";
 }
 
-// A module that draws from torch's generator and has statistics: the second run finds both as the
-// first did, and neither notices that there was a second.
+// A module that draws from torch's generator and has running statistics: the second run finds both
+// in the state of the first and leaves no trace in either.
 TEST(ModuleLayer, RunsAgainAsItRanTheFirstTime) {
   struct Seen {
     at::Tensor output, grad_input, grads, drawn;
@@ -265,7 +265,7 @@ TEST(ModuleLayer, RunsAgainAsItRanTheFirstTime) {
       return stack.layer(0).forward(micro_batch == 0 ? a : b, passes[micro_batch]);
     };
     seen.output = forward(Pass::Run::first, 0);
-    forward(Pass::Run::first, 1);  // moves the statistics and the generator on
+    forward(Pass::Run::first, 1);  // advances the statistics and the generator
     if (recompute) forward(Pass::Run::again, 0);
     seen.grad_input = stack.layer(0).backward(grad, passes[0]);
     if (recompute) forward(Pass::Run::again, 1);
@@ -315,7 +315,7 @@ at::Tensor mean_square(const at::Tensor& output, const at::Tensor& target) {
   return at::mse_loss(output, target);
 }
 
-TEST(LossLayer, GivesTheLossAndItsGradientTimesTheShare) {
+TEST(LossLayer, GivesTheLossAndItsGradientTimesTheWeight) {
   const auto layer = loss_layer(mean_square);
   const at::Tensor output = at::randn({4, 3}, at::kDouble), target = at::randn({4, 3}, at::kDouble);
   at::NoGradGuard no_grad;

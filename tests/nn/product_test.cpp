@@ -18,7 +18,7 @@
 namespace echelon {
 namespace {
 
-TEST(Product, IsThatOfTheMatricesForAnySizesStridesAndTypes) {
+TEST(Product, MatchesTheMatrixProductForAnySizeStrideAndType) {
   struct Sizes {
     std::int64_t n, in, out;
   };
@@ -43,14 +43,14 @@ TEST(Product, IsThatOfTheMatricesForAnySizesStridesAndTypes) {
   }
 }
 
-TEST(Product, TakesAPartOfALargerMatrix) {
+TEST(Product, AcceptsAPartOfALargerMatrix) {
   const at::Tensor x = at::randn({9, 40}).narrow(1, 7, 11),
                    weight = at::randn({30, 40}).narrow(1, 3, 11);
   EXPECT_TRUE(
       close(product(x, weight), x.to(at::kDouble).matmul(weight.to(at::kDouble).t()), 1e-5));
 }
 
-TEST(Product, OfNoRowsHasNoRows) {
+TEST(Product, HasNoRowsIfItsInputHasNone) {
   const at::Tensor y = product(at::empty({0, 4}), at::randn({3, 4}), at::randn({3}));
   EXPECT_EQ(y.size(0), 0);
   EXPECT_EQ(y.size(1), 3);
@@ -59,7 +59,7 @@ TEST(Product, OfNoRowsHasNoRows) {
 struct Rows {
   std::int64_t n, in, out;
 };
-// Around the edges of tiles (12 or 6 by 32, 16 or 8) and of blocks of 128 rows.
+// Sizes around the edges of tiles (12 or 6 by 32, 16 or 8) and of blocks of 128 rows.
 constexpr Rows rows_and_columns[] = {{1, 1, 1},     {2, 6, 8},      {127, 12, 32}, {128, 12, 32},
                                      {129, 13, 33}, {300, 5, 31},   {7, 200, 3},   {256, 47, 95},
                                      {513, 36, 64}, {1000, 25, 17}, {64, 384, 96}};
@@ -74,7 +74,7 @@ using Gradients = void (*)(const at::Tensor&, const at::Tensor&, double, Accumul
 void expect_gradients(Gradients gradients, const Rows& sizes, at::ScalarType type,
                       double tolerance) {
   const auto [n, in, out] = sizes;
-  // Parts of wider matrices, so that rows do not touch.
+  // Parts of wider matrices, so that rows are not adjacent.
   const at::Tensor x = at::randn({n, in + 3}).to(type).narrow(1, 2, in);
   const at::Tensor y = at::randn({n, out + 5}).to(type).narrow(1, 1, out);
   const at::Tensor product = x.to(at::kDouble).t().matmul(y.to(at::kDouble));
@@ -82,7 +82,7 @@ void expect_gradients(Gradients gradients, const Rows& sizes, at::ScalarType typ
   const double nan = std::numeric_limits<double>::quiet_NaN();
   for (const double beta : {0.0, 1.0, 0.5}) {
     for (const double scale : {1.0, 0.375}) {
-      // With beta 0 nothing of what was there may get through.
+      // With beta 0 the old contents must not leak through.
       const at::Tensor before = beta == 0 ? at::full({in, out}, nan) : at::randn({in, out});
       const at::Tensor before_sums = beta == 0 ? at::full({out}, nan) : at::randn({out});
       const auto kept = [&](const at::Tensor& t) {
@@ -102,7 +102,7 @@ void expect_gradients(Gradients gradients, const Rows& sizes, at::ScalarType typ
   }
 }
 
-TEST(ProductGradient, IsThatOfTheMatricesForAnySizesAndTypes) {
+TEST(ProductGradient, MatchesTheMatrixProductForAnySizeAndType) {
   for (const auto& sizes : rows_and_columns) {
     expect_gradients(product_gradient, sizes, at::kDouble, 1e-13);
     expect_gradients(product_gradient, sizes, at::kFloat, 1e-5);
@@ -110,14 +110,14 @@ TEST(ProductGradient, IsThatOfTheMatricesForAnySizesAndTypes) {
   }
 }
 
-TEST(OuterProducts, AreTheProductForAnySizesAlsoWhereTheyDoNotPay) {
+TEST(OuterProducts, MatchTheMatrixProductEvenIfTheyDoNotPay) {
   for (const auto& sizes : rows_and_columns)
     expect_gradients(outer_products, sizes, at::kFloat, 1e-5);
 }
 
 TEST(OuterProducts, HaveTheSameBitsInAnyCutOfColumnsAndWithAnyNumberOfThreads) {
   const at::Tensor x = at::randn({700, 100}), y = at::randn({700, 150});
-  // Scaled, and added to something: both must round alike everywhere.
+  // Scaled and accumulated: both must round the same way everywhere.
   const auto product = [](const at::Tensor& a, const at::Tensor& b) {
     const at::Tensor into = at::full({a.size(1), b.size(1)}, 0.7);
     outer_products(a, b, 1.0 / 3, {into, 1});
@@ -135,14 +135,14 @@ TEST(OuterProducts, HaveTheSameBitsInAnyCutOfColumnsAndWithAnyNumberOfThreads) {
   }
 }
 
-TEST(ProductGradient, OfNoRowsLeavesWhatIsThereOrZero) {
+TEST(ProductGradient, WithoutRowsKeepsOrClearsTheOldGradient) {
   const at::Tensor weight = at::ones({4, 3}), bias = at::ones({3});
   product_gradient(at::empty({0, 4}), at::empty({0, 3}), 1, {weight, 1}, {bias, 0});
   EXPECT_TRUE(close(weight, at::ones({4, 3}), 0));
   EXPECT_TRUE(close(bias, at::zeros({3}), 0));
 }
 
-TEST(Product, SaysWhichLibraryDoesIt) {
+TEST(Product, NamesItsLibrary) {
   const std::string library = product_library();
   EXPECT_TRUE(library == "oneDNN" || library == "torch") << library;
 }

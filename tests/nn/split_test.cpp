@@ -38,7 +38,7 @@ std::vector<Split> all_parts(Split split) {
   return all;
 }
 
-TEST(Split, TakesPartsThatMakeUpTheWhole) {
+TEST(Split, CutsPartsThatReassembleToTheWhole) {
   const at::Tensor whole = counting({12, 24, 5});
   for (int dimension = 0; dimension < 3; ++dimension)
     for (const int blocks : {1, 3})
@@ -88,14 +88,14 @@ TEST(Split, GivesAPartTheQueriesKeysAndValuesOfTheSameHeads) {
                     at::cat({at::arange(3, 5), at::arange(7, 9), at::arange(11, 13)}), 0));
 }
 
-TEST(Split, LeavesWhatIsNotSplitAlone) {
+TEST(Split, LeavesUnsplitTensorsAlone) {
   const at::Tensor whole = counting({3, 2});
   EXPECT_TRUE(part_of(whole, {}).is_same(whole));
   EXPECT_TRUE(assemble({whole, whole}, {}).is_same(whole));
   EXPECT_EQ(part_shape({3, 2}, {}), (std::vector<std::int64_t>{3, 2}));
 }
 
-TEST(OwnTokens, AreThoseOfThePart) {
+TEST(OwnTokens, AreTheTokensOfThePart) {
   const at::Tensor tokens = at::arange(5);
   const auto parts = all_parts({.kind = Split::Kind::vocabulary, .parts = 3, .whole = 5});
   const OwnTokens own = own_tokens(tokens, parts[1]);
@@ -113,7 +113,7 @@ Split columns(int parts, int index, std::int64_t whole) {
       .kind = Split::Kind::column, .dimension = 1, .parts = parts, .index = index, .whole = whole};
 }
 
-TEST(Stack, LaysOutPartsAndCountsWhatIsWholeOnOneRank) {
+TEST(Stack, LaysOutPartsAndCountsWholeParametersOnOneRank) {
   for (const int index : {0, 1}) {
     Stack stack = stack_of({{{"w", {3, 8}}, {"b", {5}}}});
     stack.split({{"w", columns(2, index, 8)}}, std::make_shared<TensorGroup>(2, index, false));
@@ -131,8 +131,9 @@ TEST(Stack, LaysOutPartsAndCountsWhatIsWholeOnOneRank) {
   }
 }
 
-// Neither a copy of another stage's parameter nor what the first rank of a group counts.
-TEST(Stack, CountsAlikeWhicheverComesFirstOfKeepingAndSplitting) {
+// Counts neither a copy of another stage's parameter nor parameters that the first rank of a group
+// counts.
+TEST(Stack, CountsTheSameInEitherOrderOfKeepAndSplit) {
   const ModelOptions options{.layers = 1, .width = 8, .heads = 2, .vocab = 10, .context = 4};
   const std::string table = "transformer.wte.weight";
   const Split half{.kind = Split::Kind::vocabulary, .parts = 2, .whole = 10};
@@ -152,7 +153,7 @@ TEST(Stack, CountsAlikeWhicheverComesFirstOfKeepingAndSplitting) {
       }
 }
 
-TEST(Stack, SaysWhatAPassHasOfTheRows) {
+TEST(Stack, TellsAPassWhichRowsItHas) {
   const auto pass_of = [](int ranks, int rank, bool rows, std::int64_t samples) {
     Stack stack = stack_of({{{"w", {3, 8}}}});
     stack.split({}, std::make_shared<TensorGroup>(ranks, rank, rows));
@@ -180,7 +181,7 @@ TEST(TensorGroup, SaysThatItHasNoRanksToRunWith) {
             "the model was split as for rank 2 of 4, and without ranks it cannot run");
 }
 
-// Every rank's part of a parameter, as a source fills it, put together.
+// All ranks' parts of a parameter, as a source fills them, reassembled.
 at::Tensor gathered(const std::function<Stack()>& make, const std::string& name, Split split,
                     at::ScalarType type, const std::function<ValueSource(const Stack&)>& source) {
   std::vector<at::Tensor> parts;
@@ -195,7 +196,7 @@ at::Tensor gathered(const std::function<Stack()>& make, const std::string& name,
   return assemble(parts, split);
 }
 
-TEST(RandomValues, OfPartsAreThoseOfTheWhole) {
+TEST(RandomValues, OfPartsMatchTheWhole) {
   for (const auto type : {at::kDouble, at::kFloat, at::kBFloat16})
     for (const auto& init : {Init::normal(0.5), Init::ones(), Init::from(counting({7, 9}))}) {
       const auto make = [&] { return stack_of({{{"w", {7, 9}, init}}}); };
@@ -243,9 +244,8 @@ TEST(Gpt2Values, GiveARankItsPart) {
       whole.find(name)->value));
 }
 
-// Rows [first_row, …) of the micro-batch that begins at a sample have the mask that they have in
-// it.
-TEST(Dropout, DropsTheSameOfRowsAsOfTheWholeMicroBatch) {
+// Rows [first_row, …) have the same mask as within the whole micro-batch.
+TEST(Dropout, DropsTheSameElementsOfSplitRowsAsOfTheWholeMicroBatch) {
   constexpr std::int64_t samples = 3, tokens = 4, width = 5, first_sample = 7;
   const Dropout dropout(0.5, "here");
   Pass pass;

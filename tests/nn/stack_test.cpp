@@ -97,7 +97,7 @@ TEST(Stack, SeesAWriteThroughAParameterInTheBufferAndKeepsThePaddingZero) {
   EXPECT_EQ(stack.values().ne(0).sum().item<double>(), sum) << "padding was written";
 }
 
-TEST(Stack, HasNoGradientsWhereNoneAreWanted) {
+TEST(Stack, HasNoGradientsIfNoneAreWanted) {
   Stack stack = odd_stack();
   stack.allocate(at::kCPU, at::kFloat, Gradients::no);
   EXPECT_FALSE(stack.grads().defined());
@@ -112,7 +112,7 @@ TEST(Stack, KeepsItsParametersInPlaceWhenItIsMoved) {
   EXPECT_EQ(&second.parameters()[3], before);
 }
 
-TEST(Stack, RefusesTwoParametersOfOneName) {
+TEST(Stack, RefusesTwoParametersWithOneName) {
   Stack stack;
   stack.add(std::make_unique<Holder>(std::vector<Holder::Described>{{"w", {2}}}));
   EXPECT_EQ(thrown<InvalidArgument>([&] {
@@ -155,12 +155,12 @@ TEST(Stack, InfersThroughAllLayersAndComparesWithATargetInTheLast) {
   EXPECT_TRUE(close(stack.infer(at::ones({2}), at::full({2}, 0.5)), at::full({}, 5), 0));
 }
 
-TEST(Parameter, TakesItsFirstGradientAndAddsTheOthers) {
+TEST(Parameter, StoresItsFirstGradientAndAddsTheOthers) {
   Stack stack = stack_of({{{"a", {3}}, {"b", {2}}}});
   stack.allocate(at::kCPU, at::kDouble, Gradients::yes);
   Parameter &a = *stack.find("a"), &b = *stack.find("b");
   for (int step = 0; step < 2; ++step) {
-    at::Tensor(stack.grads()).fill_(std::nan(""));  // whatever was there before
+    at::Tensor(stack.grads()).fill_(std::nan(""));  // arbitrary old contents
     stack.begin_step();
     a.add_grad(at::full({3}, 2.0, at::kDouble));
     EXPECT_TRUE(close(a.grad, at::full({3}, 2), 0));
@@ -187,7 +187,7 @@ TEST(RandomValues, AreTheSameInEveryTypeUpToItsRounding) {
   EXPECT_TRUE(at::equal(made(at::kBFloat16), wide.to(at::kFloat).to(at::kBFloat16)));
 }
 
-TEST(RandomValues, AreTheSequenceOfTheirNameHoweverManyThreadsMakeThem) {
+TEST(RandomValues, MatchTheSequenceOfTheirNameForAnyNumberOfThreads) {
   const at::Tensor made =
       value_of(stack_of({{{"w", {100'000}, Init::normal(0.5)}}}), "w", at::kFloat, 4);
   std::vector<float> expected(100'000);

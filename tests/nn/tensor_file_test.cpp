@@ -23,7 +23,7 @@ at::Tensor read(const safetensors::Reader& reader, const std::string& name) {
   return tensor_of(reader, *reader.find(name));
 }
 
-TEST(TensorFile, BringsEveryTypeBack) {
+TEST(TensorFile, RoundTripsEveryType) {
   ScratchFolder folder;
   std::vector<NamedTensor> tensors;
   std::vector<at::Tensor> originals;
@@ -43,7 +43,7 @@ TEST(TensorFile, BringsEveryTypeBack) {
   }
 }
 
-TEST(TensorFile, BringsEveryShapeBack) {
+TEST(TensorFile, RoundTripsEveryShape) {
   ScratchFolder folder;
   const std::vector<std::vector<std::int64_t>> shapes = {{}, {1}, {0}, {3, 0, 2}, {2, 3, 4, 5}};
   std::vector<NamedTensor> tensors;
@@ -68,7 +68,7 @@ TEST(TensorFile, WritesViewsByTheirElements) {
   EXPECT_TRUE(at::equal(read(reader, "column"), whole.narrow(1, 2, 1)));
 }
 
-TEST(TensorFile, AsksForEachTensorOnceAndCastsItToTheTypeSaid) {
+TEST(TensorFile, MakesEachTensorOnceAndCastsItToTheDeclaredType) {
   ScratchFolder folder;
   int asked = 0;
   write_tensors(folder / "file",
@@ -92,7 +92,7 @@ TEST(TensorFile, ReadsDataThatIsNotAlignedForItsType) {
   EXPECT_TRUE(at::equal(read(reader, "halves"), halves));
 }
 
-TEST(TensorFile, RefusesATypeThatTorchHasNoUseFor) {
+TEST(TensorFile, RefusesATypeThatEchelonDoesNotUse) {
   ScratchFolder folder;
   const std::vector<std::byte> bytes(4);
   safetensors::write(folder / "file", {{.name = "w", .dtype = "U16", .shape = {2}}}, {},

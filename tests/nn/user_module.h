@@ -1,10 +1,10 @@
-// A user's module, made of torch's own: for tests that train one and can do without torch's headers
-// of modules, which take longer to compile than such a test.
+// A user's module made of torch's own modules, for tests that train one but do not include torch's
+// module headers, which take longer to compile than the test itself.
 //
 //   const UserModule net("net", {part::Linear{6, 4}, part::BatchNorm{4}, part::Linear{4, 1}});
 //   stack.add(net.layer());
 //
-// The parts are named by their numbers: net.0.weight, net.1.running_mean.
+// The parts are named by their index: net.0.weight, net.1.running_mean.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -41,7 +41,7 @@ class UserModule {
  public:
   UserModule(std::string name, const std::vector<part::Any>& parts);
   std::unique_ptr<Layer> layer() const;
-  std::vector<at::Tensor> parameters() const;        // as autograd knows them
+  std::vector<at::Tensor> parameters() const;        // as autograd sees them
   at::Tensor buffer(const std::string& name) const;  // such as 1.running_mean
   at::Tensor forward(const at::Tensor& x) const;     // as a user calls it
   void eval() const;
