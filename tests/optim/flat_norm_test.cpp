@@ -12,8 +12,8 @@
 namespace echelon {
 namespace {
 
-// Plain sums in fp32 lose 1e-3 at this length.
-TEST(FlatNorm, IsThatOfDoublesToRoundingHoweverLong) {
+// Plain fp32 sums lose 1e-3 at this length.
+TEST(FlatNorm, MatchesDoublePrecisionAtAnyLength) {
   at::manual_seed(1);
   for (const std::int64_t numel : {1, 31, 33, 4097, 70000, 20'000'003})
     for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble}) {
@@ -34,7 +34,7 @@ TEST(FlatNorm, HasTheSameBitsForAnyNumberOfThreads) {
   at::set_num_threads(1);
 }
 
-TEST(FlatNorm, OfWhatIsNotFiniteIsNotFinite) {
+TEST(FlatNorm, IsNotFiniteIfAnElementIsNotFinite) {
   at::Tensor flat = at::full({5000}, 2.0F);
   flat[4500] = std::numeric_limits<float>::infinity();
   EXPECT_TRUE(std::isinf(flat_norm(flat).item<float>()));

@@ -18,8 +18,8 @@ bool advance(LossScale& scale, bool overflow, bool hold = false) {
   return scale.advance(boolean(overflow), boolean(hold)).item<bool>();
 }
 
-// The rule of torch.amp.GradScaler, which is this operator.
-TEST(LossScale, GoesAsTorchsOwn) {
+// This operator implements the rule of torch.amp.GradScaler.
+TEST(LossScale, FollowsTorchsGradScaler) {
   for (const std::int64_t growth : {1, 3, 8}) {
     LossScale scale({.first = 1024, .growth = growth}, at::kCPU);
     at::Tensor expected = at::full({}, 1024, at::kFloat), good = at::zeros({}, at::kInt);
@@ -27,7 +27,8 @@ TEST(LossScale, GoesAsTorchsOwn) {
     for (std::uint64_t i = 0; i < 400; ++i) {
       double draw = 0;
       fill_normal(7, i, std::span(&draw, 1), 0, 1);
-      // Rarely enough that it does not fall to 1, often enough that it does both.
+      // Overflows are rare enough that the scale does not fall to 1, and frequent enough that it
+      // both grows and shrinks.
       const bool overflow = scale.state().scale > 8 && draw > (growth == 8 ? 1.3 : 0.6);
       const double before = scale.state().scale;
       ASSERT_FALSE(advance(scale, overflow));
@@ -52,7 +53,7 @@ TEST(LossScale, IsExhaustedByAnOverflowAtOne) {
   EXPECT_FALSE(advance(scale, false)) << "a good step may follow";
 }
 
-TEST(LossScale, StaysWhereNothingIsToChange) {
+TEST(LossScale, DoesNotChangeOnHold) {
   LossScale scale({.first = 64, .growth = 2}, at::kCPU);
   advance(scale, false);
   for (const bool overflow : {true, false, false, true}) {
@@ -68,7 +69,7 @@ TEST(LossScale, StopsDoublingBeforeItIsInfinite) {
   EXPECT_EQ(scale.state().scale, 0x1p127);
 }
 
-TEST(LossScale, GoesOnFromItsState) {
+TEST(LossScale, ContinuesFromItsState) {
   LossScale one({.first = 4096, .growth = 3}, at::kCPU), other({.first = 2, .growth = 3}, at::kCPU);
   for (const bool overflow : {true, false, false}) advance(one, overflow);
   other.restore(one.state());

@@ -1,4 +1,4 @@
-// Whole updates over flat units against torch::optim (LARS and LAMB: the papers' formulas) and
+// Whole updates over flat units, against torch::optim (LARS and LAMB: the papers' formulas) and
 // torch's clip_grad_norm_ on separate tensors.
 #include "echelon/optim/master_update.h"
 
@@ -32,7 +32,7 @@
 namespace echelon {
 namespace {
 
-// Two layers of odd sizes with both decay groups, and a parameter that does not train.
+// Two layers of odd sizes with both decay groups and a frozen parameter.
 Stack odd_stack(at::ScalarType type) {
   Stack stack = stack_of({{{"a.weight", {13, 7}, Init::normal(1)},
                            {"a.bias", {7}, Init::normal(1), /*decay=*/false},
@@ -57,7 +57,7 @@ void set_gradients(Stack& stack, int step, double size) {
   }
 }
 
-double rate_of(int step) { return 0.01 / (1 + step); }  // no power of two: its rounding shows
+double rate_of(int step) { return 0.01 / (1 + step); }  // not powers of two: rounding shows
 
 void apply(MasterUpdate& update, int step, double loss = 1) {
   update.rate().fill_(rate_of(step));
@@ -86,7 +86,7 @@ std::unique_ptr<torch::optim::Optimizer> torch_optimizer(const OptimOptions& o,
   return std::make_unique<torch::optim::SGD>(groups, defaults);
 }
 
-// The papers' formulas, on whole tensors. State is kept by the tensor's address.
+// The papers' formulas on whole tensors. State is stored by the tensor's address.
 struct Formula {
   OptimOptions options;
   std::vector<at::Tensor> decay, no_decay;
@@ -157,8 +157,8 @@ std::vector<std::pair<const char*, OptimOptions>> rules() {
           {"nesterov", nesterov}, {"lars", lars}, {"lamb", lamb}};
 }
 
-// Twenty steps of both; the gradients' norm passes the clip bound on some steps and stays below on
-// others.
+// Runs twenty steps of both. The norm of the gradients exceeds the clip bound in some steps and
+// stays below it in others.
 void expect_like_reference(const char* rule, OptimOptions options, double clip, at::ScalarType type,
                            double tolerance) {
   const auto wide = type == at::kDouble ? at::kDouble : at::kFloat;
@@ -213,14 +213,14 @@ void expect_like_reference(const char* rule, OptimOptions options, double clip, 
       << "what does not train does not move";
 }
 
-TEST(MasterUpdate, IsTheReferenceInDoublePrecision) {
+TEST(MasterUpdate, MatchesTheReferenceInDoublePrecision) {
   for (const auto& [rule, options] : rules()) {
     for (const double clip : {0.0, 1.0})
       expect_like_reference(rule, options, clip, at::kDouble, 1e-12);
   }
 }
 
-TEST(MasterUpdate, IsTheReferenceInSinglePrecision) {
+TEST(MasterUpdate, MatchesTheReferenceInSinglePrecision) {
   for (const auto& [rule, options] : rules()) {
     for (const double clip : {0.0, 1.0})
       expect_like_reference(rule, options, clip, at::kFloat, 2e-6);
@@ -261,7 +261,7 @@ TEST(MasterUpdate, KeepsThePaddingZero) {
 }
 
 TEST(MasterUpdate, UpdatesNarrowParametersSliceBySlice) {
-  // A slice is 16 Mi elements; here are two of the one decay group and one of the other.
+  // A slice is 16 Mi elements: two slices of one decay group and one of the other.
   constexpr std::int64_t slice = std::int64_t{16} << 20;
   Stack stack =
       stack_of({{{"w", {slice + 100}, Init::zeros()}, {"b", {100}, Init::zeros(), false}}});
@@ -303,7 +303,7 @@ void expect_same(const Snapshot& now, const Snapshot& before, const std::string&
   }
 }
 
-TEST(MasterUpdate, LeavesEverythingAsItWasFromTheFirstNumberThatIsNotFinite) {
+TEST(MasterUpdate, ChangesNothingFromTheFirstNonFiniteNumberOn) {
   const double nan = std::nan(""), infinity = std::numeric_limits<double>::infinity();
   for (const auto type : {at::kDouble, at::kFloat, at::kBFloat16}) {
     for (const auto& [rule, base] : rules()) {
@@ -346,7 +346,7 @@ TEST(MasterUpdate, LeavesEverythingAsItWasFromTheFirstNumberThatIsNotFinite) {
   }
 }
 
-// A power of two changes no bit on its way in and out again.
+// A power of two as scale changes no bits when it is multiplied in and divided out.
 TEST(MasterUpdate, DividesByTheLossScaleAndClipsTheTrueGradient) {
   for (const auto& [rule, base] : rules()) {
     for (const double clip : {0.0, 1.0}) {
@@ -384,7 +384,7 @@ TEST(MasterUpdate, SkipsOnlyTheStepsThatOverflow) {
       update.load(random_values(1));
       double scale = 256;
       for (int step = 0; step < 7; ++step) {
-        // The first of all, two in a row, and one that is NaN.
+        // The first step, two in a row, and one with a NaN.
         const bool overflow = step == 0 || step == 2 || step == 3 || step == 5;
         const Snapshot before(stack, update);
         const std::string when = std::string(rule) + ", step " + std::to_string(step);
@@ -410,7 +410,7 @@ TEST(MasterUpdate, SkipsOnlyTheStepsThatOverflow) {
   }
 }
 
-TEST(MasterUpdate, HaltsWhereTheLossIsNotFiniteOrTheScaleExhausted) {
+TEST(MasterUpdate, HaltsIfTheLossIsNotFiniteOrTheScaleIsExhausted) {
   for (const bool of_loss : {true, false}) {
     Stack stack = odd_stack(at::kHalf);
     MasterUpdate update(stack, rules()[0].second, LossScale::Setup{.first = 1, .growth = 100});
@@ -432,12 +432,12 @@ TEST(MasterUpdate, HaltsWhereTheLossIsNotFiniteOrTheScaleExhausted) {
   }
 }
 
-// The arithmetic of an owner does not depend on what else there is: given the same gradients and
-// the same norm, slices come out as they do within the whole.
-TEST(SliceUpdate, OwnersOfSlicesComputeWhatOneOwnerOfAllComputes) {
+// An owner's arithmetic does not depend on the other owners: with the same gradients and the same
+// norm, slices get the same values as within the whole.
+TEST(SliceUpdate, GivesSliceOwnersTheSameValuesAsASingleOwner) {
   for (const auto type : {at::kBFloat16, at::kHalf, at::kFloat})
     for (const auto& [rule, options] : rules()) {
-      if (grain_of(options) == Grain::parameter) continue;  // sums norms in another order
+      if (grain_of(options) == Grain::parameter) continue;  // sums norms in a different order
       for (const int owners : {2, 3, 4}) {
         Stack stack =
             stack_of({{{"a", {70, 9}, Init::normal(1)}, {"b", {9}, Init::ones(), false}},
@@ -502,7 +502,7 @@ TEST(SliceUpdate, OwnersOfSlicesComputeWhatOneOwnerOfAllComputes) {
     }
 }
 
-TEST(MasterUpdate, GoesOnFromItsStateBitForBit) {
+TEST(MasterUpdate, ContinuesFromItsStateBitForBit) {
   for (const auto type : {at::kFloat, at::kBFloat16}) {
     for (const auto& [rule, options] : rules()) {
       Stack first = odd_stack(type), second = odd_stack(type);
@@ -538,7 +538,7 @@ TEST(MasterUpdate, NamesItsStates) {
   EXPECT_EQ(names(rules()[2].second), "master momentum ");
 }
 
-TEST(MakeOptimizer, RefusesWhatItCannotMake) {
+TEST(MakeOptimizer, RefusesNesterovWithoutMomentum) {
   OptimOptions options;
   options.name = OptimizerKind::sgd;
   options.nesterov = true;

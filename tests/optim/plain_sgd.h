@@ -1,4 +1,4 @@
-// The optimiser of tests that look at gradients: value -= rate * gradient, and nothing else.
+// The optimiser for tests that inspect gradients: value -= rate * gradient and nothing else.
 #pragma once
 
 #include "echelon/optim/options.h"

@@ -48,14 +48,14 @@ TEST(RateAt, FallsAlongALineToItsShareOfThePeak) {
   EXPECT_DOUBLE_EQ(rate_at(o, 100, 100), 0.05);
 }
 
-TEST(RateAt, StaysWhereItIsConstant) {
+TEST(RateAt, StaysConstantIfAsked) {
   for (const std::int64_t step : {10, 50, 99, 1000})
     EXPECT_DOUBLE_EQ(rate_at(options(RateSchedule::constant, 10), step, 100), 0.5);
 }
 
 TEST(RateAt, NeverRisesAfterTheWarmUpNorLeavesItsBounds) {
   for (const auto schedule : all_values<RateSchedule>) {
-    for (const std::int64_t warmup : {0, 1, 7, 30, 50}) {  // also longer than the run
+    for (const std::int64_t warmup : {0, 1, 7, 30, 50}) {  // includes one longer than the run
       const auto o = options(schedule, warmup);
       for (std::int64_t step = 0; step < 40; ++step) {
         const double rate = rate_at(o, step, 30);
@@ -70,7 +70,7 @@ TEST(RateAt, NeverRisesAfterTheWarmUpNorLeavesItsBounds) {
   }
 }
 
-TEST(RateAt, EndsAtZeroWhereAskedTo) {
+TEST(RateAt, EndsAtZeroIfAsked) {
   auto o = options(RateSchedule::linear, 0);
   o.final_rate = 0;
   EXPECT_DOUBLE_EQ(rate_at(o, 100, 100), 0);
