@@ -1,4 +1,4 @@
-// Whole steps, cut at the layers' boundaries, against one autograd graph over the whole batch.
+// Whole steps, cut at layer boundaries, against one autograd graph over the whole batch.
 #include "echelon/step/executor.h"
 
 #include <memory>
@@ -29,7 +29,7 @@ namespace nn = torch::nn;
 
 constexpr double tolerance = 1e-12;
 
-// An MLP whose layers are modules of their own, and the same as plain modules for autograd.
+// An MLP whose layers are separate modules, and the same MLP as plain modules for autograd.
 struct Mlp {
   std::vector<nn::Linear> own, plain;
   Stack stack;
@@ -68,7 +68,8 @@ struct Mlp {
   }
 };
 
-// Every micro-batch forward through everything, then every one backward, the last first.
+// Every micro-batch runs forward through all layers, then every one runs backward, the last one
+// first.
 Table all_forward_first(int layers, int micro_batches) {
   Table table;
   for (int m = 0; m < micro_batches; ++m) {
@@ -161,7 +162,7 @@ TEST(Executor, FreesEveryActivationAndHoldsOneMicroBatchAtATime) {
   EXPECT_NEAR(peak(8), whole / 8, whole / 50);
 }
 
-TEST(Executor, GivesAnUnusedParameterTheGradientZero) {
+TEST(Executor, GivesAnUnusedParameterAZeroGradient) {
   nn::Linear used(2, 2), unused(2, 2);
   Stack stack;
   stack.add(std::make_unique<ModuleLayer>(

@@ -1,5 +1,5 @@
-// What is computed again gives the same bits as what was kept, and takes the memory that the closed
-// form says (docs/recompute.md).
+// Recomputation gives the same bits as keeping everything and takes the memory that the closed form
+// predicts (docs/recompute.md).
 #include <functional>
 #include <memory>
 #include <string>
@@ -78,7 +78,7 @@ TEST(Recompute, GivesTheSameBitsAsKeepingEverything) {
       }
 }
 
-TEST(Recompute, IsOfEveryLayerThatKeepsMoreThanItsInputButTheLoss) {
+TEST(Recompute, AppliesToLayersThatKeepMoreThanTheirInputExceptTheLoss) {
   const auto runs_again = [](Recompute recompute) {
     return gpt({.layers = 2, .recompute = recompute}).runs_again();
   };
@@ -93,7 +93,7 @@ TEST(Recompute, IsOfEveryLayerThatKeepsMoreThanItsInputButTheLoss) {
   EXPECT_EQ(modules.runs_again(), (std::vector<bool>{true, true, false}));
 }
 
-// The loss is where most is kept: it looks at how much.
+// Measures the kept memory at the loss, where it is largest.
 class Watch : public Layer {
  public:
   explicit Watch(std::function<void()> look) : look_(std::move(look)) {}
@@ -139,7 +139,7 @@ Use use_of(const ModelOptions& options, std::int64_t batch) {
   return use;
 }
 
-TEST(Recompute, KeepsWhatTheClosedFormSays) {
+TEST(Recompute, KeepsWhatTheClosedFormPredicts) {
   at::set_num_threads(1);
   for (const double dropout : {0.0, 0.1})
     for (const std::int64_t layers : {1, 4}) {
@@ -156,8 +156,9 @@ TEST(Recompute, KeepsWhatTheClosedFormSays) {
       };
       const Use none = use(Recompute::none), selective = use(Recompute::selective),
                 full = use(Recompute::full);
-      // A block's, for a token: its input, what products gave, two means and two deviations, and
-      // for each head the logarithm of attention's sum. Beside the blocks, the loss's input.
+      // What a block keeps per token: its input, the results of products, two means and two
+      // deviations, and for each head the logarithm of attention's sum. Besides the blocks, the
+      // input of the loss.
       const auto expected = [&](std::uint64_t a_token) {
         return batch * tokens * element * (std::uint64_t(layers) * a_token + d);
       };
@@ -165,10 +166,10 @@ TEST(Recompute, KeepsWhatTheClosedFormSays) {
       EXPECT_EQ(none.kept, expected(16 * d + 4 + heads)) << when;
       EXPECT_EQ(selective.kept, expected(10 * d + 4 + heads)) << when;
       EXPECT_EQ(full.kept, expected(d)) << when;
-      if (layers == 1) continue;  // one that is computed again is there whole
+      if (layers == 1) continue;  // a recomputed layer is alive as a whole
       EXPECT_LT(full.peak, selective.peak) << when;
       EXPECT_LT(selective.peak, none.peak) << when;
-      // At most the inputs, one block whole, and the way back through it.
+      // At most the inputs, one whole block, and the backward through it.
       EXPECT_LT(full.peak, batch * tokens * element * ((layers + 16 + 13) * d + 4 + heads)) << when;
     }
 }

@@ -22,7 +22,7 @@ Action backward(int layer, int micro_batch) { return {Kind::backward, layer, mic
 Action recompute(int layer, int micro_batch) { return {Kind::recompute, layer, micro_batch}; }
 Action update() { return {Kind::update}; }
 
-using Again = std::vector<bool>;  // by layer: whether it is computed again
+using Again = std::vector<bool>;  // by layer: whether it is recomputed
 
 StepShape shape_of(int layers, int micro_batches, const Again& again) {
   StepShape shape{layers, micro_batches, {}};
@@ -37,8 +37,8 @@ bool accepted(const Table& table, int layers, int micro_batches, const Again& ag
   return refusal(table, layers, micro_batches, again) == "(nothing was thrown)";
 }
 
-// The most activations alive at once, in (layer, micro-batch) pairs. A layer that is computed again
-// counts from then on.
+// The most activations alive at once, in (layer, micro-batch) pairs. A recomputed layer counts from
+// its recompute on.
 std::int64_t peak_activations(const Table& table, int layers, const Again& again = {}) {
   StepCosts costs;
   for (std::size_t l = 0; l < std::size_t(layers); ++l) {
@@ -48,8 +48,8 @@ std::int64_t peak_activations(const Table& table, int layers, const Again& again
   return walk(table, costs).activations.peak;
 }
 
-// An independent judge: a store of tensors. Every action takes its tensors out of the store and
-// puts its results in; one that misses a tensor cannot run.
+// An independent reference: a store of tensors. Every action takes its inputs out of the store and
+// puts its results in; an action that misses a tensor cannot run.
 bool runs(const Table& table, int layers, int micro_batches, const Again& again = {}) {
   enum What { input, source, kept, gradient, through };
   std::set<std::tuple<What, int, int>> store;
@@ -65,7 +65,7 @@ bool runs(const Table& table, int layers, int micro_batches, const Again& again 
         if (layer + 1 < layers) {
           store.insert({input, layer + 1, m});
         } else {
-          store.insert({gradient, layer, m});  // the loss begins the way back
+          store.insert({gradient, layer, m});  // the loss starts the backward
         }
         break;
       case Kind::recompute:
@@ -102,7 +102,7 @@ bool runs(const Table& table, int layers, int micro_batches, const Again& again 
       case Kind::alloc_grads:
       case Kind::scatter:
       case Kind::synchronize:
-        return false;  // one process has none
+        return false;  // one process has none of these
       case Kind::update:
       case Kind::push:
         return finished == layers * micro_batches && i + 1 == table.size();
@@ -111,7 +111,7 @@ bool runs(const Table& table, int layers, int micro_batches, const Again& again 
   return false;
 }
 
-// Draws that a test can repeat.
+// Reproducible random draws.
 class Draw {
  public:
   explicit Draw(std::uint64_t key) : key_(key) {}
@@ -129,8 +129,8 @@ void shuffle(Table& table, std::size_t begin, std::size_t end, Draw& draw) {
     std::swap(table[i - 1], table[begin + draw.below(i - begin)]);
 }
 
-// Any order that keeps each micro-batch's own: what pipelines are made of. A layer may be computed
-// again at any time between its forward and its backward.
+// Any order that keeps the order within each micro-batch, as in pipelines. A layer may be
+// recomputed at any time between its forward and its backward.
 Table interleaved(int layers, int micro_batches, Draw& draw, const Again& again = {}) {
   std::vector<Table> own(static_cast<std::size_t>(micro_batches));
   std::size_t left = 0;
@@ -160,7 +160,7 @@ Table interleaved(int layers, int micro_batches, Draw& draw, const Again& again 
   return table;
 }
 
-// Some layers, any of them; none in one case of three.
+// A random set of layers; empty in one case of three.
 Again some_layers(int layers, Draw& draw) {
   if (draw.below(3) == 0) return {};
   Again again;
@@ -192,8 +192,8 @@ TEST(Validate, AcceptsEveryOrderThatKeepsTheDependencies) {
   }
 }
 
-// Shuffles, swaps, losses, doubles and changes of a valid table: some stay valid, most do not, and
-// the validator must know which.
+// Shuffles, swaps, drops, duplicates and changes actions of a valid table: some results stay valid,
+// most do not, and the validator must tell which.
 TEST(Validate, AcceptsExactlyWhatCanRun) {
   int valid = 0, invalid = 0;
   for (std::uint64_t key = 0; key < 6000; ++key) {
@@ -279,7 +279,7 @@ TEST(Validate, NamesTheActionAndTheReason) {
   for (const auto& [table, sentence] : mistakes) EXPECT_EQ(refusal(table, 2, 1), sentence);
 }
 
-TEST(OneProcess, ComputesALayerAgainRightBeforeItsBackward) {
+TEST(OneProcess, RecomputesALayerRightBeforeItsBackward) {
   const Again again = {false, true, true, false};
   const Table table = one_process(shape_of(4, 2, again));
   ASSERT_TRUE(accepted(table, 4, 2, again)) << refusal(table, 4, 2, again);
@@ -334,7 +334,7 @@ TEST(Validate, NamesTheMicroBatchThatAnUpdateMisses) {
       "action 23 of the step, update, cannot run: backward(layer 0, micro-batch 2) is missing");
 }
 
-TEST(PeakActivations, AreThoseOfTheOrder) {
+TEST(PeakActivations, FollowFromTheOrder) {
   constexpr int layers = 3, micro_batches = 4;
   Table all_forward_first;
   for (int m = 0; m < micro_batches; ++m) {

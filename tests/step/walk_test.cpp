@@ -69,7 +69,7 @@ TEST(Walk, VisitsEveryActionInItsOrderWithItsTimes) {
 TEST(Walk, CountsWhatARecomputedLayerHolds) {
   StepShape shape{4, 2, {}};
   shape.recompute = {false, true, true, false};
-  // Inputs of the two in the middle, and one of them, or the last, as a whole.
+  // The inputs of the two middle layers, and all of one of them or of the last layer.
   StepCosts costs = equal_layers(4, {.forward = 1, .input = 1, .weight = 1, .kept = 100});
   for (const std::size_t l : {1, 2}) costs.layers[l] = {1, 1, 1, /*kept=*/10, /*recomputed=*/90};
   const RankCosts sum = walk(one_process(shape), costs);
@@ -101,7 +101,8 @@ TEST(Walk, HidesReductionsBehindBackward) {
       costs.buckets.assign(std::size_t(layers), {.seconds = reduce, .bytes = 800});
       costs.update = 1;
       const RankCosts sum = walk(with_reductions(one_process(shape), shape), costs);
-      // Cheap ones finish before the next bucket is complete; dear ones queue behind the first.
+      // Cheap reductions finish before the next bucket is complete; expensive ones queue behind the
+      // first.
       const double exposed = reduce <= 6 ? reduce : 6 + layers * reduce - layers * 6;
       EXPECT_EQ(sum.exposed, exposed) << micro_batches << " micro-batches, " << reduce;
       EXPECT_EQ(sum.exchanging, layers * reduce);
@@ -181,7 +182,7 @@ TEST(Walk, WaitsForMessagesAndSendsOneAtATimeEachWay) {
   StepCosts costs = equal_layers(2, {.forward = 1, .input = 1, .weight = 1});
   costs.boundaries = {{.seconds = 4, .bytes = 16}};
   const auto ranks = walk(two_ranks(2), costs);
-  // The messages arrive at 5 and 9, their gradients leave at 8 and 12 and arrive at 12 and 16.
+  // The messages arrive at 5 and 9; their gradients leave at 8 and 12 and arrive at 12 and 16.
   EXPECT_EQ(ranks[1].end, 12);
   EXPECT_EQ(ranks[1].starved, 5 + 1);
   EXPECT_EQ(ranks[0].end, 18);
@@ -193,7 +194,7 @@ TEST(Walk, WaitsForMessagesAndSendsOneAtATimeEachWay) {
   }
 }
 
-// The middle rank of three.
+// The middle one of three ranks.
 TEST(Walk, HoldsMessagesUntilTheyAreUsedOrHaveGone) {
   const Table table = {{Kind::receive, 1, 0},      {Kind::forward, 1, 0},  {Kind::send, 1, 0},
                        {Kind::receive_grad, 1, 0}, {Kind::backward, 1, 0}, {Kind::send_grad, 1, 0},
@@ -208,16 +209,16 @@ TEST(Walk, HoldsMessagesUntilTheyAreUsedOrHaveGone) {
         begin.push_back(timed.begin);
         end.push_back(timed.end);
       });
-  // The gradient says that the output has gone; the next send gives its memory back.
+  // The gradient shows that the output has gone; the next send releases its memory.
   EXPECT_EQ(held, (std::vector<std::int64_t>{20, 3, 23, 43, 20, 20, 0, 0}));
   EXPECT_EQ(sum.activations.peak, 43);
-  // The output and the gradient go different ways, at the same time.
+  // The output and the gradient go in different directions at the same time.
   EXPECT_EQ(begin, (std::vector<double>{0, 0, 1, 1, 1, 3, 3, 13}));
   EXPECT_EQ(end, (std::vector<double>{0, 1, 11, 1, 3, 13, 13, 13}));
   EXPECT_EQ(sum.exposed, 10);
 }
 
-TEST(Walk, TakesRanksThatItIsNotGivenToBeInTime) {
+TEST(Walk, AssumesThatOtherRanksAreOnTime) {
   StepCosts costs = equal_layers(2, {.forward = 1, .input = 1, .weight = 1});
   costs.boundaries = {{.seconds = 4}};
   for (const Table& table : two_ranks(3)) {
