@@ -1,5 +1,5 @@
-// comm_adoption: a program of MPI that lends Echelon a communicator of half of its ranks. The suite
-// passes on it, and afterwards MPI and the communicator are the program's as before.
+// comm_adoption: an MPI program that lends Echelon a communicator of half of its ranks. The suite
+// passes on it, and afterwards MPI and the communicator work for the program as before.
 #define OMPI_SKIP_MPICXX 1
 #define MPICH_SKIP_MPICXX 1
 #include <mpi.h>

@@ -11,8 +11,8 @@ namespace echelon {
 namespace {
 
 void run_suite(Layout layout) {
-  layout.comm.timeout = 20;  // of an operation: one that hangs is named before the test is killed
-  at::set_num_threads(1);    // each rank is a thread already
+  layout.comm.timeout = 20;  // for an operation: a hang is named before the test is killed
+  at::set_num_threads(1);    // each rank is already a thread
   run_ranks_well(layout, [](Group& group) {
     const auto failures = CommSuite(native_communicator(group.shared_from_this()), at::kCPU).run();
     if (!failures.empty()) throw Error(fmt::format("{}", fmt::join(failures, "\n")));

@@ -1,5 +1,5 @@
-// Ranks as threads that hand tensors over in memory: messages and sums, for tests that make
-// thousands of worlds.
+// Ranks as threads that pass tensors in memory: messages and sums, for tests that create thousands
+// of worlds.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -129,7 +129,7 @@ class InProcess final : public Communicator {
   Ledger ledger_;
 };
 
-// Runs `body` on so many ranks; gives what each threw, empty where nothing.
+// Runs `body` on this many ranks; returns what each rank threw, empty if nothing.
 inline std::vector<std::string> run_in_process(
     int ranks, const std::function<void(std::shared_ptr<Communicator>)>& body) {
   const auto world = std::make_shared<InProcess::World>(ranks);

@@ -21,7 +21,7 @@ MeshShape mesh(int pipeline, int data, int tensor) {
   return {.pipeline = pipeline, .data = data, .tensor = tensor};
 }
 
-// Every dimension has from one to three ranks.
+// Each dimension has one to three ranks.
 std::vector<MeshShape> random_shapes(int count) {
   std::mt19937 random(7);
   std::vector<MeshShape> shapes;
@@ -102,7 +102,7 @@ TEST(Mesh, GroupsOverAnySetOfDimensionsPartitionTheRanks) {
     }
 }
 
-TEST(Mesh, NamesContextAndExpertsWhereTheyHaveSeveralRanks) {
+TEST(Mesh, NamesContextAndExpertsIfTheyHaveSeveralRanks) {
   EXPECT_EQ(to_string(mesh(2, 4, 1)), "pipeline 2 x data 4 x tensor 1");
   EXPECT_EQ(to_string(MeshShape{.data = 2, .expert = 4}),
             "pipeline 1 x data 2 x expert 4 x tensor 1");
@@ -112,7 +112,7 @@ TEST(Mesh, NamesContextAndExpertsWhereTheyHaveSeveralRanks) {
   EXPECT_EQ(to_string(Dimensions{}), "nothing");
 }
 
-TEST(Mesh, TakesWhatTheOtherDimensionsLeaveForData) {
+TEST(Mesh, GivesDataTheRanksThatOtherDimensionsLeave) {
   EXPECT_EQ(mesh_shape(8, mesh(2, 0, 2)), mesh(2, 2, 2));
   EXPECT_EQ(mesh_shape(8, mesh(1, 0, 1)), mesh(1, 8, 1));
   EXPECT_EQ(mesh_shape(6, mesh(3, 2, 1)), mesh(3, 2, 1));
@@ -120,7 +120,7 @@ TEST(Mesh, TakesWhatTheOtherDimensionsLeaveForData) {
             (MeshShape{.data = 4, .context = 2, .expert = 3}));
 }
 
-TEST(Mesh, IsRefusedWithTheNearestThatDivides) {
+TEST(Mesh, RefusalNamesTheNearestNumbersThatDivide) {
   const auto refused = [](int ranks, int pipeline, int data, int tensor) {
     return thrown<InvalidArgument>([&] { mesh_shape(ranks, mesh(pipeline, data, tensor)); });
   };
@@ -141,7 +141,7 @@ TEST(Mesh, IsRefusedWithTheNearestThatDivides) {
       "or 9");
 }
 
-TEST(Hosts, AreNumberedAsRanksNameThem) {
+TEST(Hosts, AreNumberedInTheOrderInWhichRanksNameThem) {
   const Hosts hosts = number_hosts({"b", "a", "b", "c", "a"});
   EXPECT_EQ(hosts.names, (std::vector<std::string>{"b", "a", "c"}));
   EXPECT_EQ(hosts.ranks, (std::vector<std::vector<int>>{{0, 2}, {1, 4}, {3}}));
@@ -149,7 +149,7 @@ TEST(Hosts, AreNumberedAsRanksNameThem) {
   EXPECT_EQ(hosts.local, (std::vector{0, 0, 1, 0, 1}));
 }
 
-TEST(Mesh, KeepsTensorGroupsWithinHostsWhateverTheNumbersOfRanks) {
+TEST(Mesh, KeepsTensorGroupsWithinHostsWhateverTheRankNumbers) {
   const std::vector<std::string> dealt = {"a", "b", "a", "b", "a", "b", "a", "b"};
   EXPECT_EQ(mesh_order(dealt), (std::vector{0, 2, 4, 6, 1, 3, 5, 7}));
   EXPECT_TRUE(tensor_within_hosts(mesh(2, 2, 2), dealt));
@@ -181,7 +181,7 @@ TEST(Mesh, IsDrawnByStageAndGroup) {
             "stage 1    [ 4 ]            [ 5 ]            [ 6 ]            [ 7 ]\n");
 }
 
-TEST(Mesh, GoesOnBelowWhereItIsTooWide) {
+TEST(Mesh, ContinuesBelowIfItIsTooWide) {
   EXPECT_EQ(draw_mesh(mesh(2, 3, 1), std::vector<std::string>(6, "a"), 30),
             "6 ranks on 1 host: pipeline 2 x data 3 x tensor 1\n"
             "\n"
@@ -194,7 +194,7 @@ TEST(Mesh, GoesOnBelowWhereItIsTooWide) {
             "stage 1    [ 5 ]\n");
 }
 
-TEST(Mesh, KnowsWhetherStagesLieOverHostsAlike) {
+TEST(Mesh, TellsWhetherStagesSpreadOverHostsAlike) {
   const auto alike = [](const MeshShape& shape, const std::vector<std::string>& hosts) {
     Mesh two_stages;
     two_stages.shape = shape;
@@ -210,7 +210,7 @@ TEST(Mesh, KnowsWhetherStagesLieOverHostsAlike) {
   EXPECT_FALSE(alike(mesh(2, 2, 1), {"a", "a", "b", "c"}));
 }
 
-// Each rank of a group tells its number.
+// Each rank of a group contributes its number.
 void expect_members(Communicator* ranks, const Mesh& mesh, Dimensions along) {
   SCOPED_TRACE(to_string(mesh.shape) + " over " + to_string(along));
   std::vector<int> expected;
@@ -227,7 +227,7 @@ void expect_members(Communicator* ranks, const Mesh& mesh, Dimensions along) {
   EXPECT_EQ(expected[std::size_t(ranks->rank())], mesh.all->rank());
 }
 
-TEST(Mesh, ConnectsThoseThatDifferAlongOneDimension) {
+TEST(Mesh, ConnectsRanksThatDifferAlongOneDimension) {
   for (const MeshShape& shape : {mesh(2, 2, 2), MeshShape{.data = 2, .context = 2, .expert = 2},
                                  MeshShape{.pipeline = 2, .expert = 2, .tensor = 2}})
     run_ranks_well({.world = 8, .hosts = 2}, [&](Group& group) {
@@ -249,7 +249,7 @@ TEST(Mesh, ConnectsThoseThatDifferAlongOneDimension) {
   });
 }
 
-TEST(Mesh, ConnectsThoseThatDifferAlongASetOfDimensionsAndMakesEachOnce) {
+TEST(Mesh, ConnectsRanksThatDifferAlongASetOfDimensionsOnce) {
   for (const MeshShape& shape : {mesh(2, 2, 2), MeshShape{.data = 2, .expert = 2, .tensor = 2},
                                  MeshShape{.pipeline = 2, .data = 2, .context = 2}})
     run_ranks_well({.world = 8, .hosts = 2}, [&](Group& group) {
@@ -259,14 +259,15 @@ TEST(Mesh, ConnectsThoseThatDifferAlongASetOfDimensionsAndMakesEachOnce) {
         expect_members(ranks.get(), made, along);
         EXPECT_EQ(made.over(along), ranks) << to_string(along);
       }
-      // Three pairs of dimensions have a communicator of their own; all three have that of all.
+      // Three pairs of dimensions have their own communicator; the set of all three uses the one of
+      // all ranks.
       EXPECT_EQ(made.made.size(), 4U);
       EXPECT_EQ(made.over(all_sets().back()), made.all);
     });
 }
 
-// Ranks that are dealt out to hosts have other places than numbers.
-TEST(Mesh, ConnectsASetInTheOrderOfPlacesWhateverTheNumbersOfRanks) {
+// If ranks are dealt out to hosts in turn, places differ from rank numbers.
+TEST(Mesh, OrdersASetByPlaceWhateverTheRankNumbers) {
   const auto deal = [](int rank, NetOptions& net, CommOptions&) {
     net.host = rank % 2 == 0 ? "even" : "odd";
   };

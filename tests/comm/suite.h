@@ -1,9 +1,9 @@
-// What every backend must do, written once against the interface. Each rank makes the inputs of all
-// ranks and computes with plain torch what has to come out.
+// What every backend must do, written once against the interface. Each rank creates the inputs of
+// all ranks and computes the expected result with plain torch.
 //
 //   for (const auto& failure : CommSuite(communicator, at::kCPU).run()) …
 //
-// Values are small integers, so that sums and products are exact in every type.
+// Values are small integers, so sums and products are exact in every type.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -25,8 +25,8 @@ namespace echelon {
 class CommSuite {
  public:
   struct Scope {
-    // NCCL has neither tags nor receives from anyone, and ranks that share a device must issue on
-    // several communicators in one order.
+    // NCCL has neither tags nor receives from any rank, and ranks that share a device must issue
+    // operations on several communicators in one order.
     bool free_order = true;
   };
 
@@ -35,7 +35,8 @@ class CommSuite {
   CommSuite(std::shared_ptr<Communicator> world, at::Device device)
       : CommSuite(std::move(world), device, Scope{}) {}
 
-  // What failed, in sentences. A check that throws ends the run: the others would wait for it.
+  // The failures, as sentences. A check that throws ends the run, because the other ranks would
+  // wait for it.
   std::vector<std::string> run() {
     const std::pair<const char*, void (CommSuite::*)()> checks[] = {
         {"reductions", &CommSuite::reductions}, {"uneven", &CommSuite::uneven},
@@ -77,7 +78,7 @@ class CommSuite {
     if (!good) fail(what);
   }
 
-  // On the CPU; input() puts this rank's where the backend works.
+  // On the CPU; input() moves this rank's values to the backend's device.
   static at::Tensor values(int rank, std::int64_t n, at::ScalarType type, int seed) {
     const auto i = at::arange(n, at::kLong);
     const auto mixed = (i * 31 + rank * 1009 + seed * 57 + 11) * 40503 % 65521;
@@ -139,7 +140,7 @@ class CommSuite {
     fail(fmt::format("{} of {}{}", what, at::toString(want.scalar_type()), difference));
   }
 
-  // An average over 3 ranks is rounded; nothing else is.
+  // Only an average over 3 ranks is rounded.
   static bool exact(ReduceOp op) { return op != ReduceOp::average; }
 
   template <class Body>
@@ -302,7 +303,7 @@ class CommSuite {
       same(piece, combined(everyone(n * size(), type, 5), ReduceOp::max).narrow(0, n * rank(), n),
            "reduce_scatter of every second element");
 
-      if (size() == 1) continue;  // nobody sends to itself
+      if (size() == 1) continue;  // no rank sends to itself
       auto received = strided_copy(empty(n, type));
       const auto sent = comm_.send(strided_copy(input(n, type, 5)), (rank() + 1) % size(), 3);
       const int previous = (rank() + size() - 1) % size();
@@ -321,7 +322,7 @@ class CommSuite {
     same(whole, at::cat(everyone(n, at::kFloat, 1)), "all_gather of a piece of the output");
   }
 
-  // Nothing but the last is waited for: the ones before it are then over, too.
+  // Waits only for the last operation: the earlier ones are then over, too.
   void order() {
     const int rounds = 12;
     auto count = at::ones({5}, at::TensorOptions().dtype(at::kLong).device(device_));
@@ -360,7 +361,7 @@ class CommSuite {
     same(polled, combined(everyone(7, at::kFloat, 1), ReduceOp::sum), "a work that was polled");
   }
 
-  // A dropped work goes on, and keeps its tensors.
+  // Dropped work continues and keeps its tensors alive.
   void dropped() {
     for (int i = 0; i < 5; ++i) comm_.all_reduce(input(100000, at::kFloat, i), ReduceOp::sum);
     auto last = input(7, at::kFloat, 1);
@@ -376,7 +377,7 @@ class CommSuite {
       auto one = empty(n, at::kFloat), two = empty(n, at::kFloat);
       const auto sent = comm_.send(first, next, 7), also = comm_.send(second, next, 8);
       if (scope_.free_order) {
-        // Asked for in the other order: tags tell them apart.
+        // Received in the opposite order: tags tell them apart.
         const auto late = comm_.receive(two, previous, 8), early = comm_.receive(one, previous, 7);
         late.wait();
         early.wait();
@@ -393,7 +394,7 @@ class CommSuite {
     }
     if (scope_.free_order) from_anyone();
 
-    // Beside a collective that another rank has yet to join.
+    // Concurrently with a collective that another rank has not joined yet.
     auto sum = input(7, at::kLong, 1), told = empty(7, at::kLong);
     if (rank() == 0) {
       const auto work = comm_.all_reduce(sum, ReduceOp::sum);
@@ -488,7 +489,7 @@ class CommSuite {
     expect(comm_.ledger().bytes() > 0 || size() == 1, "the ledger counted no byte");
   }
 
-  // Whether it throws at once or when waited for.
+  // Accepts an error from the call itself or from wait().
   void refuses(const char* what, const std::function<Work()>& call) {
     try {
       call().wait();
@@ -500,7 +501,7 @@ class CommSuite {
     fail(fmt::format("{} was not refused", what));
   }
 
-  // Each rank's own mistake: nobody else hears of it, and the communicator goes on.
+  // A mistake of one rank: no other rank notices, and the communicator keeps working.
   void misuse() {
     const auto f = [&](std::int64_t n) { return empty(n, at::kFloat); };
     const auto i = [&](std::int64_t n) { return empty(n, at::kInt); };

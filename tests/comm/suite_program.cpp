@@ -1,5 +1,5 @@
-// comm_suite BACKEND: the suite on the world that the environment describes. 0: all is well; 1:
-// prints what failed.
+// comm_suite BACKEND: runs the suite on the world that the environment describes. Exits with 0 if
+// all checks pass; otherwise prints the failures and exits with 1.
 //
 //   mpirun -np 4 comm_suite mpi
 //   echelon launch --nproc 2 -- comm_suite nccl
@@ -25,8 +25,8 @@ int run(const std::string& backend) {
     std::fprintf(stderr, "SKIPPED: there is no CUDA device here\n");
     return 77;
   }
-  // NCCL refuses two ranks of one host on one device; ranks with names of their own it takes for
-  // hosts.
+  // NCCL refuses two ranks of one host on one device. It takes ranks with different host names for
+  // ranks on different hosts.
   if (const char* const rank = std::getenv("RANK"); nccl && rank)
     setenv("NCCL_HOSTID", (std::string("suite-") + rank).c_str(), 0);
   CommOptions options;
