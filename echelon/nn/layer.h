@@ -26,8 +26,7 @@ struct Pass {
   enum class Run {
     once,
     first,  // it will run again: keep only what makes the second run equal the first
-    again,  // the second run: keep what backward needs; nobody reads the output, which may be
-            // undefined
+    again,  // the second run: keep what backward needs; the output is unused, may be undefined
   };
 
   // Together with their place in the model, these determine the random numbers of a pass.
@@ -41,8 +40,7 @@ struct Pass {
   at::Tensor
       target;  // last layer only: the loss's target; undefined: return the model's output instead
   double weight = 1;     // this micro-batch's fraction of the global mean; scales the gradients
-  at::Tensor scale;      // last layer only: also scales the gradients, a float on the device;
-                         // undefined: 1
+  at::Tensor scale;      // last layer only: also scales them, a float on the device; undefined: 1
   bool training = true;  // false: no backward will follow, keep nothing
   Run run = Run::once;
   bool selective = false;  // keep what is expensive to recompute and drop the rest
@@ -103,7 +101,7 @@ class Layer {
 
   // Called once, after parameters are allocated and before the first forward. If another rank owns
   // this layer, its parameters are not allocated (`Parameter::here` is false): drop any references
-  // to them. Every rank converts the layer's buffers to this device and type.
+  // to them. Move the buffers to this device and type on every rank, whoever owns the layer.
   virtual void bind(at::Device /*device*/, at::ScalarType /*type*/) {}
 
   // Called after each trainer call if gradients, and perhaps values, have memory only during the

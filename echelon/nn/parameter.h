@@ -72,8 +72,7 @@ struct Parameter {
   // GEMM's beta*C + A*B.
   double grad_beta() { return std::exchange(grad_written, true) ? 1.0 : 0.0; }
   void add_grad(const at::Tensor& part);  // for gradients that an operator returns as a tensor
-  void zero_unwritten_grad();             // sets the gradient to zero if the step did not use the
-                                          // parameter
+  void zero_unwritten_grad();             // sets it to zero if the step did not write it
 
   bool grad_written = false;
 };

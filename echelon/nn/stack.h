@@ -64,8 +64,7 @@ class Stack : private Declaration {
   bool has(int layer) const { return kept_.empty() || kept_[std::size_t(layer)]; }
   // Parameters of this process that layers on other ranks use too.
   std::vector<const Parameter*> tied_across() const;
-  int declared_in(const Parameter& parameter) const;  // the layer that declared it, on whichever
-                                                      // rank
+  int declared_in(const Parameter& parameter) const;  // the layer that declared it, on any rank
 
   // Tensor parallelism: the named parameters become parts, and the building blocks exchange what
   // they need with the group. Takes effect at the next lay_out; split_plan.h makes and checks the
@@ -133,7 +132,7 @@ class Stack : private Declaration {
   // The groups of trainable units, and those that a layer computes with, tied parameters included.
   const std::vector<ShardGroup>& groups() const { return groups_; }
   std::vector<int> groups_of(int layer) const;
-  int group_of(const Parameter& parameter) const;  // parameter must be trainable and here
+  int group_of(const Parameter& parameter) const;  // only if trainable and here
 
   // One group as one tensor. If groups use pooled memory, attach_… makes the group use `memory` (of
   // its size, on the device) from now on, without a copy, under all existing views. detach_…
@@ -158,8 +157,7 @@ class Stack : private Declaration {
   at::Tensor group_sums(int group) const {
     return (fp32_sums_ ? sums_of_ : grads_of_)[std::size_t(group)];
   }
-  at::Tensor sum_of(const Parameter& parameter) const;  // flat; parameter must be trainable and
-                                                        // here
+  at::Tensor sum_of(const Parameter& parameter) const;  // flat; only if trainable and here
   bool has_fp32_sums() const { return fp32_sums_; }
   bool has_attached_sums(int group) const { return attached_sums_[std::size_t(group)].defined(); }
   // Adds the gradients in [begin, end) of the gradient buffer to their fp32 sums; the range begins

@@ -14,8 +14,7 @@
 namespace echelon {
 namespace {
 
-constexpr auto a_measurement = std::chrono::hours(1);  // for the measurement on one rank, while the
-                                                       // others wait
+constexpr auto a_measurement = std::chrono::hours(1);  // on one rank, while the others wait
 
 std::vector<LayerCost> of_first(const std::function<std::vector<LayerCost>(int)>& measure,
                                 int layers, int data, Communicator& ranks) {

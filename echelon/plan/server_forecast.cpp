@@ -76,8 +76,7 @@ struct Served {
       kind(use, MemoryKind::parameters) += std::uint64_t(versions(options, workers)) * values;
     kind(use, MemoryKind::gradients) = std::uint64_t(options.most_waiting(workers)) * values;
     if (widens) kind(use, MemoryKind::workspace) = 2 * wide;
-    if (options.compensate > 0 && !sync) {  // the values that gradients were computed on, and a few
-                                            // terms
+    if (options.compensate > 0 && !sync) {  // values behind the gradients, and a few terms
       kind(use, MemoryKind::parameters) += std::uint64_t(workers) * values;
       kind(use, MemoryKind::workspace) += 4 * wide;
     }

@@ -20,8 +20,7 @@ class Shards {
   virtual void wait_unshard(int group) = 0;  // waits until its values are complete
   virtual void reshard(int group) = 0;       // its values are not needed for now
   virtual void alloc_grads(int group) = 0;   // allocates its gradients
-  virtual void widen(int group) = 0;    // adds its gradients, of one micro-batch, to their fp32
-                                        // sums
+  virtual void widen(int group) = 0;         // adds one micro-batch's gradients to their fp32 sums
   virtual void scatter(int group) = 0;  // its gradients are complete: starts the reduce-scatter
   virtual void synchronize() = 0;       // waits for everything that was started
 };

@@ -83,8 +83,7 @@ Table for_servers(const StepShape& shape) {
 }
 
 Table with_reductions(const Table& computation, const StepShape& shape) {
-  std::vector<std::size_t> complete(shape.buckets.size(), 0);  // by bucket: the action that
-                                                               // completes it
+  std::vector<std::size_t> complete(shape.buckets.size(), 0);  // by bucket: its last action
   for (std::size_t i = 0; i < computation.size(); ++i)
     for (std::size_t b = 0; b < complete.size(); ++b)
       if (changes_gradients(computation[i]) && computation[i].layer >= shape.buckets[b].layer &&

@@ -17,8 +17,7 @@ struct Action {
     recompute,     // layer, micro-batch: run forward again; the first run kept only the input
     backward,      // layer, micro-batch: gradients of input and parameters; frees what forward kept
     input,         // layer, micro-batch: only the gradient of the input, as early as possible
-    weight,        // layer, micro-batch: the gradients of the parameters, after `input`; frees what
-                   // forward kept
+    weight,        // layer, micro-batch: gradients of the parameters; frees what forward kept
     receive,       // layer, micro-batch: start receiving its input from the rank below
     send,          // layer, micro-batch: start sending its output to the rank above
     receive_grad,  // layer, micro-batch: start receiving the gradient of its output

@@ -91,8 +91,7 @@ class Messages {
 
   int layers_ = 0, micro_batches_ = 0;
   std::vector<int> owner_;                                 // by layer
-  std::vector<std::optional<double>> inputs_, gradients_;  // by layer and micro-batch: time of
-                                                           // arrival
+  std::vector<std::optional<double>> inputs_, gradients_;  // by layer and micro-batch: arrival
 };
 
 // One rank: its clocks and the memory it holds.

@@ -24,8 +24,7 @@ class Widening {
 
  private:
   std::vector<std::vector<int>> changes_;  // by layer: groups that its backward changes
-  std::vector<int> micro_batch_;           // by group: the micro-batch whose gradients it holds;
-                                           // -1: none
+  std::vector<int> micro_batch_;           // by group: micro-batch of its gradients; -1: none
 };
 
 }  // namespace echelon
