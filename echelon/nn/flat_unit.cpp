@@ -64,8 +64,8 @@ std::vector<FlatUnit> lay_out(const std::vector<const Parameter*>& parameters) {
   return units;
 }
 
-std::vector<ShardGroup> split_batch(std::vector<FlatUnit>& units, int shards,
-                                    std::int64_t smallest) {
+std::vector<ShardGroup> make_shard_groups(std::vector<FlatUnit>& units, int shards,
+                                          std::int64_t smallest) {
   struct Members {
     std::vector<FlatUnit*> units;
     std::int64_t numel = 0;

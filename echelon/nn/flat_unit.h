@@ -65,8 +65,8 @@ struct ShardGroup {
 // the last unit of each group and moves the units behind it. A copied unit is a group of its own
 // and is cut into the same slices on every rank, so owners that add in the same order get the same
 // bits.
-std::vector<ShardGroup> split_batch(std::vector<FlatUnit>& units, int shards,
-                                    std::int64_t smallest);
+std::vector<ShardGroup> make_shard_groups(std::vector<FlatUnit>& units, int shards,
+                                          std::int64_t smallest);
 
 // The parts of [begin, end) of the Stack's buffer that this rank counts, in order: everything
 // except the segments that another rank counts.

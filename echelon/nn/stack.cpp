@@ -244,7 +244,7 @@ void Stack::lay_out(const Allocation& allocation) {
   for (const auto& p : parameters_)
     if (p.here) described.push_back(&p);
   units_ = echelon::lay_out(described);
-  groups_ = split_batch(units_, allocation.shards, allocation.smallest);
+  groups_ = make_shard_groups(units_, allocation.shards, allocation.smallest);
   for (const auto& unit : units_)
     for (const auto& segment : unit.segments)
       find(segment.name)->begin = unit.begin + segment.offset;

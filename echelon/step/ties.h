@@ -1,8 +1,8 @@
 // Parameters that layers on several ranks of a pipeline share (tied embeddings). Each of these
 // ranks has a copy, and all of them get the sum of the copies' gradients. Without ZeRO, data ranks
 // sum their gradients first, and the copies stay equal to the bit. With ZeRO, data ranks sum
-// afterwards, in slices that are cut alike (split_batch); the copies then stay equal if the data
-// ranks of these stages add in the same order.
+// afterwards, in slices that are cut alike (make_shard_groups); the copies then stay equal if the
+// data ranks of these stages add in the same order.
 #pragma once
 
 #include <memory>

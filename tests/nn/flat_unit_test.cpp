@@ -159,7 +159,7 @@ TEST(UpdateRanges, CoverTheTrainableBufferExactlyForAnyLimit) {
   }
 }
 
-TEST(ShareOut, GivesACopyItsOwnGroupAndTheSameSlicesEverywhere) {
+TEST(ShardGroups, GivesACopyItsOwnGroupAndTheSameSlicesEverywhere) {
   const auto table = [](int layer) {
     auto p = parameter("table", {100, 8}, true, true, layer);
     p.copied = true;
@@ -170,8 +170,8 @@ TEST(ShareOut, GivesACopyItsOwnGroupAndTheSameSlicesEverywhere) {
                             parameter("block", {300}, true, true, 1)});
   auto last = lay_out_all({parameter("block", {300}, true, true, 4), table(5),
                            parameter("norm", {30}, false, true, 5)});
-  const auto first_groups = split_batch(first, /*shards=*/3, /*smallest=*/200);
-  const auto last_groups = split_batch(last, 3, 200);
+  const auto first_groups = make_shard_groups(first, /*shards=*/3, /*smallest=*/200);
+  const auto last_groups = make_shard_groups(last, 3, 200);
   ASSERT_EQ(first_groups.size(), 2U);
   ASSERT_EQ(last_groups.size(), 2U);
   EXPECT_EQ(first.front().segments.front().name, "table");
@@ -182,7 +182,7 @@ TEST(ShareOut, GivesACopyItsOwnGroupAndTheSameSlicesEverywhere) {
   EXPECT_EQ(first_groups.back().numel, 384) << "positions join the block behind them";
 }
 
-TEST(ShareOut, CutsEachCopySeparately) {
+TEST(ShardGroups, CutsEachCopySeparately) {
   const auto copy = [](const char* name, int size, int layer) {
     auto p = parameter(name, {size}, true, true, layer);
     p.copied = true;
@@ -190,7 +190,7 @@ TEST(ShareOut, CutsEachCopySeparately) {
   };
   auto both = lay_out_all({copy("a", 100, 0), copy("b", 50, 0)});
   auto one = lay_out_all({copy("b", 50, 4), parameter("w", {9}, true, true, 4)});
-  const auto together = split_batch(both, 3, 1000), alone = split_batch(one, 3, 1000);
+  const auto together = make_shard_groups(both, 3, 1000), alone = make_shard_groups(one, 3, 1000);
   ASSERT_EQ(together.size(), 2U);
   ASSERT_EQ(alone.size(), 2U);
   EXPECT_EQ(both[1].segments.front().name, "b");
