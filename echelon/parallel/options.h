@@ -1,4 +1,4 @@
-// How a job is laid over its ranks.
+// How a job is split over its ranks: data, pipeline, tensor and sequence parallelism, and ZeRO.
 #pragma once
 
 #include <cstdint>

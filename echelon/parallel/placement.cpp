@@ -15,8 +15,8 @@ Placement placement_of(std::int64_t stage, const ZeroOptions& zero, int owners, 
   if (zero.offload == Offload::disk) placement.state.store = Placement::Store::disk;
   if (placement.values.sliced)
     placement.values.store = placement.gradients.store = placement.state.store;
-  // A single owner's slice is the whole group: layers work in it unless it is kept elsewhere, or
-  // gradients have still to be widened or summed across replicas.
+  // A single owner's slice is the whole group. Layers work in the slice, unless it is stored
+  // elsewhere or gradients still have to be widened or summed over replicas.
   const bool apart = owners > 1 || placement.offloads_values();
   placement.values.pooled = placement.values.sliced && apart;
   placement.gradients.pooled = placement.gradients.sliced && (apart || replicas || fp32_sums);

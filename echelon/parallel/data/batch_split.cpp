@@ -6,7 +6,7 @@
 namespace echelon {
 namespace {
 
-constexpr double worth_it = 0.9;  // of the present time
+constexpr double worth_it = 0.9;  // of the present step time
 
 }  // namespace
 
@@ -16,8 +16,8 @@ std::vector<std::int64_t> even_split(std::int64_t batch, int ranks) {
   return shares;
 }
 
-// Sample by sample to the rank that would then be done first: optimal for the slowest, since a
-// sample's time does not depend on which one it is.
+// Gives each sample to the rank that would then finish first. This is optimal for the slowest rank,
+// because all samples take the same time.
 std::vector<std::int64_t> split_by_speed(std::int64_t batch, const std::vector<double>& seconds,
                                          std::int64_t least) {
   std::vector<std::int64_t> shares(seconds.size(), least);

@@ -1,7 +1,7 @@
-// How a global batch is shared out among ranks of different speed.
+// How a global batch is split over ranks of different speed.
 //
-// A rank that computed b of B samples contributes b/B of the mean gradient, so any shares give the
-// step that even ones give, to rounding.
+// A rank that computes b of B samples contributes b/B of the mean gradient, so every split gives
+// the same step as an even split, to rounding.
 #pragma once
 
 #include <cstdint>
@@ -10,19 +10,19 @@
 
 namespace echelon {
 
-// Samples of each rank. As even as can be, the first ranks having one more.
+// Samples per rank, as even as possible: the first ranks take the remainder, one sample each.
 std::vector<std::int64_t> even_split(std::int64_t batch, int ranks);
 
-// In the proportion of the ranks' speeds, at least `least` each: the shares for which the slowest
-// rank is done first. `seconds` is what a sample takes on each rank.
+// Samples per rank, in proportion to the ranks' speeds and at least `least` each. This split
+// minimises the time of the slowest rank. `seconds` is the time per sample on each rank.
 std::vector<std::int64_t> split_by_speed(std::int64_t batch, const std::vector<double>& seconds,
                                          std::int64_t least);
 
-// How long a step computes: as long as its slowest rank.
+// The compute time of a step: the time of its slowest rank.
 double compute_seconds(const std::vector<std::int64_t>& shares, const std::vector<double>& seconds);
 
-// New shares, if they would take at least a tenth off the step: less is noise, and every change
-// gives other bits.
+// A new split, if it would shorten the step by at least a tenth. Smaller gains are noise, and every
+// change of the split changes the rounding.
 std::optional<std::vector<std::int64_t>> better_split(const std::vector<std::int64_t>& shares,
                                                       const std::vector<double>& seconds,
                                                       std::int64_t least);

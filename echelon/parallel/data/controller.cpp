@@ -11,9 +11,9 @@
 namespace echelon {
 namespace {
 
-constexpr double moved = 1.5;     // by so much a link has changed
+constexpr double moved = 1.5;  // a change of the ratio by this factor means that a link has changed
 constexpr double worth_it = 0.9;  // of the present prediction
-constexpr double far = 3;         // from what an earlier job's figures predict
+constexpr double far = 3;         // from the prediction by an earlier job's figures
 
 }  // namespace
 
@@ -21,7 +21,7 @@ SyncController::SyncController(std::shared_ptr<Communicator> ranks,
                                std::vector<std::size_t> buckets, std::int64_t every,
                                std::function<void(const std::string&)> say)
     : ranks_(std::move(ranks)), buckets_(std::move(buckets)), every_(every), say_(std::move(say)) {
-  // Named, so that measuring the links again changes nothing by itself.
+  // Names the algorithm, so that measuring the links again does not change it implicitly.
   if (!ranks_->algorithms().empty()) algorithm_ = cheapest();
 }
 
@@ -40,7 +40,7 @@ Algorithm SyncController::cheapest() const {
 Algorithm SyncController::after_step(std::int64_t step, double reducing_seconds) {
   times_.push_back(reducing_seconds);
   if (std::ssize(times_) < every_ || ranks_->algorithms().empty()) return algorithm_;
-  // The slowest rank's: the others wait for it.
+  // Use the slowest rank's time: the others wait for it.
   const at::Tensor slowest = at::zeros({1}, at::kDouble).fill_(median(times_));
   ranks_->all_reduce(slowest, ReduceOp::max, {.tag = "controller", .blocking = true}).wait();
   times_.clear();
@@ -60,7 +60,7 @@ void SyncController::decide(std::int64_t step, double measured) {
   const double ratio = measured / expected;
   const bool first = ratio_ == 0;
   if (!first && ratio < moved * ratio_) {
-    // A link that got better may have been a quiet moment: twice in a row it is true.
+    // A single better interval may be a quiet moment; two in a row are a change.
     if (ratio > ratio_ / moved || !std::exchange(better_, true)) {
       if (ratio > ratio_ / moved) better_ = false;
       return;
@@ -79,7 +79,7 @@ void SyncController::decide(std::int64_t step, double measured) {
   }
   const Algorithm best = cheapest();
   const double now = predicted(algorithm_), then = predicted(best);
-  // What the model does not know is taken to be the same for both.
+  // Assume that the ratio of measured to predicted time is the same for both algorithms.
   ratio_ = now > 0 ? measured / now : ratio;
   if (best == algorithm_ || then > worth_it * now) return;
   say_(fmt::format(

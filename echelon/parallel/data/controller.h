@@ -1,11 +1,12 @@
-// Chooses, while a job runs, by which algorithm its gradients are reduced.
+// Chooses the all-reduce algorithm for gradients while a job runs.
 //
-// Every rank tells it each step how long reducing took; at intervals all compare what was measured
-// with what the cost model predicts. The first interval gives the ratio of the two: what the model
-// does not know. If it is far from 1 and an earlier job measured the links, or if later the ratio
-// has moved by half, the links are not what they were, and are measured again. If another algorithm
-// is then predicted to be a tenth cheaper, all ranks take it from the next step on. All decide the
-// same, from the same numbers; the sum is the same to rounding (docs/switching.md).
+// After each step, every rank reports how long its reductions took. At the end of each interval,
+// all ranks compare the measured time with the prediction of the cost model. The first interval
+// gives the ratio of the two, which accounts for what the model leaves out. The links are measured
+// again if this first ratio is far from 1 and the link figures come from an earlier job, or if the
+// ratio later changes by half. If another algorithm is then predicted to be a tenth cheaper, all
+// ranks use it from the next step on. All ranks decide alike, because they decide from the same
+// numbers. The sum stays the same to rounding (docs/switching.md).
 #pragma once
 
 #include <cstdint>
@@ -21,11 +22,13 @@ namespace echelon {
 
 class SyncController {
  public:
-  // `buckets`: their bytes. `every`: steps of an interval. `say` gets every decision, on rank 0.
+  // `buckets`: their sizes in bytes. `every`: steps per interval. `say` receives every decision, on
+  // rank 0.
   SyncController(std::shared_ptr<Communicator> ranks, std::vector<std::size_t> buckets,
                  std::int64_t every, std::function<void(const std::string&)> say);
 
-  // After each step, on all ranks: how long its reductions ran. Gives the algorithm of the next.
+  // Every rank calls it after each step with the time its reductions took. Returns the algorithm
+  // for the next step.
   Algorithm after_step(std::int64_t step, double reducing_seconds);
 
   Algorithm algorithm() const { return algorithm_; }
@@ -41,9 +44,9 @@ class SyncController {
   std::int64_t every_;
   std::function<void(const std::string&)> say_;
   Algorithm algorithm_ = Algorithm::automatic;
-  std::vector<double> times_;  // of this interval
-  double ratio_ = 0;           // measured over predicted, when things were last settled; 0: not yet
-  double before_ = 0;          // what reducing took before the last switch; 0: told already
+  std::vector<double> times_;  // of the steps of this interval
+  double ratio_ = 0;           // measured over predicted time at the last decision; 0: none yet
+  double before_ = 0;          // reduction time before the last switch; 0: nothing to report
   bool better_ = false;        // the last interval was much faster than expected
   int switches_ = 0;
 };

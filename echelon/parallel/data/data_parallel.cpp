@@ -1,6 +1,7 @@
-// Buckets are filled in the reverse order of registration, which is about the order of backward.
-// All ranks must begin their reductions in one order, so a bucket is reduced when it and all before
-// it are full; those that stay unfilled (parameters that a backward did not reach) go at wait().
+// Buckets are filled in the reverse order of registration, which approximates the order of
+// backward. All ranks must start their reductions in the same order, so a bucket is reduced when it
+// and all buckets before it are full. Buckets that stay incomplete, because backward did not reach
+// some parameters, are reduced in wait().
 #include "echelon/parallel/data/data_parallel.h"
 
 #include <ATen/core/grad_mode.h>
@@ -19,7 +20,7 @@
 namespace echelon {
 
 struct DataParallel::State {
-  struct Slot {  // of a parameter
+  struct Slot {  // of a parameter in its bucket
     at::Tensor parameter, grad;
     std::size_t bucket = 0;
     bool ready = false;
@@ -34,12 +35,12 @@ struct DataParallel::State {
   std::shared_ptr<Exchange> exchange = plain_exchange();
   std::vector<Slot> slots;
   std::vector<Filling> buckets;
-  std::size_t next = 0;  // bucket to begin
+  std::size_t next = 0;  // the next bucket to reduce
   int accumulating = 0;
   bool detached = false;
   std::mutex mutex;  // hooks run in autograd's threads
 
-  // What autograd accumulated is in the slot's place.
+  // Moves the gradient that autograd accumulated into its place in the bucket.
   void settle_grad(Slot& slot) {
     const at::NoGradGuard no_grad;
     at::Tensor& grad = slot.parameter.mutable_grad();
@@ -103,7 +104,7 @@ DataParallel::DataParallel(torch::nn::Module& module, std::shared_ptr<Communicat
   if (state.slots.empty()) throw InvalidArgument("no parameter of the module needs a gradient");
   std::reverse(state.slots.begin(), state.slots.end());
 
-  // One bucket holds one type and device.
+  // A bucket holds one type on one device.
   BucketSizes sizes;
   std::vector<std::vector<std::size_t>> members;
   std::int64_t filled = 0;
@@ -132,7 +133,8 @@ DataParallel::DataParallel(torch::nn::Module& module, std::shared_ptr<Communicat
     for (const std::size_t i : members[b]) {
       auto& slot = state.slots[i];
       slot.bucket = b;
-      // The same memory, but no view in autograd's eyes: optimisers detach gradients in place.
+      // The same memory, but not a view as far as autograd knows: optimisers detach gradients in
+      // place.
       slot.grad = bucket.memory.narrow(0, at, slot.parameter.numel())
                       .view(slot.parameter.sizes())
                       .variable_data();

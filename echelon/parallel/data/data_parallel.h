@@ -1,23 +1,23 @@
-// Data parallelism for a torch::nn::Module of your own and any optimiser: every rank computes on
-// its part of the batch, and backward averages the gradients over the ranks while it runs.
+// Data parallelism for your own torch::nn::Module and any optimiser: every rank computes on its
+// part of the batch, and gradients are averaged over the ranks while backward runs.
 //
 //   auto ranks = Communicator::world();
 //   Net net;
-//   DataParallel parallel(*net, ranks);  // rank 0's parameters and buffers are everybody's now
+//   DataParallel parallel(*net, ranks);  // all ranks now have rank 0's parameters and buffers
 //   for (…) {
 //     optimizer.zero_grad();
 //     loss_of(net->forward(mine.input), mine.target).backward();
-//     parallel.wait();                   // gradients are the mean over the ranks
+//     parallel.wait();                   // gradients are now the mean over the ranks
 //     optimizer.step();
 //   }
 //
-// Gradients lie in buckets that the communicator works on in place; `grad()` of a parameter is a
-// view of its bucket. An optimiser may drop it (zero_grad's default): it is put back, at the price
-// of a copy. A parameter that a rank's backward did not reach counts as zero there. Losses must be
-// means over each rank's part, and the parts equally large, for the result to be that of one
-// process.
+// Gradients are stored in buckets, which the communicator reduces in place. A parameter's `grad()`
+// is a view of its bucket. An optimiser may drop that view (zero_grad does by default): it is
+// restored at the cost of a copy. A parameter that backward does not reach on some rank counts as
+// zero there. The result equals that of one process if every rank's loss is the mean over its part
+// of the batch and all parts are equally large.
 //
-// Accumulation: wait for the last backward only, and tell the others not to exchange:
+// Gradient accumulation: disable the reduction for all but the last backward, then wait once:
 //
 //   { const auto quiet = parallel.accumulate(); loss_a.backward(); }
 //   loss_b.backward();
@@ -41,17 +41,18 @@ namespace echelon {
 
 class DataParallel {
  public:
-  // Parameters that need no gradient now are left alone for good. The module must outlive this.
+  // Parameters that do not require a gradient at construction are ignored from then on. The module
+  // must outlive this object.
   DataParallel(torch::nn::Module& module, std::shared_ptr<Communicator> ranks,
                const ParallelOptions& options = {});
   ~DataParallel();
   DataParallel(const DataParallel&) = delete;
   DataParallel& operator=(const DataParallel&) = delete;
 
-  // After backward, before the optimiser. Throws what went wrong among the ranks.
+  // Call it after backward and before the optimiser. Throws if a reduction or another rank failed.
   void wait();
 
-  // While it lives, backward only adds to the gradients.
+  // While this object lives, backward only accumulates gradients and reduces nothing.
   class Accumulation {
    public:
     explicit Accumulation(DataParallel& of);
@@ -64,7 +65,7 @@ class DataParallel {
   };
   Accumulation accumulate() { return Accumulation(*this); }
 
-  // Sends rank 0's buffers (running statistics) to all.
+  // Broadcasts rank 0's buffers (running statistics) to all ranks.
   void share_buffers();
 
   std::size_t buckets() const;
@@ -72,7 +73,7 @@ class DataParallel {
  private:
   class Hook;
   struct State;
-  std::shared_ptr<State> state_;  // with the hooks, which may outlive this
+  std::shared_ptr<State> state_;  // shared with the hooks, which may outlive this object
   torch::nn::Module& module_;
 };
 

@@ -12,8 +12,8 @@
 namespace echelon {
 namespace {
 
-constexpr double least_coherence = 0.5;  // a gradient that old still points half the way
-constexpr double memory = 0.9;           // of what was measured, from one interval to the next
+constexpr double least_coherence = 0.5;  // a gradient this old still points half the way
+constexpr double memory = 0.9;           // weight that remains of the history after each interval
 constexpr std::int64_t block = 1 << 16;  // elements whose products are summed in single precision
 
 double product(const at::Tensor& a, const at::Tensor& b) {
@@ -43,8 +43,9 @@ GradientSums GradientSums::scaled(double factor) const {
   return {shares * factor, means * factor, products * factor, steps * factor, pairs * factor};
 }
 
-// E shares = |G|² + ranks tr(S)/batch and E means = |G|² + tr(S)/batch, also for uneven shares: a
-// rank of b samples counts b/batch, and its square is tr(S)/b larger.
+// E shares = |G|² + ranks tr(S)/batch and E means = |G|² + tr(S)/batch. This also holds for uneven
+// parts: a rank with b samples has weight b/batch, and the square of its gradient is tr(S)/b
+// larger.
 GradientNoise::GradientNoise(const GradientSums& sums, int ranks, double batch) {
   if (sums.steps == 0 || ranks < 2) return;
   const double shares = sums.shares / sums.steps, means = sums.means / sums.steps;
@@ -65,7 +66,7 @@ void NoiseHistory::add(const GradientSums& interval) {
 
 GradientNoise NoiseHistory::noise() const {
   GradientNoise noise(sums_, ranks_, batch_);
-  const double intervals = weight_ * weight_ / std::max(1.0, weight_squares_);  // that count
+  const double intervals = weight_ * weight_ / std::max(1.0, weight_squares_);  // effective
   const double mean = signals_ / std::max(1.0, weight_);
   const double scatter = std::max(0.0, signal_squares_ / std::max(1.0, weight_) - mean * mean);
   noise.error = intervals > 1 ? std::sqrt(scatter / (intervals - 1))
@@ -124,7 +125,7 @@ std::string updates_in_words(std::int64_t count) {
 }
 
 double stale_seconds(const std::vector<double>& compute, double rest, std::int64_t staleness) {
-  double a_second = 0, slowest = 0;  // shares, of all workers
+  double a_second = 0, slowest = 0;  // parts per second of all workers; the slowest worker's time
   for (const double seconds : compute) {
     a_second += 1 / (seconds + rest);
     slowest = std::max(slowest, seconds + rest);

@@ -6,7 +6,7 @@
 
 namespace echelon {
 
-// How ranks synchronise, and whether that may change while a job runs: docs/switching.md.
+// How ranks synchronise, and whether that may change while a job runs (docs/switching.md).
 struct SyncOptions {
   bool adapt = false;
   std::int64_t every = 5;
