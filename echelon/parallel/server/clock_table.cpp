@@ -26,8 +26,8 @@ void ClockTable::start_at(std::int64_t first) {
   for (auto& worker : workers_) worker.next = first;
 }
 
-// Servers other than the first know a task by its number alone: a worker that could guess
-// another's could send a gradient in its place.
+// Servers other than the first identify a task by its number alone. A worker that could guess
+// another worker's number could push a gradient in its place.
 std::int64_t ClockTable::new_number() {
   static thread_local std::random_device device;
   return (numbers_++ << 32) | std::int64_t(std::uint32_t(device()));
@@ -99,8 +99,8 @@ void ClockTable::done(int worker, const Task& task) {
   release();
 }
 
-// Of the steps that are complete, the one whose gradients are oldest goes first; but none, while
-// steps that miss a share could then not all be applied within the bound.
+// Among complete steps, the one with the oldest gradients is applied first. No step is applied if
+// the remaining steps could then not all be applied within the bound.
 void ClockTable::release() {
   for (;;) {
     const auto older = [](const auto& a, const auto& b) { return a.second.given < b.second.given; };
@@ -109,8 +109,9 @@ void ClockTable::release() {
       if (std::ssize(it->second.done) == shares_ && (ready == rounds_.end() || older(*it, *ready)))
         ready = it;
     if (ready == rounds_.end()) return;
-    const std::int64_t after = version_ + std::ssize(order_) + 1;  // version, once it is applied
-    // The others follow one at a time, the oldest first: each must still be in time then.
+    const std::int64_t after = version_ + std::ssize(order_) + 1;  // the version once it is applied
+    // The remaining steps follow one at a time, oldest first. Each must then still be within the
+    // bound.
     std::vector<std::int64_t> rest;
     for (auto it = rounds_.begin(); it != rounds_.end(); ++it)
       if (it != ready) rest.push_back(it->second.given);

@@ -1,4 +1,4 @@
-// What comes to a parameter server over connections: one thread for each, requests one at a time.
+// A parameter server's connections: one thread per connection, one request at a time.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -47,7 +47,8 @@ void ParameterServer::reap() {
   for (auto& one : ended) one.thread.join();
 }
 
-// Who it is and what it may ask for. Throws InvalidArgument where it may not take part.
+// Establishes who the peer is and what it may ask for. Throws InvalidArgument if it may not take
+// part.
 void ParameterServer::introduce(Connection& connection, const Frame& hello) {
   Peer& peer = *connection.peer;
   FrameReader reader(hello, peer.name());
@@ -103,16 +104,16 @@ void ParameterServer::serve(Connection& connection, const Frame& first) {
         else
           answer(connection, request);
       } catch (const Corrupt&) {
-        throw;  // what follows in the stream cannot be told
+        throw;  // the position in the stream is unknown
       } catch (const std::exception& error) {
         peer.send(failure(error), transfer());
       }
     }
   } catch (const std::exception& error) {
     why = error.what();
-    try {  // it may not join: it is told why
+    try {  // it may not join: tell it why
       if (connection.role == Role::stranger) peer.send(failure(error), Deadline::in(a_while));
-    } catch (const std::exception&) {  // it is gone itself
+    } catch (const std::exception&) {  // it is gone already
     }
   }
   if (connection.worker >= 0) lose(connection.worker, why);
@@ -145,7 +146,7 @@ void ParameterServer::lose(int worker, const std::string& why) {
   log::warn(message + "; the others go on");
 }
 
-// What steers a job is not for everybody who has its token.
+// Holding the job's token is not enough to control the job.
 void ParameterServer::require_role(const Connection& connection, const Frame& request) const {
   const auto refuse = [&](const char* whose) {
     throw InvalidArgument(fmt::format("{} sent a request of kind {}, which is for {}",
@@ -167,8 +168,9 @@ void ParameterServer::require_role(const Connection& connection, const Frame& re
       if (!connection.first) refuse("the first worker");
       break;
     case Peer::stop: {
-      // Every rank may be told to stop, by a signal that all of them get. To give up what was begun
-      // is for the first; the ranks of an asynchronous phase may each find a reason to.
+      // Any rank may ask to stop: all ranks receive the signal. Only the first worker may abandon
+      // steps that were begun, except in an asynchronous phase, where any rank may have a reason
+      // to.
       FrameReader reader(request, connection.peer->name());
       const bool gives_up = !reader.text().empty();
       if (connection.role != Role::rank && connection.role != Role::server)

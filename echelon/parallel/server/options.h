@@ -1,4 +1,4 @@
-// Parameter servers: see docs/parameter-server.md.
+// Options of the parameter servers (docs/parameter-server.md).
 #pragma once
 
 #include <cstdint>
@@ -47,13 +47,13 @@ struct ServerOptions {
           {.minimum = 0, .above_minimum = true, .unit = "s"});
   }
 
-  // How many updates a gradient may lag behind; the largest number where there is no bound.
+  // The largest staleness of a gradient, in updates; the largest integer if unbounded.
   std::int64_t bound() const;
-  // Steps that can be begun and not yet applied.
+  // How many steps may be begun but not yet applied.
   std::int64_t most_begun() const;
-  // Gradients that wait on a server at most, in whole parts: those of all such steps, of a job with
-  // so many workers. A step is applied when all its shares are there, so with a slow worker many
-  // wait.
+  // The most gradients, each of the server's whole range, that can wait on a server in a job with
+  // this many workers. A step is applied when all its shares have arrived, so a slow worker makes
+  // many gradients wait.
   std::int64_t most_waiting(int workers) const;
 };
 

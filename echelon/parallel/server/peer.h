@@ -1,5 +1,5 @@
-// A connection between a worker and a server, or two servers: requests and their replies, each a
-// frame and, where it says so, raw bytes after it. One request at a time.
+// A connection between a worker and a server, or between two servers. It carries requests and
+// replies: each is a frame, followed by raw bytes if the frame says so. One request at a time.
 #pragma once
 
 #include <bit>
@@ -17,27 +17,27 @@ namespace echelon {
 
 class Peer {
  public:
-  // Requests (first a hello), then replies.
+  // Requests (hello comes first), then replies.
   enum Kind : std::uint8_t {
-    hello = 64,  // who it is
-    begin,       // parameters, optimiser state and where to start: from the first worker
-    next,        // what shall I compute?
+    hello = 64,  // who the caller is
+    begin,       // parameters, optimiser state and first step, from the first worker
+    next,        // what shall I compute next?
     done,        // all owners have my gradient
-    pull,        // parameters of the version that my task is to be computed on
-    newest,      // which version is the newest, which all servers keep for me
+    pull,        // the parameters of my task's version
+    newest,      // which version is the newest? All servers keep it for me
     push,        // a gradient
-    order,       // which step is applied as the n-th update?
-    norm,        // my part of a gradient's norm; what is the whole?
+    order,       // which step is the n-th update?
+    norm,        // my part of a gradient's norm; what is the total?
     state,       // parameters and optimiser state
-    saved,       // the state after so many updates is on disk
-    stop,        // begin no further step; with a reason: nor finish those that were begun
-    bye,         // I am through, or (with a reason) I failed; no reply
-    pin,         // which version's masters do all servers keep for me, to be read in parts?
-    masters,     // a part of them
-    memory,      // what did your process take of memory?
+    saved,       // the state after this many updates is on disk
+    stop,        // begin no new step; with a reason: also abandon the steps that were begun
+    bye,         // I am done, or (with a reason) I failed; no reply
+    pin,         // which version's masters do all servers keep for me to read in parts?
+    masters,     // a part of the pinned masters
+    memory,      // how much memory does your process use?
     ok = 96,
     wait,      // ask again
-    finished,  // there is no more to do
+    finished,  // nothing left to do
     failed,    // what went wrong
   };
 
@@ -51,18 +51,19 @@ class Peer {
   void receive_raw(std::span<std::byte> bytes, Deadline deadline) {
     stream_->read(bytes, deadline);
   }
-  // Whether a request has begun to arrive within this time; PeerLost where none will.
+  // Whether a request begins to arrive before the deadline. Throws PeerLost if the connection is
+  // gone.
   bool asked(Deadline deadline) const;
 
-  // A request whose reply may be anything but a failure, which is thrown.
+  // Sends a request and returns its reply. Throws if the reply is a failure.
   Frame ask(const Frame& frame, Deadline deadline, std::span<const std::byte> raw = {});
 
-  // The reply, unless it is a failure, which is thrown.
+  // Returns the reply, or throws if it is a failure.
   Frame check(Frame reply) const;
 
   const std::string& name() const { return stream_->name(); }
   void rename(std::string name) { stream_->rename(std::move(name)); }
-  void shut();  // wakes whoever waits for it
+  void shut();  // wakes threads that wait on this connection
 
  private:
   std::unique_ptr<Stream> stream_;

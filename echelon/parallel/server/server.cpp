@@ -19,11 +19,11 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto a_while = 1s;   // until a question is answered with "ask again"
-constexpr auto farewell = 5s;  // for workers to hear what has failed
+constexpr auto farewell = 5s;  // for workers to learn about the failure
 constexpr auto a_day = 24h;
 
-// A small piece at a time: torch makes several temporary tensors for it, and every connection may
-// be at it at once.
+// Works in small blocks: torch allocates several temporary tensors for this, and every connection
+// may do it at the same time.
 bool all_finite(const at::Tensor& flat) {
   constexpr std::int64_t piece = 1 << 15;
   for (std::int64_t at = 0; at < flat.numel(); at += piece)
@@ -32,7 +32,7 @@ bool all_finite(const at::Tensor& flat) {
   return true;
 }
 
-// Whether a tensor and its memory have no other holder.
+// Whether nothing else holds this tensor or its memory.
 bool ours_alone(const at::Tensor& tensor) {
   return tensor.use_count() == 1 && tensor.storage().use_count() == 1;
 }
@@ -50,7 +50,8 @@ std::int64_t ServerOptions::most_begun() const {
 }
 
 std::int64_t ServerOptions::most_waiting(int workers) const {
-  // Each worker may hold up one step, of which all other shares are there; one more is applied.
+  // Each worker may hold up one step whose other shares have all arrived; one more step is being
+  // applied.
   const std::int64_t w = workers, held_up = w * (w - 1) + w;
   return std::min(held_up + (mode == ServerMode::bounded ? staleness * w : 0), most_begun() * w);
 }
@@ -63,7 +64,7 @@ ParameterServer::ParameterServer(Setup setup, const std::string& bind, const Net
         setup_.shares, 0, setup_.end > 0 ? setup_.end : setup_.steps, setup_.server.bound(),
         setup_.server.mode == ServerMode::sync ? ClockTable::Shares::to_each_its_own
                                                : ClockTable::Shares::to_whoever_asks);
-    table_->hold(0);  // until it is known where to begin
+    table_->hold(0);  // until the first step is known
   }
   std::vector<Listener> listeners;
   listeners.push_back({listen_tcp(bind, 0), net.tls});
@@ -101,7 +102,7 @@ void ParameterServer::start(const std::vector<Address>& servers) {
     if (first_) {
       try {
         first_->send(FrameWriter().text("").frame(Peer::bye), Deadline::in(farewell));
-      } catch (const std::exception&) {  // it is gone itself
+      } catch (const std::exception&) {  // it is gone already
       }
     }
     const std::lock_guard lock(mutex_);
@@ -152,13 +153,13 @@ void ParameterServer::wait() {
   Lock lock(mutex_);
   const auto over = [&] { return failed_ || (ended_ && waited_for() == 0); };
   changed_.wait(lock, [&] { return failed_ || ended_; });
-  // Workers leave at once; only the first, which may have much to write, is given time.
+  // Workers leave at once. Only the first worker gets time, because it may have much to write.
   if (!changed_.wait_for(lock, Deadline::duration_of(setup_.timeout), over)) {
     shut_if([](const Connection& one) { return !one.first; });
     if (!changed_.wait_for(lock, a_day, over))
       throw Timeout(setup_.name + " waited a day for the first worker to leave");
   }
-  // Guests are told that the job is over when they ask for the next share.
+  // Guests learn that the job is over when they ask for the next share.
   changed_.wait_for(lock, farewell,
                     [&] { return (!failed_ || waited_for() == 0) && guests() == 0; });
   if (failed_) std::rethrow_exception(failed_);
@@ -178,9 +179,9 @@ void ParameterServer::fail_to_see(const char* what) const {
   throw Timeout(fmt::format("{} waited {} s for {}", setup_.name, setup_.timeout, what));
 }
 
-// ---- What workers ask for
+// ---- Requests from workers
 
-// The thread takes it, so that what a server keeps is in no worker's account of memory.
+// The update thread takes the state over, so that the server's memory is in no worker's account.
 void ParameterServer::begin(Beginning beginning, int worker) {
   Lock lock(mutex_);
   check();
@@ -261,7 +262,7 @@ ParameterServer::Next ParameterServer::next(int worker, std::size_t seen, std::i
       throw Timeout(fmt::format("the first worker has not brought the parameters within {} s",
                                 setup_.timeout));
     reply.finished = update_ && table_->finished();
-    // Newer parameters may be worth a moment.
+    // It may pay to wait a moment for newer parameters.
     const bool fresh =
         update_ && (table_->next_age() <= 0 ||
                     Deadline::Clock::now() - asked >=
@@ -316,7 +317,7 @@ Task ParameterServer::newest(int worker, std::int64_t at_least, ClockTable::Read
   return table_->read(worker, what);
 }
 
-// No server is more than one update behind another: each waits for all others' parts of the norm.
+// No server is more than one update behind another, because each waits for the norms of all others.
 void ParameterServer::require_soon(Lock& lock, std::int64_t version) {
   wait_until(lock, transfer(), "its own beginning", [&] { return update_ != nullptr; });
   if (version > now() + 1)
@@ -341,7 +342,7 @@ at::Tensor ParameterServer::masters(const Task& task, std::int64_t begin, std::i
       throw InvalidArgument(fmt::format("{} has {} masters, and was asked for those from {} to {}",
                                         setup_.name, numel_, begin, end));
   }
-  const std::lock_guard update_lock(update_mutex_);  // they are updated in place
+  const std::lock_guard update_lock(update_mutex_);  // masters are updated in place
   const std::lock_guard lock(mutex_);
   const at::Tensor all = kept_masters(task);
   if (!all.defined())
@@ -363,7 +364,7 @@ void ParameterServer::require_room(const Task& task, Part part) const {
   if (table_ || part != Part::guest || arrivals_.contains(task.number)) return;
   const auto theirs = std::count_if(arrivals_.begin(), arrivals_.end(),
                                     [](const auto& one) { return one.second.part == Part::guest; });
-  // The first server may be a step ahead.
+  // The first server may be one step ahead.
   if (theirs >= (setup_.server.most_begun() + 1) * setup_.shares)
     throw InvalidArgument(
         fmt::format("{} keeps {} gradients of workers that joined, and has no room for more",
@@ -422,7 +423,7 @@ void ParameterServer::push(int worker, const std::string& from, const Task& task
     throw Refused(message);
   }
   require_its_own(worker, task);
-  if (done_.contains(task.clock)) return;  // another was quicker
+  if (done_.contains(task.clock)) return;  // the step was applied with another worker's gradient
   require_room(task, part);
   Arrival& arrival = arrivals_[task.number];
   if (arrival.grad.defined())
@@ -443,7 +444,7 @@ void ParameterServer::show_state(std::int64_t version,
     wait_until(lock, transfer(), "the state that is asked for",
                [&] { return update_ && now() >= version; });
   }
-  // An update changes state and version under this lock.
+  // An update changes state and version while it holds this lock.
   const std::lock_guard lock(update_mutex_);
   Beginning all;
   {

@@ -11,8 +11,8 @@ struct OwnedRange {
   std::int64_t numel() const { return end - begin; }
 };
 
-// Ranges in the proportion of `weights`, one after another; together all elements. Bounds are
-// multiples of 32 elements (flat_unit.h), so every range is aligned in every type.
+// Cuts the buffer into consecutive ranges in proportion to `weights`. Bounds are multiples of 32
+// elements (flat_unit.h), so every range is aligned in every type.
 std::vector<OwnedRange> cut_ranges(std::int64_t elements, const std::vector<double>& weights);
 
 }  // namespace echelon

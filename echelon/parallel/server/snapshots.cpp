@@ -25,7 +25,7 @@ at::Tensor Snapshots::look(const Task& task) const {
 at::Tensor Snapshots::reuse(const std::vector<Task>& held) {
   const bool needed =
       std::any_of(held.begin(), held.end(), [&](const Task& task) { return may_be_read(task); });
-  // Somebody may be sending it.
+  // Another thread may be sending it.
   if (needed || newest_.use_count() > 1 || newest_.storage().use_count() > 1) return {};
   return std::move(newest_);
 }

@@ -1,4 +1,4 @@
-// The thread of a parameter server that applies updates, in the order that the first of them keeps.
+// The thread of a parameter server that applies updates in the order that the first server decides.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
@@ -17,7 +17,7 @@
 namespace echelon {
 namespace {
 
-constexpr std::size_t most_done = 4096;  // steps that a late gradient is recognised for
+constexpr std::size_t most_done = 4096;  // steps remembered to recognise late gradients
 constexpr double shortest_patience = 5;  // seconds
 
 }  // namespace
@@ -28,7 +28,7 @@ void ParameterServer::run() {
     Lock lock(mutex_);
     wait_until(lock, transfer(), "the first worker to bring the parameters",
                [&] { return beginning_.has_value(); });
-    beginning = std::exchange(*beginning_, {});  // its tensors are the first worker's memory
+    beginning = std::exchange(*beginning_, {});  // its tensors are in the first worker's memory
   }
   take_beginning(std::move(beginning));
   for (std::int64_t update = now();; ++update) {
@@ -45,7 +45,7 @@ void ParameterServer::run() {
           "the gradient became infinite at step {}; a lower optim.rate or optim.clip may help",
           step->clock + 1);
       if (!setup_.async_phase) throw Error(message);
-      // All servers know this norm, and none applies the update.
+      // All servers know this norm, so none of them applies the update.
       const std::lock_guard lock(mutex_);
       failure_ = message;
       applying_ = false;
@@ -57,7 +57,8 @@ void ParameterServer::run() {
   }
 }
 
-// Those that the first server counts, of the workers that finished them.
+// Takes the gradients that the first server counts: one per share, from the worker that finished
+// it.
 std::vector<ParameterServer::Arrival> ParameterServer::take_arrivals(const Complete& step) {
   Lock lock(mutex_);
   wait_until(lock, transfer(), "the gradients of a step", [&] {
@@ -71,7 +72,7 @@ std::vector<ParameterServer::Arrival> ParameterServer::take_arrivals(const Compl
     shares.push_back(std::move(arrivals_.at(task.number)));
     shares.back().task = task;
   }
-  // Others of this step are of workers that were dropped.
+  // The other gradients of this step come from workers that were dropped.
   std::erase_if(arrivals_, [&](const auto& one) { return one.second.task.clock == step.clock; });
   done_.insert(step.clock);
   while (done_.size() > most_done) done_.erase(done_.begin());
@@ -85,7 +86,7 @@ void ParameterServer::apply(at::Tensor grad, const Applied& applied,
   const auto wide = update_->master().options();
   update_->rate().fill_(applied.rate);
   update_->apply({grad}, at::zeros({}, wide).fill_(applied.norm), at::zeros({}, wide));
-  grad.reset();  // before workers take memory for the next step
+  grad.reset();  // free it before workers allocate for the next step
   at::Tensor fresh;
   {
     const std::lock_guard lock(mutex_);
@@ -108,7 +109,7 @@ void ParameterServer::apply(at::Tensor grad, const Applied& applied,
   changed_.notify_all();
 }
 
-// Those that somebody still reads, of the version that is about to be overwritten.
+// Keeps masters of the version that is about to be overwritten, if a worker still reads them.
 void ParameterServer::keep_masters(const std::vector<Task>& held) {
   if (type_ == master_type(type_)) return;  // the values are the masters
   std::map<std::int64_t, at::Tensor> all;
@@ -145,7 +146,7 @@ std::optional<Complete> ParameterServer::next_in_order(std::int64_t update) {
       check();
       stop = std::exchange(stop_asked_, false);
     }
-    // The first server keeps the clock table.
+    // The first server keeps the clock table, so it must be asked to stop.
     if (stop) first_->ask(FrameWriter().text("").frame(Peer::stop), transfer());
     const Frame reply =
         first_->ask(FrameWriter().number(std::uint64_t(update)).frame(Peer::order), transfer());
@@ -186,10 +187,10 @@ ParameterServer::Agreed ParameterServer::agree(std::int64_t update, double squar
   return agreed;
 }
 
-// In the order of the servers, so that the sum has the same bits every time.
+// Sums in the order of the servers, so that the result has the same bits every time.
 double ParameterServer::sum_squares(std::int64_t update, int server, double square) {
   Lock lock(mutex_);
-  // No server is more than one update ahead of the first.
+  // No server is more than one update ahead of the first server.
   if (update < now() || update > now() + 1 || server >= servers_)
     throw InvalidArgument(
         fmt::format("there is no part {} of the norm of update {}: there were {} updates, of {} "
@@ -205,8 +206,8 @@ double ParameterServer::sum_squares(std::int64_t update, int server, double squa
   return all;
 }
 
-// The first share's gradient becomes the sum, where it is as wide; each is given back when it was
-// added.
+// The first share's gradient becomes the sum if its type is wide enough. Each gradient is freed
+// after it was added.
 at::Tensor ParameterServer::sum(std::vector<Arrival> shares, std::int64_t update) {
   const MemoryScope scope(MemoryKind::workspace);
   const at::Tensor& now = update_->master();
@@ -217,7 +218,7 @@ at::Tensor ParameterServer::sum(std::vector<Arrival> shares, std::int64_t update
       throw Error(fmt::format("a gradient of age {} was about to be applied with staleness {}", age,
                               bound));
     at::Tensor grad = std::exchange(share.grad, {}).to(now.scalar_type());
-    // The gradient of a share is that of its mean times its weight.
+    // A share's gradient is the gradient of its mean loss times its weight.
     if (setup_.server.compensate > 0 && age > 0 && share.read.defined())
       grad = grad + grad * grad * (now - share.read.to(now.scalar_type())) *
                         (setup_.server.compensate / share.weight);
@@ -227,14 +228,14 @@ at::Tensor ParameterServer::sum(std::vector<Arrival> shares, std::int64_t update
       total.add_(grad, counts);
     } else {
       total = counts == 1 ? grad : grad.mul_(counts);
-      total.add_(0.0);  // as a sum that begins at 0: -0 becomes 0
+      total.add_(0.0);  // like a sum that starts at 0: -0 becomes 0
     }
   }
   return total;
 }
 
-// Once the job is told to stop, shares that were begun are waited for as long as shares took so
-// far, not as long as a worker may be silent otherwise.
+// Once the job is told to stop, the servers wait for shares in progress as long as shares took so
+// far, not as long as a worker may normally be silent.
 double ParameterServer::patience() const {
   const double patience = setup_.server.patience;
   if (!stop_asked_ || needs_all_workers()) return patience;
@@ -264,7 +265,7 @@ void ParameterServer::look_for_silent_workers() {
         "{} dropped {}, which was silent for {:.3g} s with share {} of step {}: another computes "
         "it. Raise server.patience above that, or come back with --join {}",
         setup_.name, table_->name(worker), allowed, task.share, task.clock + 1, all_addresses_);
-    // It is told when it comes back; nobody waits for that.
+    // The worker learns of it when it comes back. No one waits for that.
     for (auto& one : connections_)
       if (one.worker == worker) one.waited_for = false;
     if (table_->living() == 0) throw PeerLost(message + "; no worker is left");

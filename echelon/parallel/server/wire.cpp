@@ -12,7 +12,7 @@
 namespace echelon::wire {
 namespace {
 
-// On the wire: in this order.
+// The index in this array is the type's code on the wire.
 constexpr at::ScalarType types[] = {at::kDouble, at::kFloat, at::kHalf, at::kBFloat16};
 constexpr std::uint64_t most_elements = std::uint64_t{1} << 40;
 constexpr std::uint64_t most_numbers = std::uint64_t{1} << 62;  // ClockTable::new_number
@@ -42,7 +42,7 @@ std::vector<Matrix> matrices_within(const std::vector<FlatUnit>& units, const Ow
     for (const auto& segment : unit.segments) {
       if (segment.shape.size() != 2 || segment.shape[1] == 0) continue;
       const auto columns = segment.shape[1], first = unit.begin + segment.offset;
-      const auto row_at = [&](std::int64_t at) {  // the first row that begins at or after it
+      const auto row_at = [&](std::int64_t at) {  // the first row that begins at or after `at`
         return std::clamp<std::int64_t>((at - first + columns - 1) / columns, 0, segment.shape[0]);
       };
       const auto from = row_at(range.begin),
@@ -68,7 +68,7 @@ std::vector<Run> runs_of(const at::Tensor& grad, const std::vector<Matrix>& matr
   };
   for (const auto& matrix : matrices) {
     keep(at, matrix.begin);
-    // A block of rows at a time: torch makes a temporary tensor for it.
+    // Works on a block of rows at a time, because torch allocates a temporary tensor.
     const auto block = std::max<std::int64_t>(1, (1 << 18) / matrix.columns);
     for (std::int64_t first = 0; first < matrix.rows; first += block) {
       const auto rows = std::min(block, matrix.rows - first);
@@ -253,7 +253,7 @@ std::uint64_t send(Peer& peer, const ParameterServer::Beginning& beginning, Dead
 
 namespace {
 
-// All but the tensors.
+// The state without its tensors.
 struct StateHead {
   ParameterServer::Beginning beginning;
   std::uint64_t states = 0;

@@ -1,5 +1,5 @@
-// Requests and replies of the parameter servers as bytes (peer.h). All lengths are checked before
-// memory is taken.
+// The wire format of the parameter servers' requests and replies (peer.h). All lengths are checked
+// before memory is allocated.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,24 +12,24 @@
 
 namespace echelon::wire {
 
-constexpr std::size_t most_applied = 256;  // updates told of in one reply
-constexpr std::size_t most_runs = 20000;   // of a gradient that travels as rows
+constexpr std::size_t most_applied = 256;  // updates reported in one reply
+constexpr std::size_t most_runs = 20000;   // runs of a gradient that is sent as rows
 
-// A stretch of a gradient that is not zero, in elements.
+// A range of a gradient that may be nonzero, in elements.
 struct Run {
   std::int64_t begin = 0, numel = 0;
   bool operator==(const Run&) const = default;
 };
 
-// A gradient travels as the rows of matrices that were touched (of an embedding: the words that
-// occurred), where that is smaller; the rest is zero. `matrices` are [begin, rows, columns] within
-// `grad`, in order. One run for all of it where nothing is saved.
+// If it is smaller, a gradient is sent as the rows of matrices that were touched (for an embedding:
+// the tokens that occurred); the rest is zero. `matrices` are [begin, rows, columns] within `grad`,
+// in order. Returns a single run for the whole gradient if sending rows saves nothing.
 struct Matrix {
   std::int64_t begin = 0, rows = 0, columns = 0;
 };
 std::vector<Run> runs_of(const at::Tensor& grad, const std::vector<Matrix>& matrices);
 
-// The matrices of a range of the flat buffer, cut to whole rows.
+// The matrices within a range of the flat buffer, cut to whole rows.
 std::vector<Matrix> matrices_within(const std::vector<FlatUnit>& units, const OwnedRange& range);
 
 std::span<const std::byte> bytes_of(const at::Tensor& tensor);
@@ -58,17 +58,18 @@ struct GradientShape {
   std::int64_t numel = 0;
   at::ScalarType type = at::kFloat;
 };
-// Sends a push and gives the payload's bytes.
+// Sends a push. Returns the bytes of its payload.
 std::uint64_t send_push(Peer& peer, const Push& push, const std::vector<Run>& runs,
                         Deadline deadline);
 Push receive_push(Peer& peer, const Frame& request, const GradientShape& shape, Deadline deadline);
 
-// As a request (kind begin) or as the reply to one for the state (kind ok). Gives the bytes of it.
+// Sends it as a request (kind begin) or as the reply to a request for the state (kind ok). Returns
+// the bytes sent.
 std::uint64_t send(Peer& peer, const ParameterServer::Beginning& beginning, Deadline deadline,
                    Peer::Kind kind = Peer::ok);
 ParameterServer::Beginning receive_beginning(Peer& peer, const Frame& frame, Deadline deadline);
-// The reply to a request for the state, into tensors of its size. Gives how many updates changed
-// anything. Throws InvalidArgument where it is another job's.
+// Receives the reply to a request for the state into tensors of its size. Returns how many updates
+// changed the parameters. Throws InvalidArgument if the state belongs to another job.
 double receive_state(Peer& peer, const Frame& frame, const std::vector<at::Tensor>& into,
                      Deadline deadline);
 void require_same_state(const ParameterServer::Beginning& state,

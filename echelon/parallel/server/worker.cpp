@@ -60,7 +60,7 @@ ServerWorker::~ServerWorker() {
         setup_.local->leave(number_, why);
       else
         peers_[i]->send(FrameWriter().text(why).frame(Peer::bye), transfer());
-    } catch (const std::exception&) {  // it is gone itself
+    } catch (const std::exception&) {  // it is gone already
     }
   }
 }
@@ -119,7 +119,7 @@ void ServerWorker::pull(const Task& task) {
   on_all([&](std::size_t i) {
     at::Tensor mine = narrowed(values_, i);
     if (local(i)) {
-      const MemoryContext::Join the_servers(setup_.local->memory());  // may be given back here
+      const MemoryContext::Join the_servers(setup_.local->memory());  // may be freed here
       mine.copy_(setup_.local->pull(i == 0 ? number_ : -1, task));
       return;
     }
