@@ -1,6 +1,6 @@
-// Memory that groups of parameters are lent in turn: what comes back is lent again, and new memory
-// is made where nothing free is large enough. The best fit is taken, the oldest of equals, so that
-// a step that repeats takes the same memory for the same group.
+// A pool of memory for parameter groups: returned memory is reused, and new memory is allocated if
+// no free memory is large enough. take() picks the best fit, and the oldest of equals, so that a
+// repeated step uses the same memory for the same group.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +9,11 @@
 
 namespace echelon {
 
-// Memory has numel() and scalar_type(): a tensor, or the description of one.
+// Memory has numel() and scalar_type(): it is a tensor, or only the description of one.
 template <class Memory>
 class BufferPool {
  public:
-  // `make` gives new memory, where it is needed.
+  // `make` allocates new memory if it is needed.
   template <class Type, class Make>
   Memory take(std::int64_t numel, Type type, const Make& make) {
     auto best = free_.end();

@@ -1,5 +1,5 @@
-// The file: a block that says whose it is and what it holds, then the slices of every array, group
-// by group, each beginning at a block.
+// The file starts with a block that says which rank it belongs to and what it holds. The slices of
+// every array follow, group by group, each starting at a block boundary.
 #include <c10/core/ScalarType.h>
 #include <fmt/format.h>
 
@@ -25,14 +25,14 @@ namespace {
 
 constexpr std::int64_t block = BlockFile::alignment;
 
-// What is at the beginning of the file.
+// The beginning of the file.
 struct Mark {
   char magic[8] = {'E', 'C', 'H', 'T', 'I', 'E', 'R', '1'};
   char boot[40] =
-      {};  // since the machine started: after a crash of it, nothing here is to be trusted
+      {};  // identifies the boot: after a crash of the machine, the file cannot be trusted
   std::int64_t rank = 0, ranks = 0;
   std::int64_t updates = 0;
-  std::int64_t updating = 0;  // 1: some of it is after update `updates` already, the rest is not
+  std::int64_t updating = 0;  // 1: some slices are already after update `updates`, others are not
   std::uint64_t sum = 0;
 
   std::uint64_t right_sum() const {
@@ -125,7 +125,7 @@ class DiskTier final : public Tier {
  private:
   struct Held {
     at::Tensor memory;
-    BlockFile::Ticket ticket;  // 0: nothing is read
+    BlockFile::Ticket ticket;  // 0: no read in progress
   };
   struct Writing {
     std::uint64_t offset, bytes;
@@ -141,7 +141,7 @@ class DiskTier final : public Tier {
     return {static_cast<std::byte*>(memory.data_ptr()), bytes};
   }
 
-  // Where every slice begins; gives the file's size.
+  // Computes where every slice begins. Returns the file's size.
   std::uint64_t lay_out() {
     std::uint64_t at = block;
     for (const auto& array : arrays_) {
@@ -161,7 +161,8 @@ class DiskTier final : public Tier {
         BlockFile::aligned(std::uint64_t(run.numel) * element)};
   }
 
-  // What is read or written anew must have been written: requests under way are not ordered.
+  // A write must finish before the same place is read or written again: requests in flight are not
+  // ordered.
   void wait_for_writes(const Place& at) {
     for (const auto& one : writing_)
       if (one.offset < at.offset + at.bytes && at.offset < one.offset + one.bytes)
@@ -195,7 +196,7 @@ class DiskTier final : public Tier {
     return memory;
   }
 
-  // For the next run; what is more than may be written at a time goes, the oldest first.
+  // Keeps memory for the next run. Frees the oldest memory beyond twice `most_writing`.
   void keep(const at::Tensor& memory, const Run& run) {
     auto& free = free_[travels(run) ? 1 : 0];
     free.push_back(memory);
@@ -234,7 +235,7 @@ class DiskTier final : public Tier {
     Mark before, now;
     std::memcpy(static_cast<void*>(&before), mark_block_.data_ptr(), sizeof before);
     note_boot(now);
-    if (std::memcmp(before.magic, now.magic, sizeof before.magic) != 0) return;  // none: it is new
+    if (std::memcmp(before.magic, now.magic, sizeof before.magic) != 0) return;  // a new file
     const std::string whose =
         fmt::format("{} was left by a process that was killed", file_.path().string());
     if (before.sum != before.right_sum())
@@ -258,11 +259,11 @@ class DiskTier final : public Tier {
   std::map<std::uint64_t, Held> held_;
   std::deque<Writing> writing_;
   std::int64_t writing_bytes_ = 0;
-  std::array<std::vector<at::Tensor>, 2> free_;  // ordinary memory, and such that travels
+  std::array<std::vector<at::Tensor>, 2> free_;  // ordinary memory, and memory that travels
   at::Tensor mark_block_;
   Mark mark_;
   std::string left_behind_;
-  BlockFile file_;  // last: it waits for the kernel before memory goes
+  BlockFile file_;  // last: it waits for the kernel before the memory is freed
 };
 
 }  // namespace

@@ -1,6 +1,6 @@
-// The pooled memory of parameter groups (ZeRO-2 and 3): which piece a group's values hold from
-// gather to release, and its gradients from open until their scatter is done. ZeroShards keeps
-// tensors in it. The forecast of memory keeps sizes, and counts the pieces that are made
+// The pooled memory of parameter groups (ZeRO-2 and 3): a group's values hold memory from gather to
+// reshard, its gradients from alloc_grads until their reduce-scatter is done. ZeroShards uses it
+// with tensors. The memory forecast uses it with sizes, and counts the allocations
 // (pooled_bytes.h).
 #pragma once
 
@@ -18,14 +18,14 @@
 
 namespace echelon {
 
-// Memory has numel() and scalar_type(): a tensor, or the description of one.
+// Memory has numel() and scalar_type(): it is a tensor, or only the description of one.
 template <class Memory>
 class GroupMemory {
  public:
   using Make = std::function<Memory(std::int64_t numel, at::ScalarType type)>;
 
-  // `numels` and `type` are those of the groups. With `fp32_sums` gradients are widened before they
-  // are scattered.
+  // `numels` and `type` describe the groups. With `fp32_sums`, gradients are widened before the
+  // reduce-scatter.
   GroupMemory(const std::vector<std::int64_t>& numels, at::ScalarType type, bool fp32_sums,
               Make make)
       : type_(type), fp32_sums_(fp32_sums), make_(std::move(make)) {
@@ -33,12 +33,12 @@ class GroupMemory {
     for (std::size_t g = 0; g < numels.size(); ++g) groups_[g].numel = numels[g];
   }
 
-  // For the values, and until release.
+  // Takes memory for the values, until reshard.
   const Memory& gather(int group) { return of(group).values = take(group, type_); }
   void reshard(int group) { pool_.give_back(std::exchange(of(group).values, {})); }
 
-  // The groups whose scatter has to be finished before `group` is opened: its own, and the first of
-  // more than may be under way.
+  // The groups whose reduce-scatter must finish before the gradients of `group` get memory: `group`
+  // itself, and the oldest ones beyond the limit of concurrent reduce-scatters.
   std::vector<int> due(int group) const {
     std::vector<int> groups;
     for (std::size_t i = 0; i < scattering_.size(); ++i)
@@ -46,15 +46,16 @@ class GroupMemory {
         groups.push_back(scattering_[i]);
     return groups;
   }
-  // For the gradients, and until finish.
+  // Takes memory for the gradients, until finish.
   const Memory& alloc_grads(int group) { return of(group).gradients = take(group, type_); }
-  // For the fp32 sums of the gradients; the same until they are scattered.
+  // Memory for the fp32 sums of the gradients; the same memory until they are scattered.
   const Memory& widen(int group) {
     Group& one = of(group);
     if (!std::exchange(one.widened, true)) one.sums = take(group, at::kFloat);
     return one.sums;
   }
-  // What is scattered: the sums, and the gradients go back at once; or the gradients.
+  // Returns the memory to reduce-scatter: the fp32 sums, in which case the gradients' memory is
+  // returned to the pool at once, or else the gradients.
   const Memory& scatter(int group) {
     Group& one = of(group);
     if (fp32_sums_) {
@@ -86,7 +87,7 @@ class GroupMemory {
   bool fp32_sums_;
   Make make_;
   std::vector<Group> groups_;
-  std::vector<int> scattering_;  // groups, in the order in which their scatters began
+  std::vector<int> scattering_;  // groups, in the order in which their reduce-scatters began
   BufferPool<Memory> pool_;
 };
 

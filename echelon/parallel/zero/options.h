@@ -15,7 +15,7 @@ constexpr auto names_of(Offload) { return names("none", "host", "disk"); }
 enum class ScatterOption { automatic, micro_batch, step };
 constexpr auto names_of(ScatterOption) { return names("auto", "micro_batch", "step"); }
 
-// ZeRO, beside parallel.zero: docs/zero.md.
+// Options of ZeRO besides parallel.zero (docs/zero.md).
 struct ZeroOptions {
   double prefetch = 64;
   double group = 0.25;

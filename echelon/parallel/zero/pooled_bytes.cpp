@@ -9,7 +9,7 @@
 namespace echelon {
 namespace {
 
-// A tensor without its memory.
+// The size and type of a tensor, without memory.
 struct Piece {
   std::int64_t elements = 0;
   at::ScalarType type = at::kFloat;

@@ -1,4 +1,4 @@
-// What ZeroShards takes from its pool for a step, before there is memory for anything.
+// Forecasts the memory that ZeroShards takes from its pool in a step, before anything is allocated.
 #pragma once
 
 #include <ATen/core/ScalarType.h>
@@ -11,8 +11,8 @@
 
 namespace echelon {
 
-// Bytes for the groups of a stack that is laid out. An upper bound: a scatter that happens to be
-// done early gives its memory back before it must. `type` is the model's; with `fp32_sums` its
+// Bytes for the groups of a stack that is laid out. This is an upper bound: a reduce-scatter that
+// finishes early returns its memory before it has to. `type` is the model's type; with `fp32_sums`
 // gradients are summed in fp32.
 std::uint64_t pooled_bytes(const Table& table, const Stack& stack, const Placement& placement,
                            at::ScalarType type, bool fp32_sums);

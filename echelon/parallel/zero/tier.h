@@ -1,11 +1,11 @@
-// Where slices live that are not kept beside the model (zero.offload): in the host's memory, or on
-// disk. An array (the masters, a moment, …) has one slice a group; a run of it is brought to
-// memory, used, and given back.
+// Storage for offloaded slices (zero.offload): host memory or disk. An array (the masters, a
+// moment, …) has one slice per group. To use a run of an array, take it into memory and give it
+// back:
 //
-//   tier.want(next);                       // begins to come
-//   at::Tensor here = tier.take(run);      // waits until it is there; on the CPU
+//   tier.want(next);                       // starts to read it
+//   at::Tensor here = tier.take(run);      // waits until it is in CPU memory
 //   …                                      // read it, change it
-//   tier.give_back(run, /*changed=*/true); // is written while the program goes on
+//   tier.give_back(run, /*changed=*/true); // writes it in the background
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,36 +25,37 @@ class Tier {
   struct Array {
     std::string name;
     at::ScalarType type;
-    MemoryKind kind;  // what it counts as where it takes memory
-    bool travels;     // it is sent, or copied to a device, from where it lies
+    MemoryKind kind;  // how its memory is accounted
+    bool travels;     // it is sent, or copied to a device, from its memory
   };
   struct Run {
     int array = 0;
     int group = 0;
-    std::int64_t begin = 0, numel = 0;  // elements; begins at a multiple of `grain`
+    std::int64_t begin = 0, numel = 0;  // elements; `begin` is a multiple of `grain`
   };
   static constexpr std::int64_t grain = 4096;
-  // That wait to be written at most, unless one run is more.
+  // The most bytes that wait to be written, unless a single run is larger.
   static constexpr std::int64_t most_writing = std::int64_t{16} << 20;
 
   virtual ~Tier() = default;
   const std::vector<Array>& arrays() const { return arrays_; }
-  int find(const std::string& name) const;  // -1: there is none of that name
+  int find(const std::string& name) const;  // -1: no array has this name
   std::int64_t numel(int group) const { return numels_[std::size_t(group)]; }
 
   virtual void want(const Run& run) = 0;
   virtual at::Tensor take(const Run& run) = 0;
-  virtual at::Tensor blank(const Run& run) = 0;  // as take, but all of it will be written
+  virtual at::Tensor blank(const Run& run) = 0;  // like take, but all of it will be written
   virtual void give_back(const Run& run, bool changed) = 0;
 
-  // What is between the two is lost with the process; `updates` is how many there are then.
+  // A process that dies between these calls loses its state. `updates`: the number of updates after
+  // this one.
   virtual void begin_update(std::int64_t updates) = 0;
   virtual void end_update(std::int64_t updates) = 0;
 
-  // What a process that was killed had left in its place, in words; empty: nothing.
+  // Describes what a killed process left in this place; empty: nothing.
   virtual std::string left_behind() const { return {}; }
   virtual std::string description() const = 0;
-  double waited() const { return waited_; }  // seconds, since the beginning
+  double waited() const { return waited_; }  // seconds spent waiting, in total
   std::uint64_t bytes() const;
 
  protected:
@@ -65,16 +66,18 @@ class Tier {
   double waited_ = 0;
 };
 
-// Zeros, as a tensor of so many bytes on the CPU; from what travels others may read.
+// Allocates a zeroed CPU tensor of this many bytes. If it `travels`, other processes
+// or a GPU can read it directly.
 using ByteMemory = std::function<at::Tensor(std::int64_t bytes, bool travels)>;
 
-// Everything stays in memory.
+// Keeps everything in host memory.
 std::unique_ptr<Tier> host_tier(std::vector<Tier::Array> arrays, std::vector<std::int64_t> numels,
                                 const ByteMemory& memory);
 
-// One file of this rank in `folder`, which is removed in the end. Throws InvalidArgument where
-// there is no room for it. A process that is killed leaves the file, with a mark that says whether
-// it was in the middle of an update; the next one says so and begins anew.
+// Keeps everything in one file per rank in `folder`; the file is removed at the end. Throws
+// InvalidArgument if the disk is too full. A killed process leaves the file behind, with a mark
+// that says whether it was in the middle of an update. The next process reports this and starts
+// afresh.
 std::unique_ptr<Tier> disk_tier(const std::string& folder, int rank, int ranks,
                                 std::vector<Tier::Array> arrays, std::vector<std::int64_t> numels,
                                 ByteMemory memory);

@@ -59,7 +59,7 @@ Owners owners_of(const SumRanks& of, bool per_host) {
   return owners;
 }
 
-// Copies between a device and the host's memory on a stream of their own, beside the computation.
+// Copies between a device and host memory on its own stream, concurrently with the computation.
 class ZeroShards::CopyLane {
  public:
   CopyLane(at::Device device, int groups)
@@ -68,7 +68,7 @@ class ZeroShards::CopyLane {
         stream_(guard_.getStreamFromGlobalPool(device, /*isHighPriority=*/false)),
         there_(std::size_t(groups)) {}
 
-  // Runs `begin` with its stream current, after all that the present stream was given.
+  // Runs `begin` on this stream, after all work already queued on the current stream.
   template <class Fn>
   void beside(int group, const Fn& begin) {
     c10::Event before(device_.type());
@@ -79,11 +79,11 @@ class ZeroShards::CopyLane {
     there_[std::size_t(group)].emplace(device_.type());
     there_[std::size_t(group)]->record(stream_);
   }
-  // What the present stream is given next comes after it.
+  // Makes work queued on the current stream from now on wait for the copy.
   void follow(int group) { there_[std::size_t(group)]->block(guard_.getStream(device_)); }
-  // Until it is done.
+  // Waits until the copy is done.
   void wait(int group) { there_[std::size_t(group)]->synchronize(); }
-  // Until all that the present stream was given is done.
+  // Waits until all work queued on the current stream is done.
   void wait_for_device() {
     c10::Event done(device_.type());
     done.record(guard_.getStream(device_));
@@ -166,7 +166,7 @@ int ZeroShards::rank(int group) const {
   return ranks ? ranks->rank() : 0;
 }
 
-// What a rank has to itself is its slice; but gradients may still have to be widened.
+// If a rank owns a whole group, the group is its slice; but gradients may still have to be widened.
 bool ZeroShards::pools_values(int group) const { return placement_.values.pooled && owners(group); }
 bool ZeroShards::pools_grads(int group) const {
   return placement_.gradients.pooled && (owners(group) || stack_.has_fp32_sums());
@@ -265,15 +265,16 @@ void ZeroShards::reshard(int group) {
   if (pools_values(group)) pooled_.reshard(group);
 }
 
-// What has arrived is put away first, since its memory may do; and the same group of an earlier
-// micro-batch, whose place this is. What has still to be summed across hosts waits for its turn:
-// all ranks begin their exchanges in the same order. On a GPU every step takes the same memory for
-// the same group, so that a graph can record it.
+// Finished reductions are stored first, because their memory can be reused, and so is an earlier
+// micro-batch's reduction of the same group, because its memory is needed now. A reduction that
+// still has to be summed across hosts waits for its turn: all ranks start their collectives in the
+// same order. On a GPU, every step uses the same memory for the same group, so that a graph can
+// record it.
 void ZeroShards::alloc_grads(int group) {
   if (!pools_grads(group)) {
     stack_.attach_grads(group, grads(group));
     if (!kept_[std::size_t(group)]) stack_.forget_grads(group);
-    kept_[std::size_t(group)] = true;  // later micro-batches add to it
+    kept_[std::size_t(group)] = true;  // later micro-batches add to the gradients
     return;
   }
   const std::vector<int> due = pooled_.due(group);
@@ -321,7 +322,8 @@ void ZeroShards::scatter(int group) {
       one.all = memory.narrow(0, 0, place.numel);
     }
   }
-  // On a GPU straight to where it is kept; on a CPU where it lies, which shared memory does best.
+  // On a GPU, reduces directly into the final place. On a CPU, reduces in place, which is fastest
+  // in shared memory.
   one.kept = owners(group) && placement_.gradients.sliced && !tier_ && stack_.device().is_cuda() &&
              !kept_[std::size_t(group)];
   if (one.kept) kept_[std::size_t(group)] = true;
@@ -352,7 +354,7 @@ void ZeroShards::finish(Scattering& one) {
   one = {};
 }
 
-// A slice of gradients joins those of earlier micro-batches.
+// Adds a slice of gradients to the sum of earlier micro-batches.
 void ZeroShards::keep(int group, at::Tensor sum) {
   const bool first = !kept_[std::size_t(group)];
   kept_[std::size_t(group)] = true;

@@ -1,4 +1,4 @@
-// What a step must know of a model that ranks share out, and of how finely.
+// Describes the parameter groups of a sharded model to the builder of a step.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,11 +13,11 @@
 
 namespace echelon {
 
-// The fewest elements that are shared out together: zero.group.
+// The smallest size of a parameter group, in elements: zero.group.
 std::int64_t smallest_group(const ZeroOptions& options, at::ScalarType type);
 
-// Writes the groups of a stack that is laid out, who uses them and how they are placed into a
-// shape. Gives the bytes of each group's values.
+// Writes the groups of a stack that is laid out, their users and their placement into a shape.
+// Returns the bytes of each group's values.
 std::vector<std::int64_t> describe_groups(StepShape& shape, const Stack& stack,
                                           const Placement& placement, at::ScalarType type);
 

@@ -1,4 +1,4 @@
-// Gathers and scatters laid over a step's computation.
+// Inserts gathers and scatters into a step's computation.
 #include "echelon/parallel/zero/zero_table.h"
 
 #include <algorithm>
@@ -8,21 +8,21 @@
 namespace echelon {
 namespace {
 
-// The stretches of a step in which a group is needed, in the order in which they begin.
+// The intervals of a step in which a group is needed, in the order in which they begin.
 struct Stretch {
   int group = 0;
-  std::size_t first = 0, last = 0;  // actions
-  std::size_t from = 0;             // the action before which it begins to come
+  std::size_t first = 0, last = 0;  // of actions
+  std::size_t from = 0;             // the gather starts before this action
 };
 
 std::vector<Stretch> stretches(const Table& compute, const StepShape& shape) {
   std::vector<Stretch> all;
-  std::vector<int> open(std::size_t(shape.groups), -1);  // a stretch that may go on
+  std::vector<int> open(std::size_t(shape.groups), -1);  // an interval that may be extended
   for (std::size_t i = 0; i < compute.size(); ++i) {
-    // Messages, and gradients of matrices, need no values.
+    // Messages and weight gradients need no values.
     if (!computes(compute[i]) || compute[i].kind == Action::Kind::weight) continue;
     const auto& needs = shape.uses[std::size_t(compute[i].layer)];
-    if (needs.empty()) continue;  // nothing has to go for it
+    if (needs.empty()) continue;  // nothing has to be resharded for it
     for (std::size_t g = 0; g < open.size(); ++g)
       if (std::find(needs.begin(), needs.end(), int(g)) == needs.end()) open[g] = -1;
     for (const int g : needs) {
@@ -37,7 +37,7 @@ std::vector<Stretch> stretches(const Table& compute, const StepShape& shape) {
   return all;
 }
 
-// When each begins to come: with one of those before it, as long as what is there then fits.
+// When each gather starts: as early as all groups that are then unsharded fit into `prefetch`.
 void look_ahead(std::vector<Stretch>& all, const std::vector<std::int64_t>& bytes,
                 std::int64_t prefetch) {
   for (std::size_t j = 0; j < all.size(); ++j) {
@@ -53,10 +53,10 @@ void look_ahead(std::vector<Stretch>& all, const std::vector<std::int64_t>& byte
   }
 }
 
-// Each fetch with the gather before it, the first with its own.
+// Places each fetch next to the previous gather, and the first next to its own gather.
 Table with_fetches(const Table& table) {
   Table all;
-  int before = -1;  // where the last gather is
+  int before = -1;  // position of the last gather
   for (const auto& action : table) {
     if (action.kind == Action::Kind::gather) {
       const Action fetch{.kind = Action::Kind::fetch, .group = action.group};
@@ -81,8 +81,8 @@ Table with_shards(const Table& computation, const StepShape& shape,
     const auto& uses = shape.uses[std::size_t(a.layer)];
     return changes_gradients(a) && std::find(uses.begin(), uses.end(), group) != uses.end();
   };
-  // By group: changes that are left, of the step and of each micro-batch, and which of those have
-  // begun.
+  // By group: gradient changes that remain in the step and in each micro-batch, and which
+  // micro-batches have begun.
   struct Left {
     int all = 0;
     std::vector<int> of;

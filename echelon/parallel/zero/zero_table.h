@@ -1,4 +1,4 @@
-// The table of a step on ranks that share a model out.
+// The step table of a sharded model.
 #pragma once
 
 #include <cstdint>
@@ -8,23 +8,23 @@
 
 namespace echelon {
 
-// When gradients go to their owners where groups have memory for them only while it is lent: as
-// soon as no micro-batch is half-way through a group, which needs the least memory; or once a step,
-// which sends the least.
+// When pooled gradients are reduce-scattered to their owners: as soon as no micro-batch is half-way
+// through a group, which needs the least memory, or once per step, which sends the fewest bytes.
 enum class Scatter { micro_batch, step };
 
-// Parameters, gradients or optimiser state in slices over ranks, as the shape says. Gradients that
-// are whole go to their owners after the last micro-batch, those in slices as `scatter` says.
-// Sliced values are gathered before their layers run and released after; the next groups are
-// gathered ahead, as long as all that are there hold at most `prefetch` bytes (`bytes`: of each
-// group), but at least one. What two neighbouring actions need stays: the last group of forward is
-// there for backward. Offloaded slices are fetched while the group before is gathered. Tied
-// gradients are summed once all computation is done, and what holds them goes to its owners after
-// that: no owner has the same slice of them on two pipeline stages.
+// Adds all-gathers and reduce-scatters to a computation whose parameters, gradients or optimiser
+// state are sharded as the shape says. Whole gradients go to their owners after the last
+// micro-batch; sliced gradients go when `scatter` says. Sliced values are gathered before their
+// layers run and resharded afterwards. The next groups are prefetched while all unsharded groups
+// together hold at most `prefetch` bytes (`bytes`: of each group), but always at least one. A group
+// that two neighbouring actions need stays unsharded, so the last group of forward is kept for
+// backward. Offloaded slices are fetched while the previous group is gathered. Tied gradients are
+// summed after all computation, and their groups go to their owners after that: no owner has the
+// same slice of them on two pipeline stages.
 Table with_shards(const Table& computation, const StepShape& shape,
                   const std::vector<std::int64_t>& bytes, std::int64_t prefetch,
                   Scatter scatter = Scatter::micro_batch);
-// Over one process's order.
+// The same for the computation of one process.
 Table zero(const StepShape& shape, const std::vector<std::int64_t>& bytes, std::int64_t prefetch);
 
 }  // namespace echelon

@@ -19,8 +19,8 @@
 
 namespace echelon {
 
-// Pieces of gradients on their way from a GPU and of values on their way to it, two of each at a
-// time, in pinned memory.
+// Pinned memory for pieces of gradients on their way from a GPU and for pieces of values on their
+// way to it, two of each at a time.
 class ZeroUpdate::Staging {
  public:
   Staging(at::Device device, at::ScalarType grads, at::ScalarType values, std::int64_t numel)
@@ -31,7 +31,7 @@ class ZeroUpdate::Staging {
           {numel}, at::TensorOptions(i < first_value ? grads : values).pinned_memory(true));
   }
 
-  // Begins to bring the gradients of a piece here.
+  // Starts to copy the gradients of a piece to the host.
   void bring(std::size_t piece, const at::Tensor& grads) {
     at::Tensor(slot(piece, 0).memory.narrow(0, 0, grads.numel())).copy_(grads, true);
     mark(slot(piece, 0));
@@ -40,7 +40,7 @@ class ZeroUpdate::Staging {
     slot(piece, 0).done->synchronize();
     return slot(piece, 0).memory.narrow(0, 0, numel);
   }
-  // Casts masters and begins to send them.
+  // Casts masters to the model's type and starts to copy them to the GPU.
   void send(std::size_t piece, const at::Tensor& masters, at::Tensor values) {
     Slot& one = slot(piece, first_value);
     if (one.done) one.done->synchronize();
@@ -148,8 +148,8 @@ ZeroUpdate::ZeroUpdate(Stack& stack, ZeroShards& shards, const OptimOptions& opt
 
 ZeroUpdate::~ZeroUpdate() = default;
 
-// A row for each trainable parameter here, in the order of segments: its sum over those who own
-// slices of it.
+// `rows` has one row per trainable parameter of this rank, in the order of segments. Sums each row
+// over the owners of that parameter's slices.
 void ZeroUpdate::sum_over_owners(at::Tensor rows) const {
   const CommCall call{.tag = "norms", .blocking = true};
   if (shards_.have_same_owners())
@@ -174,7 +174,7 @@ void ZeroUpdate::sum_over_owners(at::Tensor rows) const {
   }
 }
 
-// Of a piece: masters where the tier has them, state, and gradients.
+// The runs of a piece: masters if the tier stores them, state, and gradients.
 std::vector<Tier::Run> ZeroUpdate::kept(const Piece& piece, bool with_grads) const {
   std::vector<Tier::Run> runs;
   const auto add = [&](const std::string& name) {
@@ -227,7 +227,7 @@ void ZeroUpdate::walk(bool values_change,
   }
 }
 
-// The new values of a piece, from its masters, to where a step takes them from.
+// Writes the new values of a piece, cast from its masters, to where a step reads them.
 void ZeroUpdate::put_values(std::size_t i, const at::Tensor& masters) {
   const Piece& piece = pieces_[i];
   if (const int array = tier_->find("value"); array >= 0) {
@@ -256,7 +256,7 @@ std::vector<std::size_t> ZeroUpdate::owned_by(const Parameter& parameter) const 
   return owned;
 }
 
-// In pieces of a tier's runs, or of whole slices.
+// Splits at the pieces of the tier, or returns whole slices.
 std::vector<StateSlice> ZeroUpdate::slices() const {
   std::vector<Piece> whole;
   for (int g = 0; g < int(stack_.groups().size()); ++g)
@@ -301,7 +301,7 @@ std::vector<StateSlice> ZeroUpdate::slices() const {
   return all;
 }
 
-// Every parameter is made whole for a moment, and the own slices of it kept.
+// Materialises one whole parameter at a time and keeps only the own slices.
 void ZeroUpdate::load(const ValueSource& source) {
   const at::NoGradGuard no_grad;
   for (const auto& parameter : stack_.parameters())
@@ -335,8 +335,8 @@ void ZeroUpdate::apply(const at::Tensor& loss) {
                         : counted_norm(shards_.grads(g), stack_.units(), shards_.slice_begin(g)));
     if (!tier_) grads.push_back(shards_.grads(g));
   }
-  // A rank of a pipeline may have no parameters. Groups that are summed over fewer ranks than all
-  // are other parameters on the others, so every rank's slices count.
+  // A pipeline rank may have no parameters. Groups that are summed over fewer ranks than others
+  // hold different parameters on each rank, so every rank's slices count.
   const at::Tensor square =
       norms.empty() ? at::zeros({}, at::TensorOptions(stack_.device()).dtype(at::kDouble))
                     : norm_of_norms(norms).to(at::kDouble).square();

@@ -1,9 +1,9 @@
-// The update of ranks that share a model out: each applies it to the slices it owns
-// (zero_shards.h). Masters, moments and what else the optimiser keeps exist once in the whole job.
+// The optimiser update of a sharded model: each rank updates the slices it owns (zero_shards.h).
+// Masters, moments and the rest of the optimiser state exist once in the whole job.
 //
-// Where a tier keeps them, they come to memory piece by piece: while one is updated, on the CPU,
-// the next is read and the last is written. A GPU's gradients and new values go through pinned
-// memory beside that.
+// If a tier stores them, they are processed piece by piece: while the CPU updates one piece, the
+// next is read and the previous one is written. Gradients from a GPU and new values for it pass
+// through pinned memory at the same time.
 #pragma once
 
 #include <functional>
@@ -20,19 +20,19 @@ namespace echelon {
 
 class ZeroUpdate final : public Update {
  public:
-  // With a tier: `piece` elements at a time.
+  // With a tier: updates `piece` elements at a time.
   ZeroUpdate(Stack& stack, ZeroShards& shards, const OptimOptions& options, Tier* tier = nullptr,
              std::int64_t piece = 0, const std::optional<LossScale::Setup>& scaling = {},
              PartSums part_sums = {});
   ~ZeroUpdate() override;
-  // The arrays that a tier must have for it; `sums` is the type in which gradients are summed.
+  // The arrays that the tier must have; `sums` is the type in which gradients are summed.
   static std::vector<Tier::Array> arrays(const OptimOptions& options, at::ScalarType type,
                                          at::ScalarType sums, const Placement& placement,
                                          at::Device device);
 
   void load(const ValueSource& source) override;
   const at::Tensor& rate() const override { return slices_->rate(); }
-  // The gradients have been given to their owners and are synchronized.
+  // Call it after the gradients are reduced to their owners and synchronized.
   void apply(const at::Tensor& loss) override;
   const at::Tensor& norm() const override { return norm_; }
   const at::Tensor& skipped() const override { return slices_->skipped(); }
@@ -67,9 +67,9 @@ class ZeroUpdate final : public Update {
   Tier* tier_;
   PartSums part_sums_;
   std::vector<std::string> kinds_;
-  std::vector<Piece> pieces_;  // of all own slices, where a tier keeps them
+  std::vector<Piece> pieces_;  // of all own slices, if a tier stores them
   std::unique_ptr<Staging> staging_;
-  at::Tensor masters_;  // of all own slices, where the model's type is too narrow for them
+  at::Tensor masters_;  // of all own slices, if the model's type is too narrow for masters
   std::unique_ptr<SliceUpdate> slices_;
   at::Tensor norm_;
   double host_seconds_ = 0;
