@@ -23,7 +23,7 @@ void require_enough(int layers, const PipelineShape& shape) {
       shape.stages(), layers, layers));
 }
 
-// Micro-batches whose activations a stage holds at once; of several chunks, its share of them.
+// Micro-batches whose activations a stage holds at once. With several chunks: this chunk's share.
 double held(int stage, PipelineOrder schedule, const PipelineShape& shape) {
   return double(closed_form_activations(schedule, shape, shape.rank_of(stage))) / shape.chunks;
 }
@@ -48,7 +48,8 @@ void share_times(std::vector<LayerCost>& layers, const std::vector<std::string>&
     if (!kinds[l].empty()) layers[l].seconds = least[kinds[l]];
 }
 
-// best[s][l]: the least that the dearest of the first s stages can cost with the first l layers.
+// best[s][l]: the lowest possible cost of the most expensive of the first s stages, with the first
+// l layers.
 std::vector<StageLayers> balance(const std::vector<LayerCost>& layers, BalanceBy by,
                                  PipelineOrder schedule, const PipelineShape& shape) {
   require_enough(int(layers.size()), shape);

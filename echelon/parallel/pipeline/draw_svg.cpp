@@ -1,5 +1,5 @@
-// A picture is a title, a panel for each timeline and a legend. A panel is a heading, a row for
-// each rank and an axis. All panels have the same scale.
+// A picture has a title, one panel per timeline and a legend. A panel has a heading, one row per
+// rank and an axis. All panels share one scale.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -18,13 +18,13 @@ using Kind = Slot::Kind;
 
 namespace {
 
-constexpr int picture_width = 1080, left = 190, right = 52;  // rows lie between the margins
+constexpr int picture_width = 1080, left = 190, right = 52;  // rows are drawn between the margins
 constexpr int wide = picture_width - left - right;
 constexpr int head = 50, foot = 40;  // above and below the panels
 constexpr int heading = 26, row_height = 26, axis = 46, note_height = 18;
 constexpr std::string_view ink = "#222222", faint = "#dddddd", ground = "#f4f4f4";
 
-// Of the palette of Okabe and Ito, which the colour-blind can tell apart.
+// From the palette of Okabe and Ito, which colour-blind readers can tell apart.
 constexpr std::array<std::string_view, 4> colours{"#56b4e9", "#e69f00", "#f0e442", "#009e73"};
 
 struct Panel {
@@ -48,7 +48,7 @@ std::string escaped(std::string_view words) {
         text += "&quot;";
         break;
       default:
-        text += static_cast<unsigned char>(c) < ' ' ? ' ' : c;  // XML has no control characters
+        text += static_cast<unsigned char>(c) < ' ' ? ' ' : c;  // XML allows no control characters
     }
   return text;
 }
@@ -80,7 +80,7 @@ std::string box(const TimedSlot& one, double top, double pixels_per_second, int 
   return out;
 }
 
-// Round numbers of milliseconds, about eight of them.
+// The distance between ticks: a round number of milliseconds that gives about eight ticks.
 double tick_distance(double milliseconds) {
   const double raw = milliseconds / 8, size = std::pow(10, std::floor(std::log10(raw)));
   for (const double factor : {1.0, 2.0, 2.5, 5.0})
@@ -125,7 +125,7 @@ std::string draw(const Panel& panel, double top, double seconds, int chunks,
   return out;
 }
 
-// Of each kind, the shades of its chunks side by side.
+// Shows the shades of the chunks side by side for each kind.
 std::string legend(const std::set<Kind>& kinds, int chunks, double top) {
   std::string out;
   double x = left;

@@ -30,14 +30,14 @@ std::vector<double> durations(const Timeline& timeline) {
   return all;
 }
 
-// Columns for a second: as many as there is room for, but no fewer than give most slots one each.
-// Where stages cost the same, all times are multiples of the shortest slot; that one then gets a
-// whole number of columns, so that equal boxes look equal.
+// Columns per second: as many as fit, but enough to give most slots one column each. If stages cost
+// the same, all times are multiples of the shortest slot. That slot then gets a whole number of
+// columns, so that equal boxes look equal.
 double columns_per_second(const Timeline& timeline, std::size_t columns) {
   const std::vector<double> sorted = durations(timeline);
   if (sorted.empty()) return 0;  // nothing ran
   const double shortest = sorted.front(), quarter = sorted[sorted.size() / 4];
-  bool multiples = quarter < 1.5 * shortest;  // not one short slot among long ones
+  bool multiples = quarter < 1.5 * shortest;  // not a single short slot among long ones
   for_each(timeline, [&](const TimedSlot& one) {
     for (const double time : {one.begin / shortest, one.end / shortest})
       multiples = multiples && std::abs(time - std::round(time)) < 1e-3;
@@ -48,8 +48,8 @@ double columns_per_second(const Timeline& timeline, std::size_t columns) {
   return std::clamp(wanted, multiples ? 0 : full, 100 * full);
 }
 
-// Kind and chunk: F, B, I, W with one chunk; with several A, B, ... forward, a, b, ... backward,
-// and wa, wb, ... for weight parts.
+// Kind and chunk. With one chunk: F, B, I, W. With several: A, B, ... for forward, a, b, ... for
+// backward, and wa, wb, ... for weight parts.
 std::string letters(const Slot& slot, bool chunks) {
   if (!chunks) return std::string(1, "FBIW"[std::size_t(slot.kind)]);
   const auto chunk = char(slot.chunk % 26);
@@ -84,7 +84,7 @@ std::string time_text(double seconds) {
   return fmt::format("{:.3g} us", seconds * 1e6);
 }
 
-// The two ends of a row that is too long: a pipeline fills and empties there, between them it
+// Keeps the two ends of a row that is too long. The pipeline fills and drains there; in between it
 // repeats itself.
 std::string cut(const std::string& row, std::size_t columns) {
   static constexpr std::string_view gap = " .. ";

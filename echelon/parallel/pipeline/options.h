@@ -1,4 +1,4 @@
-// How layers and micro-batches go over the ranks of a pipeline.
+// How layers and micro-batches are split over the ranks of a pipeline.
 #pragma once
 
 #include <cstdint>

@@ -71,7 +71,7 @@ std::vector<Table> stage_tables(const PipelineSchedule& schedule, const Pipeline
 
 namespace {
 
-// None for a recompute, which is a part of what follows it.
+// None for a recompute, which belongs to the slot that follows it.
 std::optional<Slot::Kind> kind_of(const Action& action) {
   switch (action.kind) {
     case Action::Kind::forward:
@@ -93,7 +93,7 @@ std::vector<TimedSlot> slots_of(std::span<const TimedAction> actions,
                                 const std::vector<StageLayers>& stages,
                                 const PipelineShape& shape) {
   std::vector<TimedSlot> slots;
-  std::optional<double> recompute;  // when one began whose backward has not run
+  std::optional<double> recompute;  // start of a recompute whose backward has not run yet
   for (const auto& [action, begin, end] : actions) {
     if (!computes(action)) continue;
     const double first = recompute.value_or(begin);

@@ -1,5 +1,6 @@
-// A rank's order in a pipeline's schedule as the actions of a step: its layers one by one, and what
-// comes and goes at the ends of its chunks. And the way back, from actions that ran to slots.
+// Translates a rank's order in a pipeline schedule into the actions of a step: its layers one by
+// one, and the sends and receives at the ends of its chunks. Also translates executed actions back
+// into slots.
 #pragma once
 
 #include <span>
@@ -13,18 +14,18 @@
 
 namespace echelon {
 
-// The computation of one rank, without what ends a step. What the next slot waits for begins to
-// come before this one runs. `step` says which layers run again before their backward; its `own`
-// must be those of the rank.
+// The computation of one rank, without the end of the step (gradient reduction and update).
+// Receives for the next slot are posted before the current slot runs. `step` says which layers are
+// recomputed before their backward; its `own` must be the rank's layers.
 Table pipeline_table(const PipelineSchedule& schedule, const PipelineShape& shape, int rank,
                      const std::vector<StageLayers>& stages, const StepShape& step);
 
-// By rank, the same for a model whose stages are one layer each: an action that computes is a slot.
+// The same by rank, for a model with one layer per stage: every computing action is one slot.
 std::vector<StageLayers> one_layer_each(const PipelineShape& shape);
 std::vector<Table> stage_tables(const PipelineSchedule& schedule, const PipelineShape& shape);
 
-// The slots of a rank's actions: consecutive ones that compute for one stage and micro-batch make
-// one slot, a recompute with the backward after it.
+// The slots of a rank's actions. Consecutive computing actions of the same stage and micro-batch
+// form one slot; a recompute belongs to the backward after it.
 std::vector<TimedSlot> slots_of(std::span<const TimedAction> actions,
                                 const std::vector<StageLayers>& stages, const PipelineShape& shape);
 

@@ -58,8 +58,8 @@ void check_interleaved(std::string_view name, const PipelineShape& shape) {
       below > 0 ? fmt::format("{} and ", below) : "", below + shape.ranks));
 }
 
-// All forwards of a rank, or all its backwards, in the order in which they run: p micro-batches
-// through a chunk, the same through the next, then the next p. Backwards begin with the last chunk.
+// All forwards or all backwards of a rank in execution order: p micro-batches through one chunk,
+// the same through the next chunk, then the next p. Backwards begin with the last chunk.
 Order all(Kind kind, const PipelineShape& shape) {
   Order order;
   const int slots = shape.micro_batches * shape.chunks;
@@ -72,7 +72,8 @@ Order all(Kind kind, const PipelineShape& shape) {
   return order;
 }
 
-// Some forwards, then forward and backward in turn until the forwards are used up, then the rest.
+// Some forwards first, then forward and backward alternating until no forward remains, then the
+// rest.
 Order in_turn(const PipelineShape& shape, Kind backward, int forwards_first) {
   const Order forwards = all(Kind::forward, shape), backwards = all(backward, shape);
   auto next = forwards.begin() + std::min<std::ptrdiff_t>(forwards_first, std::ssize(forwards));
@@ -85,7 +86,7 @@ Order in_turn(const PipelineShape& shape, Kind backward, int forwards_first) {
   return order;
 }
 
-// Each weight part follows the input part of the micro-batch that is `late` further on.
+// Each weight part follows the input part of the micro-batch that is `late` later.
 Order with_weights(const Order& order, const PipelineShape& shape, int late) {
   Order all;
   for (const Slot& slot : order) {
@@ -133,7 +134,7 @@ PipelineSchedule zero_bubble(const PipelineShape& shape) {
 
 namespace {
 
-// What a rank idles and works, in one unit of time, and the formulas of both.
+// Idle and busy time of a rank in one unit of time, and the formulas of both.
 struct Bubble {
   std::string_view idle_form, work_form;
   std::int64_t idle, work;
@@ -165,7 +166,7 @@ int zero_bubble_activations(const PipelineShape& shape, int) {
   return std::min(shape.micro_batches, shape.ranks);
 }
 
-// All that is known of a schedule.
+// Everything that is known about a schedule.
 struct Known {
   void (*check)(std::string_view name, const PipelineShape& shape);
   PipelineSchedule (*make)(const PipelineShape& shape);

@@ -1,6 +1,6 @@
-// Pipeline schedules as data: in which order each rank runs the forwards and backwards of its
-// stages. A schedule is a pure function of a shape; `validate` says beforehand whether it can run,
-// simulate.h how long it takes, draw.h how it looks.
+// Pipeline schedules as data: the order in which each rank runs the forwards and backwards of its
+// stages. A schedule is a pure function of a shape. `validate` says in advance whether it can run,
+// simulate.h how long it takes, and draw.h what it looks like.
 //
 //   name         source                                     chunks   micro-batches
 //   gpipe        Huang et al. 2019, arXiv:1811.06965        1        any
@@ -8,9 +8,9 @@
 //   interleaved  Narayanan et al. 2021, arXiv:2104.04473    any      multiples of the ranks
 //   zero-bubble  Qi et al. 2023, arXiv:2401.10241 (ZB-H1)   1        any
 //
-// Under each of them a stage adds the micro-batches' gradients in the order of their numbers, so
-// the sums are the same to the bit. In formulas p is the number of ranks, m of micro-batches, v of
-// chunks, and i a rank.
+// In all of them a stage adds the gradients of micro-batches in the order of their numbers, so the
+// sums are bitwise equal. In formulas, p is the number of ranks, m of micro-batches and v of
+// chunks; i is a rank.
 #pragma once
 
 #include <string>
@@ -21,12 +21,12 @@
 
 namespace echelon {
 
-// The model is cut into stages. Chunk c of rank r is stage c * ranks + r: with several chunks a
-// micro-batch comes round to every rank as often.
+// The model is cut into stages. Chunk c of rank r is stage c * ranks + r: with several chunks, a
+// micro-batch visits every rank once per chunk.
 struct PipelineShape {
   int ranks = 1;
   int micro_batches = 1;
-  int chunks = 1;  // stages of one rank
+  int chunks = 1;  // stages per rank
 
   int stages() const { return ranks * chunks; }
   int stage(int rank, int chunk) const { return chunk * ranks + rank; }
@@ -34,13 +34,13 @@ struct PipelineShape {
   int chunk_of(int stage) const { return stage / ranks; }
 };
 
-// What a rank computes at a time.
+// One unit of a rank's computation.
 struct Slot {
   enum class Kind {
-    forward,   // keeps what its backward needs, and gives its output to the next stage
-    backward,  // gradients of input and parameters at once
-    input,     // the gradient of what came in alone: the stage before waits for nothing else
-    weight,    // the parameters' gradients, which can wait
+    forward,   // keeps what its backward needs and sends its output to the next stage
+    backward,  // gradients of input and parameters together
+    input,     // the gradient of the input only; the previous stage waits for nothing else
+    weight,    // the gradients of the parameters, which can wait
   };
   Kind kind;
   int chunk = 0;
@@ -57,35 +57,36 @@ std::string to_string(const Slot& slot);      // "forward(chunk 0, micro-batch 3
 
 // All forwards, then all backwards.
 PipelineSchedule gpipe(const PipelineShape& shape);
-// Rank i runs p-i-1 forwards, then forward and backward in turn: no more than p-i activations are
+// Rank i runs p-i-1 forwards, then alternates forward and backward. At most p-i activations are
 // alive, however many micro-batches there are.
 PipelineSchedule one_f_one_b(const PipelineShape& shape);
-// The same in turns of p micro-batches through each chunk; rank i begins with 2(p-i-1) + (v-1)p
-// forwards. With one chunk it takes the time of 1f1b and more memory, but hides longer transfers.
+// The same, p micro-batches at a time through each chunk. Rank i begins with 2(p-i-1) + (v-1)p
+// forwards. With one chunk it takes as long as 1f1b and more memory, but hides longer transfers.
 PipelineSchedule interleaved(const PipelineShape& shape);
-// 1f1b with the backward in two: rank i runs a weight part i micro-batches late, which fills the
-// wait for the last backwards. Every rank holds what the first holds under 1f1b.
+// 1f1b with the backward in two parts. Rank i runs each weight part i micro-batches late, which
+// fills the wait for the last backwards. Every rank holds as many activations as rank 0 holds in
+// 1f1b.
 PipelineSchedule zero_bubble(const PipelineShape& shape);
 
-// One of the above. All of them throw InvalidArgument where a shape has no such
-// schedule, and name the nearest that has.
+// Any of the above. All of them throw InvalidArgument if no such schedule exists for the shape, and
+// name the nearest shape that has one.
 PipelineSchedule make_schedule(PipelineOrder order, const PipelineShape& shape);
 
-// Throws InvalidArgument naming rank, index and slot where a schedule cannot run: something twice,
-// missing or out of the shape, a backward before its forward, an input part without its weight part
-// or the other way round, a weight part before its input part; ranks that wait for each other for
-// ever; and, where a bound is given (by rank; 0: none), more activations alive than that. A forward
-// waits for that of the stage before, a backward or input part for that of the stage after; to send
-// never blocks.
+// Throws InvalidArgument naming rank, index and slot if the schedule cannot run: a slot is
+// duplicate, missing or outside the shape; a backward comes before its forward; an input part has
+// no weight part or the reverse; a weight part comes before its input part; ranks deadlock; or more
+// activations are alive than the bound for that rank, if one is given (0: none). A forward waits
+// for the forward of the previous stage, a backward or input part for that of the next stage. Sends
+// never block.
 void validate(const PipelineSchedule& schedule, const PipelineShape& shape,
               const std::vector<int>& most_activations = {});
 
-// The most (chunk, micro-batch) pairs alive at once on a rank: from the forward to the backward, or
-// to the weight part where there are two.
+// The most (chunk, micro-batch) pairs alive at once on a rank. A pair is alive from its forward to
+// its backward, or to its weight part if the backward is split.
 int peak_activations(const PipelineSchedule& schedule, int rank);
 
-// The bubble by formula: the time in which a rank idles, over the time in which it works. All
-// stages cost the same, transfers nothing.
+// The bubble by formula: the idle time of a rank over its busy time, if all stages cost the same
+// and transfers cost nothing.
 //
 //   gpipe, 1f1b  (p-1) / m         any cost of forward and backward
 //   interleaved  (p-1) / (v m)     the same
@@ -96,8 +97,8 @@ int peak_activations(const PipelineSchedule& schedule, int rank);
 // Qi et al. have (p-1)(F+I-W) / (m (F+I+W)) for parts of unequal cost. That holds for m >= p as
 // long as W is no longer than F nor I.
 double ideal_bubble(PipelineOrder order, const PipelineShape& shape);
-// The same in words, "(p-1)/m = 3/8 = 37.5 %", and as the share of the step in which a rank idles,
-// "(p-1)/(m+p-1) = 3/11 = 27.3 %".
+// The same as text: "(p-1)/m = 3/8 = 37.5 %", and as the fraction of the step in which a rank is
+// idle: "(p-1)/(m+p-1) = 3/11 = 27.3 %".
 std::string ideal_bubble_text(PipelineOrder order, const PipelineShape& shape);
 std::string ideal_idle_text(PipelineOrder order, const PipelineShape& shape);
 

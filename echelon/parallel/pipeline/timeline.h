@@ -1,4 +1,4 @@
-// When each slot of a pipeline ran: as simulated, or as measured in a real run.
+// When each slot of a pipeline ran, simulated or measured.
 #pragma once
 
 #include <vector>
@@ -13,14 +13,14 @@ struct TimedSlot {
 };
 
 struct Timeline {
-  std::vector<std::vector<TimedSlot>> ranks;  // in the order in which they ran
+  std::vector<std::vector<TimedSlot>> ranks;  // by rank, in the order in which the slots ran
 
-  double end() const;           // of the last slot of all
-  double busy(int rank) const;  // seconds that a rank computes
-  double idle(int rank) const;  // the share of the step that it does not
-  // Idle over ideal: ideal is the time of the rank that computes longest, since no order of slots
-  // can be faster, and what the step takes beyond it is the bubble. Stages of unequal cost alone
-  // make no bubble, but idle ranks.
+  double end() const;           // end of the last slot on any rank
+  double busy(int rank) const;  // seconds in which the rank computes
+  double idle(int rank) const;  // fraction of the step in which it does not
+  // Bubble over ideal time. The ideal time is the busy time of the busiest rank, since no order of
+  // slots can be faster; the rest of the step is the bubble. Stages of unequal cost leave ranks
+  // idle, but create no bubble by themselves.
   double bubble() const;
 };
 

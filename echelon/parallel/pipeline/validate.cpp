@@ -15,8 +15,8 @@ using Kind = Slot::Kind;
 
 namespace {
 
-// What one rank has run so far, and whether its next slot may run as far as the rank itself is
-// concerned.
+// What one rank has run so far. It decides whether the next slot may run, as far as this rank alone
+// is concerned.
 class RankCheck {
  public:
   RankCheck(const PipelineShape& shape, int most_activations)
@@ -24,7 +24,7 @@ class RankCheck {
         most_activations_(most_activations),
         states_(std::size_t(shape.chunks) * std::size_t(shape.micro_batches), State::none) {}
 
-  // Why it cannot run; empty if it can, and then it has.
+  // Runs the slot. Returns why it cannot run; empty if it ran.
   std::string run(const Slot& slot) {
     if (slot.chunk < 0 || slot.chunk >= shape_.chunks)
       return fmt::format("the number of chunks is {}", shape_.chunks);
@@ -54,7 +54,7 @@ class RankCheck {
     return {};
   }
 
-  // A slot that has not run.
+  // Returns a slot that has not run.
   std::string missing() const {
     for (int chunk = 0; chunk < shape_.chunks; ++chunk)
       for (int m = 0; m < shape_.micro_batches; ++m) switch (states_[index(chunk, m)]) {
