@@ -1,12 +1,12 @@
-// What happens while a Trainer runs, as values on one stream.
+// The events of a running Trainer, as values on one stream.
 //
 //   trainer.on_event([](const Event& event) {
 //     if (const auto* fault = std::get_if<FaultReport>(&event)) alarm(fault->text);
 //   });
 //
-// Observers are called in the order in which they came, on the thread that runs the trainer. They
-// may read the model and call evaluate(), infer() and save(). The bar of `echelon train`, its
-// metrics, its traces and its report read this stream and nothing else.
+// Observers are called in the order in which they were added, on the thread that runs the trainer.
+// They may read the model and call evaluate(), infer() and save(). The progress bar of `echelon
+// train`, its metrics, its traces and its report read this stream and nothing else.
 #pragma once
 
 #include <cstdint>
@@ -21,25 +21,27 @@
 
 namespace echelon {
 
-// After every step, on every rank; of the workers of parameter servers on the first.
+// After every step, on every rank. With parameter servers: only on the first worker.
 struct StepReport {
   std::int64_t step = 0;  // 1-based: this many steps are done
   double loss = 0;        // mean over the global batch, before the update
   double grad_norm = 0;   // before clipping
   double rate = 0;
-  double seconds = 0;        // since the step before
-  std::int64_t targets = 0;  // values predicted, by all ranks: tokens of a language model
+  double seconds = 0;        // since the previous step
+  std::int64_t targets = 0;  // values predicted by all ranks: tokens of a language model
   StepTimes times = {};      // where this rank's time went
-  // Parameter servers: how many updates old the gradients of the step's shares were, and which
-  // batch they were of, 1-based; steps may be applied in another order than they were begun.
+  // Parameter servers: the staleness of the gradients of the step's shares, in updates, and the
+  // batch they were computed on, 1-based. Steps may be applied in another order than they were
+  // begun.
   std::vector<std::int64_t> ages = {};
   std::int64_t batch = 0;
-  double loss_scale = 0;  // fp16: what this step's gradients were multiplied by; otherwise 0
-  bool skipped = false;   // fp16: they were not finite, and nothing was updated
+  double loss_scale = 0;  // fp16: the factor on this step's gradients; otherwise 0
+  bool skipped = false;   // fp16: gradients were not finite, and nothing was updated
 };
 
-// After the StepReport of a step that was traced (Trainer::trace): what this rank did and exchanged
-// in it, and when. The actions are those of the trainer's executor until the next step.
+// Follows the StepReport of a traced step (Trainer::trace): this rank's actions and communication
+// in the step, with times. The span refers to memory of the trainer's executor and is valid until
+// the next step.
 struct ExchangeReport {
   std::int64_t step = 0;
   std::span<const TracedAction> actions = {};
@@ -47,34 +49,34 @@ struct ExchangeReport {
 
 // After evaluate() and evaluate_together(), on every rank that took part.
 struct ValidationReport {
-  std::int64_t step = 0;  // steps that the model had done
+  std::int64_t step = 0;  // steps done before
   double loss = 0;        // mean
   std::int64_t samples = 0;
 };
 
-// How ranks synchronise from now on, and why, on the first of them: another algorithm, other shares
-// of the batch, gradients that may be older.
+// A change in how ranks synchronise, and its reason, on the first rank: another algorithm, another
+// split of the batch, or another bound on staleness.
 struct DecisionReport {
   std::int64_t step = 0;
   std::string text = {};
 };
 
-// A state was written, whole; on the rank that wrote it.
+// A complete state was written; on the rank that wrote it.
 struct SaveReport {
   std::int64_t step = 0;
   std::filesystem::path path = {};
 };
 
-// At the end of every run() and run_until(): what this rank's tensors took at most, so far.
+// At the end of every run() and run_until(): the peak memory of this rank's tensors so far.
 struct MemoryReport {
   std::int64_t step = 0;
   MemoryUse peak = {};
 };
 
-// What went wrong. Of a worker that was lost the job does without; an exception follows the others.
+// A fault. The job continues without a lost worker. An exception follows every other fault.
 struct FaultReport {
   enum class Kind { worker_lost, not_finite };
-  std::int64_t step = 0;  // steps that are done
+  std::int64_t step = 0;  // steps done
   Kind kind = Kind::not_finite;
   std::string text = {};
 };

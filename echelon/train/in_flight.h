@@ -1,4 +1,4 @@
-// Trainer's own: the steps it has begun.
+// Private to Trainer: the steps it has begun.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,7 +15,8 @@
 
 namespace echelon {
 
-// The numbers of a step, by place in Trainer::report_; those before `scale` come after the step.
+// The numbers of a step, by index in Trainer::report_. Numbers before `scale_at` are written at the
+// end of the step.
 enum Reported : std::int64_t {
   loss_at,
   norm_at,
@@ -26,9 +27,9 @@ enum Reported : std::int64_t {
   reported
 };
 
-// Steps that were issued and not yet reported. On the CPU a step is done when it returns; on a GPU
-// its inputs and its report pass through pinned memory of its own, which is used again when its
-// event has been seen.
+// Steps that were issued and not yet reported. On the CPU a step is done when the call returns. On
+// a GPU the inputs and the report of a step pass through its own pinned memory, which is reused
+// once the event of the step has completed.
 struct Trainer::InFlight {
   struct Slot {
     std::int64_t step = 0;
@@ -36,20 +37,20 @@ struct Trainer::InFlight {
     std::int64_t targets = 0;
     at::Tensor input, target, rate_value, step_value, report;  // pinned
     std::optional<c10::Event> done;
-    Work vote;  // several ranks: whether any wants to stop
+    Work vote;  // several ranks: whether any rank wants to stop
   };
   std::deque<Slot> pending;
   std::deque<Slot> free;
   std::chrono::steady_clock::time_point last = std::chrono::steady_clock::now();
   std::optional<SideStream> stream;
   std::optional<DeviceGraph> graph;
-  std::vector<Ledger::Entry> recorded;  // what one replay of it sends
+  std::vector<Ledger::Entry> recorded;  // what one replay of the graph sends
   int eager_steps_done = 0;
 };
 
-// While one lives, its thread works for the trainer: what it allocates is counted in the trainer's
-// account, and on a GPU the trainer's stream is the current one. Between a trainer's calls a thread
-// is as its user left it, and may work for another trainer.
+// While this object lives, its thread works for the trainer: its allocations count in the trainer's
+// memory account, and on a GPU the trainer's stream is current. Between calls of the trainer, a
+// thread is as its user left it and may work for another trainer.
 class Trainer::OnThread {
  public:
   explicit OnThread(const Trainer& trainer) : counting_(*trainer.memory_) {
@@ -61,7 +62,7 @@ class Trainer::OnThread {
   std::optional<SideStream::Current> stream_;
 };
 
-// The same, with a model that is laid out.
+// The same, and requires a model that is laid out.
 class Trainer::AtWork : OnThread {
  public:
   explicit AtWork(const Trainer& trainer) : OnThread(trainer) { trainer.require_laid_out(); }

@@ -26,7 +26,7 @@ void each_fixed(const Stack& stack, const Fn& fn) {
     if (!parameter.trainable && parameter.here) fn(parameter.value);
 }
 
-// What every rank says, by rank.
+// All-gathers one number per rank.
 std::vector<std::int64_t> gathered(std::int64_t mine, at::Device device, Communicator& ranks) {
   const auto there = at::TensorOptions(device).dtype(at::kLong);
   const at::Tensor all = at::zeros({ranks.size()}, there);

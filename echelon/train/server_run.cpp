@@ -1,4 +1,4 @@
-// A Trainer whose gradients go to parameter servers.
+// A Trainer that pushes its gradients to parameter servers.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
@@ -76,7 +76,7 @@ void Trainer::run_with_servers(std::int64_t until, const std::atomic<bool>* stop
       continue;
     }
     if (stop != nullptr && stop->load() && !stop_told_) {
-      if (part_ == ServerPart::guest) return;  // the others go on
+      if (part_ == ServerPart::guest) return;  // the other workers continue
       stop_servers();
     }
     const auto next = servers_->next(until);
@@ -95,7 +95,7 @@ void Trainer::run_with_servers(std::int64_t until, const std::atomic<bool>* stop
   tell(MemoryReport{step_, memory_->at_peak()});
 }
 
-// Several updates may be told of at once: they share the time since the last ones.
+// Several updates may be reported at once. They share the time since the last report.
 void Trainer::tell_of(const std::vector<ParameterServer::Applied>& all) {
   if (all.empty()) return;
   const auto now = std::chrono::steady_clock::now();
@@ -121,7 +121,7 @@ void Trainer::compute_share(const Task& task) {
   try {
     servers_->push(task, weight);
   } catch (const Refused& refused) {
-    if (!ranks_) throw;  // the others do without this worker
+    if (!ranks_) throw;  // the other workers continue without this one
     return servers_->abandon(refused.what());
   }
   servers_->done(task, loss.item<double>());

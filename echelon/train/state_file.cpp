@@ -1,8 +1,8 @@
-// The state of a run as one safetensors file: for every trainable parameter "master/NAME" and one
-// tensor for each of the optimiser's states ("exp_avg/NAME", ...), frozen parameters and buffers as
-// "fixed/NAME", and in the metadata how many steps and updates there were; in fp16 also the loss
-// scale and how many good steps it has had; and what was noted (the data's fingerprint). The
-// sampler is a function of the step and needs nothing.
+// The state of a run as one safetensors file. Every trainable parameter has "master/NAME" and one
+// tensor for each optimiser state ("exp_avg/NAME", ...). Frozen parameters and buffers are
+// "fixed/NAME". The metadata has the number of steps and updates, in fp16 also the loss scale and
+// its number of good steps, and the notes (the data's fingerprint). The sampler is a function of
+// the step, so nothing is saved for it.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
@@ -35,13 +35,14 @@ T number(const safetensors::Reader& reader, const std::string& key) {
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
     if (error != std::errc() || end != text.data() + text.size()) value = -1;
   }
-  if (!(value >= 0))  // nor NaN
+  if (!(value >= 0))  // rejects NaN too
     throw Corrupt(fmt::format("{} is no state of a run: its metadata has no {}",
                               reader.path().string(), key));
   return value;
 }
 
-// Tells states apart without reading them whole: what is in them, and how every tensor begins.
+// Distinguishes states without reading them completely: hashes the name, the size and the first
+// bytes of every tensor.
 std::uint64_t digest_of(const safetensors::Reader& reader) {
   constexpr std::size_t beginning = 4096;
   std::uint64_t sum = 0;
@@ -58,7 +59,7 @@ std::uint64_t digest_of(const safetensors::Reader& reader) {
 
 }  // namespace
 
-// One tensor of the state: how it is had, and how it is put back.
+// One tensor of the state: how to get it and how to restore it.
 struct Trainer::StateItem {
   std::string name;
   std::vector<std::int64_t> shape;
@@ -67,7 +68,7 @@ struct Trainer::StateItem {
   std::function<void(const at::Tensor&)> put;
 };
 
-// In the order of the file. Where ranks share the state out, get() is for all of them to call.
+// In the order of the file. If the state is sharded, get() is collective.
 std::vector<Trainer::StateItem> Trainer::state_items() const {
   std::vector<StateItem> all;
   for (const auto& kind : owner().kinds())
@@ -118,7 +119,7 @@ at::Tensor Trainer::everywhere(const at::Tensor& mine, const Parameter& paramete
   return from_layer(stack_.declared_in(parameter), whole);
 }
 
-// What the rank with this layer has, on all ranks of its pipeline.
+// Sends a tensor from the rank that has this layer to all ranks of its pipeline.
 at::Tensor Trainer::from_layer(int layer, const at::Tensor& tensor) const {
   if (!layout_.mesh.pipeline) return tensor;
   const at::Tensor copy = tensor.to(device_).contiguous().clone();
@@ -142,9 +143,10 @@ std::string saved_note(const std::filesystem::path& state, const std::string& ke
   return it == reader.header().metadata.end() ? "" : it->second;
 }
 
-// Where ranks have parts, one writes and the others bring theirs. One that cannot write, for
-// whatever reason, goes on bringing its own, so that nobody waits for it, and throws then. Not
-// after an exchange that failed half-way: then the ranks are not at the same place any more.
+// If ranks have parts, one rank writes and the others send their parts. If the writer fails for any
+// reason, it still takes part in the remaining exchanges, so that no rank waits for it, and throws
+// at the end. After an exchange that failed half-way it throws at once, because the ranks are then
+// no longer at the same point.
 void Trainer::write_together(const std::filesystem::path& path, std::vector<NamedTensor> tensors,
                              const std::map<std::string, std::string>& metadata) const {
   std::size_t made = 0;
@@ -176,7 +178,7 @@ void Trainer::write_together(const std::filesystem::path& path, std::vector<Name
   require_written(failure);
 }
 
-// All ranks learn whether the first has written what they gave it. Collective.
+// Tells all ranks whether the first rank has written the file. Collective.
 void Trainer::require_written(const std::exception_ptr& failure) const {
   std::string why;
   try {
@@ -186,7 +188,7 @@ void Trainer::require_written(const std::exception_ptr& failure) const {
   }
   const std::string first = gather_texts(*all_, why, "save").front();
   if (failure) std::rethrow_exception(failure);
-  // Another rank's failure, not this one's: so that a launcher blames the right one.
+  // PeerLost, because another rank failed, not this one: the launcher then blames the right rank.
   if (!first.empty()) throw PeerLost("rank 0 has not saved it: " + first);
 }
 
@@ -196,7 +198,7 @@ void Trainer::save(const std::filesystem::path& path) {
   const AtWork at_work(*this);
   const PartsInUse parts(stack_);
   if (servers_) fetch_state();
-  owner();  // throws where it stayed with servers that are left
+  owner();  // throws if the state stayed with servers that were left
   std::vector<NamedTensor> tensors;
   for (const auto& item : state_items())
     tensors.push_back({item.name, item.shape, item.type, item.get});
@@ -226,7 +228,7 @@ void Trainer::restore(const std::filesystem::path& path) {
   const safetensors::Reader reader(path);
   const auto step = number<std::int64_t>(reader, "step"),
              updates = number<std::int64_t>(reader, "updates");
-  // A state of another precision has none; the scale then begins anew.
+  // A state saved in another precision has no loss scale. The scale then starts afresh.
   LossScale* scaling = owner().loss_scale();
   if (scaling && !reader.header().metadata.contains("loss_scale")) scaling = nullptr;
   LossScale::State scale;

@@ -1,4 +1,4 @@
-// What a user does with a trained model, wherever its parts are: infer, gather, save_weights.
+// What a user does with a trained model, however it is sharded: infer, gather, save_weights.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 
@@ -16,8 +16,8 @@
 namespace echelon {
 namespace {
 
-// Ranks that split rows take samples whose rows divide over them: the last sample is repeated until
-// they do.
+// Ranks that split rows need a number of rows that they divide evenly. The last sample is repeated
+// until it fits.
 at::Tensor with_rows_that_divide(const at::Tensor& input, const TensorGroup* group) {
   if (!group || !group->rows_are_split() || input.dim() == 0 || input.size(0) == 0) return input;
   const std::int64_t ranks = group->size(), tokens = input.dim() > 1 ? input.size(1) : 1;
@@ -31,8 +31,9 @@ at::Tensor with_rows_that_divide(const at::Tensor& input, const TensorGroup* gro
 
 }  // namespace
 
-// The output, or the loss where a target is given. After an error in the middle of a pipeline the
-// next stages still wait for this rank: whatever it sent next they would take for what is missing.
+// The output, or the loss if a target is given. After an error in the middle of a pipeline, the
+// next stages still wait for this rank: they would take whatever it sends next for the missing
+// message.
 at::Tensor Trainer::compute_output(const at::Tensor& input, const at::Tensor& target) {
   require_in_step();
   try {
@@ -61,8 +62,8 @@ at::Tensor Trainer::infer(const at::Tensor& input) {
       input.is_floating_point() ? input.to(device_, stack_.type()) : input.to(device_);
   const at::Tensor given = with_rows_that_divide(here, stack_.tensor_group().get());
   const at::Tensor output = compute_output(given, {});
-  memory_->forget(output);                              // the caller's
-  in_flight_->last = std::chrono::steady_clock::now();  // this is no part of the next step's time
+  memory_->forget(output);                              // it belongs to the caller
+  in_flight_->last = std::chrono::steady_clock::now();  // not part of the next step's time
   return given.is_same(here) ? output : output.narrow(0, 0, here.size(0));
 }
 
@@ -70,7 +71,8 @@ at::Tensor Trainer::whole_value(const Parameter& parameter) const {
   const bool sliced = parameter.trainable && placement_.values.sliced;
   if (sliced) return whole_state("master", parameter).to(stack_.type());
   const at::Tensor whole = everywhere(parameter.value, parameter);
-  // What no rank has a part of is this rank's own, which the next step trains.
+  // If the parameter is not sharded, `whole` is this rank's own memory, which the next step
+  // changes.
   return parameter.here && whole.is_alias_of(parameter.value) ? whole.clone() : whole;
 }
 
@@ -102,9 +104,10 @@ void Trainer::save_weights(const std::filesystem::path& path) {
         "the parameters' masters stayed with the parameter servers: call save_weights() before "
         "leave_servers()");
   if (servers_ && part_ != ServerPart::first) return;
-  const bool apart = !saves_together() && all_;  // the first has all, and the others nothing to do
+  // The first rank has everything; the others do nothing.
+  const bool apart = !saves_together() && all_;
   if (apart && all_->rank() != 0) return require_written({});
-  std::optional<Task> pinned;  // one version of all of them, while others go on
+  std::optional<Task> pinned;  // one version for all tensors, while other workers continue
   if (servers_have_masters()) pinned = servers_->pin(step_);
   std::vector<NamedTensor> tensors;
   for (const auto& parameter : stack_.parameters())
@@ -117,7 +120,7 @@ void Trainer::save_weights(const std::filesystem::path& path) {
     for (const auto& [name, buffer] : stack_.layer(l).buffers())
       tensors.push_back({name, buffer.sizes().vec(), buffer.scalar_type(),
                          [this, l, buffer = buffer] { return from_layer(l, buffer); }});
-  // A tensor begins at a multiple of its elements' size, so that readers can map it.
+  // A tensor starts at a multiple of its element size, so that readers can map it.
   std::stable_sort(tensors.begin(), tensors.end(), [](const NamedTensor& a, const NamedTensor& b) {
     return at::elementSize(a.type) > at::elementSize(b.type);
   });

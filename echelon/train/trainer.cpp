@@ -31,13 +31,13 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::size_t steps_ahead = 4;  // that the host may be before the GPU
-constexpr int eager_steps = 3;          // before a graph is recorded: libraries make their plans
+constexpr std::size_t steps_ahead = 4;  // the most steps that the host may be ahead of the GPU
+constexpr int eager_steps = 3;          // before a graph is recorded: libraries set up in these
 constexpr auto gpu_patience = std::chrono::minutes(10);
 constexpr std::size_t scales_kept = 24;  // changes of the loss scale: from the largest down to 1
 
-// Between steps rank 0 may validate and save while the others wait; a rank that died is noticed at
-// once.
+// Between steps, rank 0 may validate and save while the others wait. A dead rank is still noticed
+// at once.
 constexpr auto a_validation = std::chrono::hours(24);
 
 }  // namespace
@@ -65,10 +65,10 @@ void Trainer::run_until(std::int64_t until, const std::atomic<bool>* stop) {
   while (step_ < stop_at_ && (all_ || stop == nullptr || !stop->load())) {
     issue(step_, stop != nullptr && stop->load());
     ++step_;
-    // Where the host updates, it has waited for the GPU already.
+    // If the host updates, it has already waited for the GPU.
     collect(device_.is_cuda() && !tier_ ? steps_ahead : 0);
     if (all_ && train_.check_every > 0 && step_ % train_.check_every == 0) {
-      // A GPU and a CPU round differently, and would drift apart.
+      // GPUs and CPUs round differently, so their replicas would drift apart.
       if (ranks_ && mixed_ && !placement_.is_sharded())
         take_first_values(stack_, *update_, *ranks_);
       else
@@ -141,7 +141,7 @@ void Trainer::split_batch(std::vector<std::int64_t> samples) {
   executor_->forget_sizes();
 }
 
-// All ranks decide the same, from the same numbers.
+// All ranks decide alike, because they decide from the same numbers.
 void Trainer::look_at_speeds() {
   const at::Tensor mine = at::zeros({1}, at::kDouble),
                    all = at::zeros({ranks_->size()}, at::kDouble);
@@ -172,12 +172,12 @@ void Trainer::look_at_speeds() {
   batch_split_ = *better;
 }
 
-// One rank that is told to stop stops all, after the same step. This waits for the others; between
-// steps, which must not, the vote travels with the step's report.
+// If one rank is told to stop, all ranks stop after the same step. This function waits for the
+// others. Between steps, which must not wait, the vote travels with the step's report.
 bool Trainer::stopped(const std::atomic<bool>* stop) {
   const bool here = stop != nullptr && stop->load();
   if (!all_) return here;
-  // A rank on a GPU sees a vote some steps late: then all stop so much later.
+  // A rank on a GPU sees a vote some steps late, so all ranks stop that much later.
   const at::Tensor any = at::zeros({3}, at::TensorOptions(device_).dtype(at::kByte));
   any.narrow(0, 0, 1).fill_(here);
   any.narrow(0, 1, 1).fill_(device_.is_cuda());
@@ -193,8 +193,7 @@ bool Trainer::stopped(const std::atomic<bool>* stop) {
 
 void Trainer::begin_alike() {
   if (replicas_in_sync_ || !all_) return;
-  // Ranks that have parts began with their own values, which are functions of the seed or come from
-  // a file.
+  // Ranks that hold parts start with their own values, which come from the seed or from a file.
   if (step_ > 0 && saves_together()) require_same_state(digest_, step_, device_, *all_);
   replicas_in_sync_ = true;
   if (!ranks_) return;
@@ -206,8 +205,8 @@ void Trainer::begin_alike() {
   take_first_buffers(stack_, *ranks_);
 }
 
-// Whether the data ranks of two stages add in the same order, and have the same slices. Of two
-// summands there is one sum; of more, NCCL and MPI do not tell their order.
+// Whether the data-parallel ranks of two stages add in the same order and have the same slices. Two
+// summands have only one sum. For more, NCCL and MPI do not document their order.
 bool Trainer::sum_alike(int pipeline_stage, int other) const {
   return !placement_.is_sharded() ||
          (layout_.mesh.lie_alike(pipeline_stage, other) &&
@@ -252,7 +251,7 @@ void Trainer::check_same_parameters() const {
     const Parameter& parameter = *stack_.find(tie.name);
     const int one = owner[std::size_t(tie.owner)], other = owner[std::size_t(tie.user)];
     if (one == other || !parameter.trainable || !sum_alike(one, other)) continue;
-    // Of slices their owners in both places have the same: copies are cut alike.
+    // If values are sliced, the owners at both places have the same slice: copies are cut alike.
     const at::Tensor mine = !parameter.here ? at::empty({0}, at::TensorOptions(device_))
                             : slices        ? shards_->values(stack_.group_of(parameter))
                                             : parameter.value;
@@ -265,8 +264,8 @@ std::int64_t Trainer::first_sample() const {
                          std::int64_t{0});
 }
 
-// What is the same in every step, so that a graph can record it: tensors of fixed places in,
-// `report_` out.
+// The part that is the same in every step, so that a graph can record it: reads tensors at fixed
+// addresses and writes `report_`.
 void Trainer::compute() {
   const auto mine = batch_split_[std::size_t(layout_.mesh.place.data)];
   const Update& update = owner();
@@ -274,13 +273,14 @@ void Trainer::compute() {
   const at::Tensor loss =
       executor_->run(input_, target_, static_cast<double>(mine) / static_cast<double>(train_.batch),
                      first_sample());
-  if (shards_ && graph_wanted_) shards_->wait_for_values();  // a graph ends when all of it is done
+  // A graph ends when all its work is done.
+  if (shards_ && graph_wanted_) shards_->wait_for_values();
   const auto here = [&](const at::Tensor& scalar) { return scalar.to(device_, at::kDouble); };
   report_.narrow(0, 0, scale_at)
       .copy_(at::stack({loss, here(update.norm()), here(update.skipped()), here(update.halted())}));
 }
 
-// Whether any rank is to stop, into the step's report.
+// Writes whether any rank wants to stop into the step's report.
 Work Trainer::vote(bool stop) {
   const at::Tensor place = report_.narrow(0, stop_at, 1);
   place.fill_(stop ? 1.0 : 0.0);
@@ -338,7 +338,7 @@ void Trainer::issue(std::int64_t step, bool stop) {
       const auto before = all_ ? all_->ledger().entries() : std::vector<Ledger::Entry>();
       flight.graph.emplace();
       flight.graph->record([this] { compute(); });
-      // Recording is not sending, but it was counted: that stands for the first replay.
+      // Recording sends nothing, but it was counted. The count stands for the first replay.
       if (all_) flight.recorded = all_->ledger().since(before);
     } else if (flight.graph && all_) {
       all_->ledger().add(flight.recorded);
@@ -405,7 +405,7 @@ void Trainer::collect(std::size_t leave) {
   }
 }
 
-// What may have made a step not finite, from what is known of the steps before it.
+// What may have made a step not finite, judged by the steps before it.
 std::string Trainer::likely_cause(std::int64_t step) const {
   const char* not_the_rate = "No update came before it, so optim.rate is not the cause";
   if (!scales_.empty()) {
@@ -420,7 +420,7 @@ std::string Trainer::likely_cause(std::int64_t step) const {
   }
   if (no_update_yet())
     return fmt::format("{}: look at the weights it began with and at the data", not_the_rate);
-  if (!last_done_ || last_done_->step != step_)  // parameter servers took the steps before
+  if (!last_done_ || last_done_->step != step_)  // parameter servers ran the steps before
     return "A lower optim.rate or optim.clip may help";
   if (last_done_->loss > first_done_->loss)
     return fmt::format(
@@ -465,7 +465,7 @@ double Trainer::evaluate_together(const Dataset& data, std::int64_t samples) {
   return mean_loss(data, samples, is_sharded() || (ranks_ && !servers_));
 }
 
-// `together`: all ranks are here, and those that split a batch split the samples.
+// `together`: all ranks take part, and ranks that split a batch split the samples.
 double Trainer::mean_loss(const Dataset& data, std::int64_t samples, bool together) {
   if (samples < 1 || data.size() < 1)
     throw InvalidArgument(
@@ -475,12 +475,12 @@ double Trainer::mean_loss(const Dataset& data, std::int64_t samples, bool togeth
   const PartsInUse stack_parts(stack_);
   refresh_values();
   MemoryScope scope(MemoryKind::activations);
-  // As many at a time as a rank takes in a step: its memory was planned for that.
+  // Uses the batch size of a rank's step, which its memory was planned for.
   const auto share = std::max<std::int64_t>(1, train_.batch / train_.micro_batches / batch_parts_);
   samples = std::min(samples, data.size());
   const std::int64_t parts = together ? layout_.mesh.shape.data : 1,
                      part = together ? layout_.mesh.place.data : 0;
-  // The sum of losses, and of how many: ranks may have been allowed datasets of different sizes.
+  // The sum of losses and the number of samples: ranks may be allowed datasets of different sizes.
   const at::Tensor total = at::zeros({2}, at::TensorOptions(device_).dtype(at::kDouble));
   const bool has_loss = executor_->shape().has(stack_.size() - 1);
   std::int64_t counted = 0;
@@ -488,7 +488,7 @@ double Trainer::mean_loss(const Dataset& data, std::int64_t samples, bool togeth
     const auto first = std::min(samples, at + part * share), end = std::min(samples, first + share);
     std::vector<std::int64_t> indices;
     for (auto i = first; i < end; ++i) indices.push_back(i);
-    if (indices.empty()) indices.push_back(0);  // of no weight: the others need this rank's slices
+    if (indices.empty()) indices.push_back(0);  // weight 0: the others need this rank's slices
     const Batch batch = data.get(indices);
     const auto there = [&](const at::Tensor& t) {
       return t.is_floating_point() ? t.to(device_, stack_.type()) : t.to(device_);
@@ -504,7 +504,7 @@ double Trainer::mean_loss(const Dataset& data, std::int64_t samples, bool togeth
           ->all_reduce(total, ReduceOp::sum,
                        {.tag = "validation", .timeout = a_validation, .blocking = true})
           .wait();
-  in_flight_->last = Clock::now();  // a validation is no part of the next step's time
+  in_flight_->last = Clock::now();  // not part of the next step's time
   const double loss = total[0].item<double>() / total[1].item<double>();
   tell(ValidationReport{step_, loss, samples});
   return loss;
@@ -517,14 +517,14 @@ at::Tensor Trainer::master(const Parameter& parameter) {
   const bool is_copy = servers_have_masters() || layout_.mesh.pipeline ||
                        parameter.split.is_part() ||
                        (parameter.trainable && owner().owners(parameter));
-  if (is_copy) memory_->forget(master);  // the caller's
+  if (is_copy) memory_->forget(master);  // it belongs to the caller
   return master;
 }
 
 at::Tensor Trainer::find_master(const Parameter& parameter) {
   if (parameter.trainable && servers_have_masters())
     return served_master(servers_->pin(step_), parameter);
-  if (parameter.trainable) owner();  // throws where it stayed with servers that are left
+  if (parameter.trainable) owner();  // throws if it stayed with servers that were left
   return parameter.trainable ? whole_state("master", parameter)
                              : everywhere(parameter.value, parameter);
 }

@@ -9,15 +9,15 @@
 //
 //   trainer.save_weights("net.safetensors");
 //   at::Tensor y = trainer.infer(x);
-//   trainer.gather();                          // `net` itself holds the trained parameters now
+//   trainer.gather();                          // `net` itself now holds the trained parameters
 //
-// On a GPU no step waits for the host: numbers are reported a few steps late. Same options, same
-// data, same bits (on the CPU; with one number of threads).
+// On a GPU no step waits for the host, so numbers are reported a few steps late. The same options
+// and data give the same bits (on the CPU; with the same number of threads).
 //
 // Several ranks: Trainer(stack, data, options, Communicator::world()). Their sums are rounded in
-// another order than one process's, so the parameters agree to rounding, not to the bit. Where
-// they share the model out (is_sharded()), a user's modules are empty until gather(): to call or to
-// save them throws InvalidArgument.
+// another order than in one process, so the parameters agree to rounding, not to the bit. If the
+// model is sharded (is_sharded()), a user's modules are empty until gather(): calling or saving
+// them throws InvalidArgument.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -56,161 +56,169 @@
 
 namespace echelon {
 
-// The loss or a gradient stopped being finite; in fp16, whatever the loss scale.
+// The loss or a gradient is not finite. In fp16: not finite at any loss scale.
 class NotFinite : public Error {
  public:
   using Error::Error;
-  bool before_any_update = false;  // of this trainer: optim.rate has had no effect
+  bool before_any_update = false;  // by this trainer: optim.rate had no effect yet
 };
 
-// A worker of parameter servers: the first brings the parameters, sees every step and can save; a
-// rank of the job computes, and is asked to stop with it; a guest comes and goes.
+// The part of a worker of parameter servers. The first worker provides the parameters, sees every
+// step and can save. A rank of the job computes, and stops with the job. A guest joins and leaves
+// at any time.
 enum class ServerPart { first, rank, guest };
 
 class Trainer {
  public:
-  // Gives the stack its memory. InvalidArgument where the options do not fit the machine, the stack
-  // or the data. All that is referred to must outlive the trainer.
-  // Several ranks make a mesh (parallel.pipeline, data, tensor), and every rank makes the same
-  // trainer, with the whole dataset, and the same calls. Along data, each trains on its part of the
-  // global batch and all keep the same parameters, to the bit. They begin with the first one's, and
-  // have its buffers (running statistics) whenever run() returns. Should they differ all the same
-  // (a bad memory, a layer that draws its own random numbers), run() throws Error that names the
-  // ranks, at the next step that train.check_every divides. Along pipeline, each has some of the
-  // layers; along tensor, its part of the matrices that `split` names.
+  // Allocates the stack. Throws InvalidArgument if the options do not fit the machine, the stack or
+  // the data. The stack and the data must outlive the trainer.
+  //
+  // Several ranks form a mesh (parallel.pipeline, data, tensor). Every rank constructs the same
+  // trainer with the whole dataset and makes the same calls. Along data, each rank trains on its
+  // part of the global batch, and all ranks keep bitwise equal parameters. They start with rank 0's
+  // parameters, and have its buffers (running statistics) whenever run() returns. If parameters
+  // still differ (faulty memory, a layer that draws its own random numbers), run() throws an Error
+  // that names the ranks, at the next step that is a multiple of train.check_every. Along pipeline,
+  // each rank has some of the layers; along tensor, its part of the matrices that `split` names.
   Trainer(Stack& stack, const Dataset& data, const TrainerOptions& options = {},
           std::shared_ptr<Communicator> ranks = nullptr);
   ~Trainer();
 
-  // Lays the model out over other ranks: builds all that depends on them, the mesh, the memory, the
-  // slices and the table of a step, as the constructor does for its own. A trainer whose job has
-  // lost ranks, or been given some, goes on with
+  // Lays the model out over other ranks: rebuilds the mesh, the memory, the slices and the step
+  // table, as the constructor does. A job that has lost or gained ranks continues with
   //
-  //   trainer.save(state);                   // on all ranks that there were
-  //   trainer.lay_out(ranks->split(…));      // on those that there are
+  //   trainer.save(state);                   // on all previous ranks
+  //   trainer.lay_out(ranks->split(…));      // on all new ranks
   //   trainer.restore(state);
   //
-  // It begins as a new trainer does: step() is 0, and parameters have their first values. Options,
-  // data, observers, notes, the probe and the account of memory stay; split_batch(), reduce_by()
-  // and adapt() were chosen for the ranks before, and are forgotten. Every rank of `ranks` calls it
-  // (null: one process), and those before need not be there any more. InvalidArgument where servers
-  // are used, or the options are not for so many ranks: all is then as before. After any other
-  // error the trainer can only be laid out again.
+  // The trainer starts like a new one: step() is 0, and parameters have their initial values.
+  // Options, data, observers, notes, the probe and the memory account stay. split_batch(),
+  // reduce_by() and adapt() were chosen for the previous ranks and are reset. Every rank of `ranks`
+  // calls it (null: one process); previous ranks need not exist any more. Throws InvalidArgument if
+  // parameter servers are in use or the options do not fit this number of ranks; the trainer is
+  // then unchanged. After any other error the only valid call is lay_out() again.
   void lay_out(std::shared_ptr<Communicator> ranks);
 
-  // Hands gradients to parameter servers, which own parameters and optimiser state, in place of
-  // updating here: before run(). A step's batch is cut into shares, which workers take as they
-  // come.
-  // A trainer of several ranks does so for a time: all use the servers, run to the same step and
-  // leave, which brings parameters and state back, and then reduce among themselves again.
+  // Pushes gradients to parameter servers, which own parameters and optimiser state, instead of
+  // updating here. Call it before run(). The batch of a step is cut into shares; workers take the
+  // next share when they are free.
+  //
+  // A trainer of several ranks uses servers for an asynchronous phase: all ranks call
+  // use_servers(), run to the same step and call leave_servers(), which brings parameters and state
+  // back. Then the ranks all-reduce again.
   void use_servers(ServerWorker::Setup setup, const NetOptions& net, const Token& token,
                    ServerPart part, Ledger& ledger);
-  void leave_servers();  // says goodbye to them
-  void drop_servers();   // likewise, and brings nothing back: what they have is lost
-  void stop_servers();   // no step is begun any more; run_until() returns after those that are
-  // By server, what its process took of memory so far; for the first worker.
+  void leave_servers();  // says goodbye to the servers
+  void drop_servers();   // the same, but brings nothing back: the servers' state is lost
+  void stop_servers();   // begins no new step; run_until() returns after the begun steps
+  // The memory use of each server's process so far, by server. First worker only.
   std::vector<std::string> memory_of_servers() { return servers_->memory_reports(); }
-  // Shares that a batch is cut into: ranks, or workers of parameter servers.
+  // Parts that a batch is cut into: one per rank, or per worker of parameter servers.
   int batch_parts() const { return static_cast<int>(batch_parts_); }
-  // Why ranks that use servers for a time had to stop: a gradient that was not finite. Nothing of
-  // its step was applied. Empty where all is well.
+  // Why ranks had to end an asynchronous phase: a gradient was not finite. Its step was not
+  // applied. Empty: no failure.
   const std::string& failure() const { return failure_; }
-  // Workers that died or that the servers dropped, and why, as the servers told the first of them.
+  // Workers that died or that the servers dropped, with reasons, as the servers told the first
+  // worker.
   const std::vector<std::string>& lost_workers() const { return lost_workers_; }
 
-  // How gradients are reduced from the next step on, and how many samples each rank takes of a
-  // batch (by rank; together all): every rank says the same.
+  // From the next step on: the all-reduce algorithm for gradients, and the number of samples per
+  // rank (by rank; the sum is the batch). Every rank passes the same.
   void reduce_by(Algorithm algorithm);
   void split_batch(std::vector<std::int64_t> samples);
 
-  // Chooses how gradients are reduced again while it runs.
+  // Adapts the all-reduce algorithm while the trainer runs.
   void adapt(const SyncOptions& options);
 
-  // Sees gradients on their way; several ranks only.
+  // Observes gradients before they are reduced and before the update. Several ranks only.
   void probe(Executor::Probe probe);
 
-  // Keeps what happens in every step (sync_trace.h).
+  // Records the actions of every step (sync_trace.h).
   void trace(bool on);
   const Executor& executor() const { return *executor_; }
 
-  // This rank computes so many times slower than it could (chaos.slow).
+  // Makes this rank compute slower by this factor (chaos.slow).
   void slow_down(double factor);
 
-  // First values: by default each parameter's own Init with the seed. Before use_servers().
+  // Sets the initial values. By default, each parameter uses its own Init with the seed. Call it
+  // before use_servers().
   void load(const ValueSource& source);
 
-  // Gets everything that happens from now on (events.h), as those that came before it do.
+  // Adds an observer of all events from now on (events.h). Earlier observers stay.
   void on_event(std::function<void(const Event&)> observer) {
     observers_.push_back(std::move(observer));
   }
-  // The steps among it. Of the workers of parameter servers, only the first sees them.
+  // Observes only the steps. With parameter servers, only the first worker sees them.
   void on_step(std::function<void(const StepReport&)> observer) {
     on_event([observer = std::move(observer)](const Event& event) {
       if (const auto* step = std::get_if<StepReport>(&event)) observer(*step);
     });
   }
-  // Puts an event on the stream: what runs the trainer may have something to say too.
+  // Puts an event on the stream, for programs around the trainer that have something to report.
   void tell(const Event& event) const;
 
-  // Runs the steps that are left. Returns early, after a whole step, once `stop` is set. Throws
-  // NotFinite, naming the step, when the loss or a gradient stops being finite; the parameters are
-  // then those before that step. In fp16 steps whose gradients are not finite are skipped, and it
-  // throws once the loss scale would fall below 1. Validating and saving on the way are the
-  // caller's, with run_until: validate_every and save_every are for the job behind `echelon train`.
+  // Runs the remaining steps. Returns early, after a whole step, once `stop` is set. Throws
+  // NotFinite naming the step if the loss or a gradient is not finite; the parameters are then
+  // those before that step. In fp16, steps whose gradients are not finite are skipped, and run()
+  // throws once the loss scale would fall below 1. It neither validates nor saves: callers do that
+  // between calls of run_until(). validate_every and save_every are for the job behind `echelon
+  // train`.
   void run(const std::atomic<bool>* stop = nullptr);
 
   // Runs up to and including step `until`; run() is run_until(options.steps).
   void run_until(std::int64_t until, const std::atomic<bool>* stop = nullptr);
 
-  // Mean loss over the first `samples` of a dataset. Where no rank has all parameters every rank
+  // Mean loss over the first `samples` of a dataset. If no rank has all parameters, every rank
   // calls it.
   double evaluate(const Dataset& data, std::int64_t samples);
-  // The same, sooner: every rank calls it, and those that split a batch split the samples. The
-  // result is the same on all. A worker of parameter servers has all of them to itself.
+  // The same, faster: every rank calls it, and ranks that split a batch split the samples. The
+  // result is the same on all ranks. A worker of parameter servers evaluates all samples itself.
   double evaluate_together(const Dataset& data, std::int64_t samples);
   // Whether no rank has all parameters: parallel.zero=3, parallel.pipeline or parallel.tensor.
   bool is_sharded() const { return layout_.splits_model() || placement_.values.sliced; }
-  // Whether every rank calls save() and master().
+  // Whether save() and master() are collective.
   bool saves_together() const { return layout_.splits_model() || placement_.is_sharded(); }
 
-  // The model's output for an input, without the loss. Where no rank has all parameters every rank
-  // calls it and gets the output: those of one pipeline and tensor group give the same input, those
-  // that split the batch may give inputs of their own.
+  // The model's output for an input, without the loss. If no rank has all parameters, every rank
+  // calls it and gets the output. Ranks of the same pipeline and tensor group must pass the same
+  // input; ranks that split the batch may pass different inputs.
   at::Tensor infer(const at::Tensor& input);
 
-  // Gives every layer its whole parameters and buffers, on every rank: afterwards a user's modules
-  // can be called and saved, and Stack::infer asks nothing of other ranks. Every rank calls it and
-  // needs memory for the whole model. They are copies where the ranks share the model out: the next
-  // run, load or restore drops them and goes on with the parts (call it again afterwards), what a
-  // user changes in them is lost; all else leaves them.
+  // Gives every layer its whole parameters and buffers on every rank. Afterwards a user's modules
+  // can be called and saved, and Stack::infer needs no other rank. Every rank calls it and needs
+  // memory for the whole model. If the model is sharded, these are copies: the next run, load or
+  // restore drops them and continues with the shards, and changes that a user made to them are
+  // lost. Call gather() again afterwards. All other calls keep the copies.
   void gather();
 
-  // All parameters (in the masters' precision) and buffers by name, whole, as one safetensors file,
-  // written whole or not at all. Every rank calls it and rank 0 writes; where it cannot, every rank
-  // throws. No rank ever holds more than one of them beside its own. With parameter servers the
-  // first worker writes, the others need not call it: the masters of one version. That is the one
-  // after step() updates, unless server.mode lets the others go on meanwhile: then the newest.
+  // Saves all parameters (in the precision of the masters) and buffers, unsharded and by name, as
+  // one safetensors file. The file is written completely or not at all. Every rank calls it and
+  // rank 0 writes; if rank 0 cannot, every rank throws. No rank ever holds more than one whole
+  // tensor besides its own shards. With parameter servers, the first worker writes the masters of
+  // one version, and the others need not call it. That version is the one after step() updates, or
+  // the newest if server.mode lets the other workers continue meanwhile.
   void save_weights(const std::filesystem::path& path);
 
-  // Everything that a run needs to go on bit for bit (one safetensors file, written whole or not at
-  // all). Where the ranks share the state out, every rank calls it and the first writes; no rank
-  // ever holds the whole of it. A state fits any number of ranks, any mesh and any stage.
+  // Saves everything that a run needs to continue bit for bit, as one safetensors file that is
+  // written completely or not at all. If the state is sharded, every rank calls it and the first
+  // rank writes; no rank ever holds the whole state. A state can be restored on any number of
+  // ranks, with any mesh and any ZeRO stage.
   void save(const std::filesystem::path& path);
   void restore(const std::filesystem::path& path);
-  // Goes into the metadata of states that are saved from now on.
+  // Adds to the metadata of states that are saved from now on.
   void note(const std::string& key, std::string value) { notes_[key] = std::move(value); }
 
-  std::int64_t step() const { return step_; }  // done so far
-  // In full precision; where it is shared out every rank calls it. From parameter servers the first
-  // worker gets it, of the version that save_weights() would write.
+  std::int64_t step() const { return step_; }  // steps done so far
+  // A parameter in full precision. If the state is sharded, every rank calls it. With parameter
+  // servers, only the first worker may, and gets the version that save_weights() would write.
   at::Tensor master(const Parameter& parameter);
   bool uses_graph() const { return graph_wanted_; }
   const std::vector<Bucket>& buckets() const { return executor_->shape().buckets; }
   const MeshLayout& layout() const { return layout_; }
-  // When gradients go to their owners, and why so; empty where there is no choice.
+  // When gradients are reduce-scattered, and why; empty if there is no choice.
   const std::string& scatter_choice() const { return scatter_choice_; }
   const MemoryAccount& memory() const { return *memory_; }
-  const Tier* tier() const { return tier_.get(); }  // where state is kept; null: with the model
+  const Tier* tier() const { return tier_.get(); }  // where state is stored; null: with the model
 
  private:
   struct InFlight;
@@ -224,21 +232,21 @@ class Trainer {
   void require_laid_out() const;
   StepShape step_shape() const;
   Scatter when_to_scatter(const ZeroOptions& zero);
-  // A tensor of a parameter that this rank may have, on all: collective where ranks have parts.
+  // A parameter's tensor that this rank may have, on all ranks: collective if ranks have parts.
   at::Tensor everywhere(const at::Tensor& mine, const Parameter& parameter) const;
   at::Tensor from_layer(int layer, const at::Tensor& tensor) const;
-  at::Tensor whole_value(const Parameter& parameter) const;  // in the model's type, likewise
+  at::Tensor whole_value(const Parameter& parameter) const;  // in the model's type; likewise
   at::Tensor find_master(const Parameter& parameter);
-  void refresh_values();  // those that are on their way here
+  void refresh_values();  // pulls the newest values, or waits for published ones
   void write_together(const std::filesystem::path& path, std::vector<NamedTensor> tensors,
                       const std::map<std::string, std::string>& metadata) const;
   void require_written(const std::exception_ptr& failure) const;
   at::Tensor compute_output(const at::Tensor& input, const at::Tensor& target);
   void require_in_step() const;
-  // Of one kind, whole, on all ranks: collective likewise.
+  // The whole state of one kind, on all ranks: collective likewise.
   at::Tensor whole_state(const std::string& kind, const Parameter& parameter) const;
   const StateIndex& state_index() const;  // of owner()
-  void drop_update() {                    // the servers have it
+  void drop_update() {                    // the servers have the state
     state_index_.reset();
     update_.reset();
   }
@@ -252,7 +260,7 @@ class Trainer {
   }
   void issue(std::int64_t step, bool stop);
   Work vote(bool stop);
-  std::int64_t first_sample() const;  // of this rank's share of a batch
+  std::int64_t first_sample() const;  // of this rank's part of a batch
   void compute();
   void collect(std::size_t leave);
   bool stopped(const std::atomic<bool>* stop);
@@ -281,61 +289,61 @@ class Trainer {
   at::Device device_;
   MeshLayout layout_;
   Placement placement_;
-  std::shared_ptr<Communicator> ranks_;  // that split the batch; nullptr: this one has all of it
-  bool is_laid_out_ = false;             // or was, at least once
+  std::shared_ptr<Communicator> ranks_;  // the ranks that split the batch; nullptr: no other rank
+  bool is_laid_out_ = false;             // the model is laid out, or was at least once
   std::string scatter_choice_;
   Sampler sampler_;
   std::unique_ptr<MemoryAccount> memory_;
-  std::unique_ptr<MasterUpdate> update_;             // null where the ranks share it out
-  mutable std::unique_ptr<StateIndex> state_index_;  // null: not asked for since update_ changed
+  std::unique_ptr<MasterUpdate> update_;             // null if the optimiser state is sharded
+  mutable std::unique_ptr<StateIndex> state_index_;  // null: not requested since update_ changed
   std::shared_ptr<Exchange> exchange_ = plain_exchange();
-  std::unique_ptr<Tier> tier_;  // null where nothing is kept elsewhere
+  std::unique_ptr<Tier> tier_;  // null if nothing is offloaded
   std::unique_ptr<ZeroShards> shards_;
   std::unique_ptr<ZeroUpdate> zero_;
   std::unique_ptr<Executor> executor_;
-  std::unique_ptr<Executor> aside_;  // that for ranks, while servers are used
+  std::unique_ptr<Executor> aside_;  // the ranks' executor, while servers are used
   std::vector<std::function<void(const Event&)>> observers_;
   double slowness_ = 1;
   Executor::Probe probe_;
   bool tracing_ = false;
   std::int64_t step_ = 0;
-  std::int64_t began_at_ = 0;                         // the step of the state that was restored
-  std::int64_t skipped_ = 0;                          // steps since then that changed nothing
+  std::int64_t began_at_ = 0;  // the step at which the restored state was saved
+  std::int64_t skipped_ = 0;   // steps since then that changed nothing
   std::optional<StepReport> first_done_, last_done_;  // since then
-  std::map<std::string, std::string> notes_;          // in the metadata of a state
-  at::Tensor input_, target_;                         // of the step being computed, on the device
-  at::Tensor report_;  // the numbers of a step (see Reported in trainer.cpp)
+  std::map<std::string, std::string> notes_;          // go into the metadata of a state
+  at::Tensor input_, target_;                         // of the current step, on the device
+  at::Tensor report_;  // the numbers of a step (see Reported in in_flight.h)
   std::deque<std::pair<std::int64_t, double>>
       scales_;                             // fp16: steps and loss scales, as it changed
-  std::int64_t stop_at_ = 0, lag_ = 0;     // the step to stop after; how much later than the vote
+  std::int64_t stop_at_ = 0, lag_ = 0;     // the step to stop after; its distance from the vote
   bool mixed_ = false;                     // some ranks are on GPUs and some on CPUs
-  bool replicas_in_sync_ = false;          // all ranks began with the same parameters
-  std::uint64_t digest_ = 0;               // of the state that was restored
-  std::vector<std::int64_t> batch_split_;  // samples of each rank
-  std::int64_t batch_parts_ = 1;  // ranks, or workers of parameter servers, that share a batch
+  bool replicas_in_sync_ = false;          // all ranks started with the same parameters
+  std::uint64_t digest_ = 0;               // of the restored state
+  std::vector<std::int64_t> batch_split_;  // samples per rank
+  std::int64_t batch_parts_ = 1;  // ranks, or workers of parameter servers, that split a batch
   bool by_speed_ = false;
   std::int64_t split_every_ = 0;
-  double busy_seconds_ = 0;  // of computing, since the speeds were last looked at
+  double busy_seconds_ = 0;  // compute time since the speeds were last compared
   std::int64_t busy_samples_ = 0;
   std::unique_ptr<SyncController> controller_;
   std::unique_ptr<ServerWorker> servers_;
   std::int64_t targets_a_step_ = 0;
   std::chrono::steady_clock::time_point last_applied_ = std::chrono::steady_clock::now();
   ServerPart part_ = ServerPart::first;
-  StepTimes share_times_;  // of the last share that was computed here
+  StepTimes share_times_;                                         // of the last share computed here
   std::deque<std::pair<ParameterServer::Applied, double>> told_;  // updates not yet reported
   bool begun_ = false, stop_told_ = false;
-  std::string out_of_step_;  // how this rank failed while others of its pipeline waited for it
+  std::string out_of_step_;  // how this rank failed while other ranks of its pipeline waited for it
   std::string failure_;
   std::vector<std::string> lost_workers_;
   bool graph_wanted_ = false;
   std::unique_ptr<InFlight> in_flight_;
 };
 
-// The step after which a state was saved.
+// The step at which a state was saved.
 std::int64_t saved_step(const std::filesystem::path& state);
 std::int64_t saved_step(const safetensors::Reader& state);
-// What was noted in it (Trainer::note); empty: nothing.
+// A note in the state (Trainer::note); empty: none.
 std::string saved_note(const std::filesystem::path& state, const std::string& key);
 
 }  // namespace echelon

@@ -1,4 +1,4 @@
-// How a trainer is made: the mesh, the model's memory, and the table of a step.
+// How a trainer is set up: the mesh, the model's memory, and the table of a step.
 #include <ATen/Parallel.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
@@ -58,8 +58,8 @@ Trainer::Trainer(Stack& stack, const Dataset& data, const TrainerOptions& option
       sampler_(static_cast<std::uint64_t>(options.train.seed), data.size(), options.train.batch),
       memory_(std::make_unique<MemoryAccount>()),
       in_flight_(std::make_unique<InFlight>()) {
-  // Its layers would begin again with the values that they were made with, and another trainer's
-  // would be lost without a word.
+  // Otherwise its layers would silently restart from their initial values, and another trainer's
+  // parameters would be lost.
   if (!stack.groups().empty())
     throw InvalidArgument(
         "this Stack has its memory already, from another Trainer or Stack::allocate: make a new "
@@ -101,7 +101,7 @@ void Trainer::lay_out(std::shared_ptr<Communicator> ranks) {
                      sample.dim() > 1 ? sample.size(1) : 1,
                      [this](int data_ranks) { return costs_of_layers(data_ranks); });
   ranks_ = layout_.mesh.over(batch_dimensions);
-  // Owners of a state that is kept elsewhere are ranks, if only one.
+  // Offloaded state is owned by ranks, even if there is only one.
   if (all_ && !ranks_ && zero.offload != Offload::none) ranks_ = all_->split(all_->rank(), 0);
   batch_parts_ = layout_.mesh.shape.data;
   batch_split_ = even_split(train.batch, layout_.mesh.shape.data);
@@ -128,12 +128,12 @@ void Trainer::lay_out(std::shared_ptr<Communicator> ranks) {
   report_ = at::zeros({reported}, at::TensorOptions(device_).dtype(at::kDouble));
 }
 
-// All that depends on the ranks, before it is built for others.
+// Drops everything that depends on the ranks, before it is rebuilt for others.
 void Trainer::forget_layout() {
   if (!std::exchange(is_laid_out_, true)) return;
   try {
     if (shards_) shards_->wait_for_values();
-  } catch (const Error&) {  // of ranks that are gone: nobody will read them
+  } catch (const Error&) {  // of ranks that are gone: no one will read them
   }
   executor_.reset();
   aside_.reset();
@@ -192,7 +192,7 @@ StepShape Trainer::step_shape() const {
   return echelon::step_shape(stack_, static_cast<int>(train_.micro_batches), layout_.own);
 }
 
-// Ranks that own slices of the same parameters exchange them in one order, so they agree.
+// Owners of slices of the same parameters communicate in one order, so they must choose alike.
 Scatter Trainer::when_to_scatter(const ZeroOptions& zero) {
   const bool adds_up = placement_.gradients.sliced && train_.micro_batches > 1;
   if (!adds_up) return Scatter::micro_batch;
@@ -227,7 +227,7 @@ void Trainer::give_memory() {
   const auto& pipeline = options_.pipeline;
   Stack& stack = stack_;
   SumRanks sums = layout_.sum_ranks(stack);
-  if (sums.batch() != ranks_) sums = ranks_;  // an owner that is alone
+  if (sums.batch() != ranks_) sums = ranks_;  // a single owner
   const bool fp32_sums = sums_in_fp32(train_);
   Stack::Allocation allocation;
   Owners owners;
