@@ -21,7 +21,7 @@ double since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// Buffers of the wanted kind.
+// Buffers of the requested kind.
 class Buffers {
  public:
   Buffers(Group& group, std::size_t bytes, bool registered) : bytes_(bytes + 1) {
@@ -33,7 +33,7 @@ class Buffers {
     }
     clear();
   }
-  // Values that stay finite however often they are summed.
+  // Sets values that stay finite however often they are summed.
   void clear() {
     for (auto& buffer : memory_) std::memset(buffer.get(), 0, bytes_);
   }
@@ -86,7 +86,7 @@ void run_once(Group& group, const BenchmarkOptions& options, std::byte* in, std:
   }
 }
 
-// Calls it once on values that are known, and checks what this rank gets.
+// Calls the operation once on known values and checks this rank's result.
 void check_values(Group& group, const BenchmarkOptions& options, const BenchmarkCall& call,
                   Buffers& buffers, std::size_t bytes, std::uint64_t seed) {
   const auto [operation, type] = std::pair(options.operation, options.type);
@@ -137,8 +137,8 @@ void check_values(Group& group, const BenchmarkOptions& options, const Benchmark
   buffers.clear();
 }
 
-// Seconds in which this rank copies a vector while all others do, the fastest of several.
-// Collective.
+// The time this rank takes to copy a vector while all others do the same; the fastest of several
+// tries. Collective.
 double copy_seconds(Group& group, Buffers& buffers, std::size_t bytes) {
   const int repeats = bytes > (1 << 20) ? 10 : 100;
   double best = 1e9;
@@ -195,7 +195,7 @@ std::vector<BenchmarkResult> run_benchmark(Group& group, const BenchmarkOptions&
     };
     double first = 0;
     for (int i = 0; i < 5; ++i) first = timed();
-    // Everybody repeats as often as rank 0 thinks right.
+    // All ranks repeat as often as rank 0 decides.
     std::int64_t repeats =
         std::clamp<std::int64_t>(std::int64_t(options.seconds / std::max(first, 1e-7)), 10, 20000);
     group.broadcast(DataType::i64, &repeats, 1, 0);
@@ -205,7 +205,7 @@ std::vector<BenchmarkResult> run_benchmark(Group& group, const BenchmarkOptions&
     const auto at = [&](double share) {
       return times[std::min(times.size() - 1, std::size_t(share * double(times.size())))];
     };
-    // The ledger knows which way it went.
+    // The ledger knows which algorithm was used.
     Algorithm algorithm = Algorithm::direct;
     for (const auto& entry : group.ledger().entries())
       if (entry.tag == "bench") algorithm = entry.algorithm;

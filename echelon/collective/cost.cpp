@@ -16,12 +16,12 @@ namespace {
 
 double steps_of(int ranks) { return std::ceil(std::log2(double(ranks))); }
 
-// Where ranks are on several hosts, the slow link sets the pace.
+// If ranks are on several hosts, the slow link sets the pace.
 LinkFigures pace_of(const Shape& shape, const Figures& figures) {
   return shape.hosts > 1 ? figures.tcp : figures.shared;
 }
 
-// `senders` ranks of each host send `bytes` to every other rank, over one network card a host.
+// `senders` ranks of each host send `bytes` to every other rank, through one network card per host.
 double to_every_other(double bytes, double senders, const Shape& shape, const Figures& figures) {
   const double p = shape.ranks, g = shape.local;
   if (shape.hosts == 1) return (p - 1) * bytes * figures.shared.beta;
@@ -76,7 +76,8 @@ std::string Shape::text() const {
                      hosts == 1 ? "" : "s");
 }
 
-// Direct costs a barrier less and more for each byte: the lines cross where that is made up for.
+// Direct costs one barrier less but more per byte. The two lines cross where the bytes outweigh the
+// barrier.
 SharedCrossings shared_crossings(int ranks, const Figures& figures) {
   const double p = ranks, share = (p - 1) / p, alpha = figures.shared.alpha,
                beta = figures.shared.beta, gamma = figures.gamma;
@@ -174,14 +175,14 @@ std::vector<Choice> choose(Operation operation, const Shape& shape, const Figure
   constexpr std::size_t endless = std::numeric_limits<std::size_t>::max();
   const auto all = candidates(operation, shape);
   if (all.size() == 1) return {{endless, all.front()}};
-  if (shape.hosts == 1) {  // where SharedGroup's private buffers change their path
+  if (shape.hosts == 1) {  // where SharedGroup changes its path for private buffers
     const std::size_t staged = shared_crossings(shape.ranks, figures).staged;
     if (staged == 0) return {{endless, Algorithm::shared}};
     return {{staged - 1, Algorithm::shared_direct}, {endless, Algorithm::shared}};
   }
   std::vector<Choice> choices;
   for (int power = 0; power <= largest; ++power) {
-    // Between two powers, the one in the middle (in the logarithm) speaks for all.
+    // Between two powers of two, the size in the middle (of the logarithm) represents all sizes.
     const auto bytes = std::size_t(std::exp2(power));
     const auto middle = std::size_t(std::exp2(power - 0.5));
     const auto best = *std::min_element(all.begin(), all.end(), [&](Algorithm a, Algorithm b) {

@@ -45,7 +45,8 @@ std::shared_ptr<Group> Group::world(std::shared_ptr<Endpoint> endpoint,
     members.push_back(r);
     if (endpoint->near(r)) near.push_back(r);
   }
-  // Every rank's first allocation is at the start of its heap, so nothing has to be exchanged yet.
+  // Every rank's first allocation is at the start of its heap, so no offset has to be exchanged
+  // yet.
   auto store = std::make_shared<BlockStore>(endpoint->heap_owner());
   std::vector<std::size_t> blocks(near.size(), 0);
   if (near.size() > 1) blocks.assign(near.size(), store->make_first(int(near.size())));
@@ -63,7 +64,7 @@ std::shared_ptr<Group> Group::world(std::shared_ptr<Endpoint> endpoint,
   }
   group->set_plan(plan);
   if (group->rank() == 0) group->tell_what_does_not_fit(plan);
-  group->ledger().clear();  // getting ready is not the caller's traffic
+  group->ledger().clear();  // setup is not the caller's traffic
   return group;
 }
 
@@ -104,7 +105,7 @@ Group::Group(Private, std::shared_ptr<Endpoint> endpoint, CommOptions options,
       [this](int member, Deadline deadline) { return mail_link(member, deadline); }, *ledger_);
   set_plan(Plan::make({}, shape_));
 
-  if (shared_) {  // whether all of us can read each other's memory: a min over the host
+  if (shared_) {  // whether all ranks of the host can read each other's memory: a min over the host
     std::uint8_t can = options_.single_copy != Switch::off && shared_->probe_exposure(), all = 0;
     Call call{.operation = Operation::all_reduce,
               .type = DataType::u8,
@@ -154,7 +155,7 @@ void Group::measure_again() {
   if (watch_) watch_->retire();
 }
 
-// What decides on which path a call takes must be the same everywhere.
+// Options that decide which path a call takes must be the same on all ranks.
 void Group::require_same_options() {
   if (size() == 1) return;
   std::string mine =
@@ -175,7 +176,7 @@ void Group::require_same_options() {
   }
 }
 
-// What the user asked for and does not get.
+// Reports what the user asked for and does not get.
 void Group::tell_what_does_not_fit(const Plan& plan) const {
   if (plan.shape != shape_)
     log::warn(fmt::format(
@@ -188,7 +189,7 @@ void Group::tell_what_does_not_fit(const Plan& plan) const {
         shape_.text()));
 }
 
-// Rank 0's file holds for all.
+// Rank 0's file applies to all ranks.
 Plan Group::read_plan() {
   std::string text;
   if (index_ == 0) text = Plan::read(options_.plan).json();
@@ -279,7 +280,7 @@ std::shared_ptr<Group> Group::split(int colour, int key) {
     group->set_plan(plan_);
     group->watch_ = watch_;
     return group;
-  } catch (const std::exception& error) {  // the others may be waiting for this rank in it
+  } catch (const std::exception& error) {  // other ranks may wait in this call
     give_up(error);
     throw;
   }
@@ -313,9 +314,10 @@ void Group::run(Call& call, const CallOptions& options) {
   const std::size_t bytes = choice_bytes(call);
   const bool across = shape_.hosts > 1;
   if (chosen == Algorithm::hierarchical && !can_be_hierarchical(shape_))
-    chosen = Algorithm::automatic;  // one level alone: nothing to combine
+    chosen = Algorithm::automatic;  // only one level: nothing to combine
   const std::uint64_t as_called = signature(call, chosen);
-  // On one host it also depends on all ranks' buffers, which are known when they have met.
+  // On one host the choice also depends on all ranks' buffers, which are known once the ranks have
+  // met.
   if (chosen == Algorithm::automatic && across) chosen = algorithm(call.operation, bytes);
   try {
     auto& place = recent_[++number_ % recent_.size()];
@@ -337,7 +339,7 @@ void Group::run(Call& call, const CallOptions& options) {
   }
 }
 
-// In a handler: the error is the current one.
+// Call it in a catch block: it uses the current exception.
 void Group::give_up(const std::exception& error) {
   broken_ = std::current_exception();
   endpoint_->give_up(members_, scope_, error);
@@ -359,8 +361,8 @@ void Group::run_checked(const Call& call, Algorithm chosen, bool spin) {
   if (sent.tcp) ledger_->add(call.operation, call.tag, chosen, LinkKind::tcp, sent.tcp);
 }
 
-// Part j of the vector goes to rank j, which sums it and gives it out: parameter servers beside the
-// workers, as one exchange. Each rank sends 2((p-1)/p) n bytes in 2(p-1) messages.
+// Part j of the vector goes to rank j, which sums it and sends the sum back: as if each rank were
+// also a parameter server. Each rank sends 2((p-1)/p) n bytes in 2(p-1) messages.
 Messenger::Sent Group::run_as_servers(const Call& call, bool spin) {
   const auto bounds = even_parts(call.count, size());
   std::vector<std::size_t> counts;
@@ -379,8 +381,9 @@ Messenger::Sent Group::run_as_servers(const Call& call, bool spin) {
   return {pushed.shared + pulled.shared, pushed.tcp + pulled.tcp};
 }
 
-// Within each host, rank j sums slice j; the j-th ranks of all hosts sum it across; within each
-// host it is gathered. Out of a host go 2((m-1)/m) n bytes in all, however many ranks it has.
+// Within each host, rank j sums slice j. The j-th ranks of all hosts sum it across hosts. Then it
+// is all-gathered within each host. Each host sends 2((m-1)/m) n bytes in total, however many ranks
+// it has.
 void Group::run_hierarchical(const Call& call, bool spin) {
   const std::size_t element = size_of(call.type), mine = near_index(index_);
   const auto bounds = even_parts(call.count, slices_);
@@ -396,7 +399,7 @@ void Group::run_hierarchical(const Call& call, bool spin) {
   inside.out = slice;
   inside.counts = counts;
   std::uint64_t bytes = shared_->run(inside, Algorithm::shared, spin).bytes;
-  if (owner) {  // of an empty slice too: the other hosts may have called with more
+  if (owner) {  // also for an empty slice: the other hosts may have called with more
     Call outside = call;
     outside.op = op;
     outside.in = outside.out = slice;

@@ -60,7 +60,7 @@ Mailbox::Ticket Mailbox::post(Message message, bool background) {
       return ticket;
     }
   } else {
-    background = true;  // its thread connects to those it may come from
+    background = true;  // its thread connects to the possible senders
   }
   std::unique_lock lock(mutex_);
   if (ticket->peer != anyone && peers_[std::size_t(ticket->peer)].broken) {
@@ -83,7 +83,7 @@ Mailbox::Ticket Mailbox::post(Message message, bool background) {
   return ticket;
 }
 
-// A receive may find its message among those that came unasked.
+// A receive may find its message among those that arrived before it was posted.
 void Mailbox::settle(const Ticket& ticket) {
   for (int member = 0; member < int(peers_.size()); ++member) {
     if (ticket->peer != anyone && ticket->peer != member) continue;
@@ -111,8 +111,8 @@ void Mailbox::finish(const Ticket& ticket) {
   if (!ticket->sends) receives_.remove(ticket);
 }
 
-// Everything with this member ends in the same error, now and later: a message may have stopped in
-// the middle, and whatever followed it on the link would be taken for its rest.
+// Every operation with this member fails with the same error, now and later: a message may have
+// stopped in the middle, and whatever follows on the link would be taken for the rest of it.
 void Mailbox::fail(int member, std::exception_ptr error) {
   auto& peer = peers_[std::size_t(member)];
   if (!peer.broken) peer.broken = error;
@@ -146,18 +146,18 @@ std::vector<int> Mailbox::missing(const Message& message, bool all) const {
     if (member == index_ || (message.peer != anyone && message.peer != member)) continue;
     const int rank = members_[std::size_t(member)];
     others.push_back(rank);
-    // Over TCP a goodbye may overtake what was sent before; the end of the stream tells.
+    // Over TCP a goodbye may overtake earlier messages. The end of the stream is the reliable sign.
     const auto& link = peers_[std::size_t(member)].link;
     const bool tells = link && link->kind() == LinkKind::tcp && !all;
-    // Of several it may come from, some may go as long as one is left.
+    // If a message may come from several ranks, some of them may leave as long as one remains.
     const bool may_go = message.peer == anyone && health.state(rank) == Health::State::left;
     if (!may_go && !(tells && message.peer != anyone)) ranks.push_back(rank);
   }
   return message.peer == anyone && ranks.empty() ? others : ranks;
 }
 
-// Of two ranks the higher one connects (Endpoint::open); with the others a link is there at once,
-// or not yet.
+// Of two ranks, the higher one connects (Endpoint::open). For lower ranks, the link exists already
+// or does not exist yet.
 bool Mailbox::connects_to(int member) const {
   const int rank = members_[std::size_t(member)];
   return rank < endpoint_.rank() && !endpoint_.near(rank);
@@ -226,8 +226,8 @@ bool Mailbox::progress() {
   return moved;
 }
 
-// The connection tells that a rank is gone; its control connection tells in a moment why, and
-// whether another failed first.
+// The broken connection shows that a rank is gone. Its control connection soon tells why, and
+// whether another rank failed first.
 void Mailbox::end_of_link(int member) {
   auto& peer = peers_[std::size_t(member)];
   if (!peer.explained_by) peer.explained_by = Deadline::in(explanation_time);
@@ -321,7 +321,7 @@ bool Mailbox::progress_receives(int member) {
     moved = true;
     if (peer.aside) {
       peer.aside = false;
-      // It may have been asked for while it was coming in.
+      // A receive may have been posted while the message was arriving.
       if (const Ticket ticket = match(member, peer.incoming.tag)) settle(ticket);
     } else {
       finish(peer.target);
@@ -339,7 +339,7 @@ void Mailbox::fail_late(const Message& message) const {
 
 bool Mailbox::done(const Ticket& ticket) {
   const std::lock_guard lock(mutex_);
-  const bool changed = endpoint_.health().changes() != 0;  // before looking at what they sent
+  const bool changed = endpoint_.health().changes() != 0;  // read before looking at what they sent
   if (!ticket->done) progress();
   if (!ticket->done) {
     try {
@@ -363,7 +363,7 @@ void Mailbox::wait(const Ticket& ticket, bool spin) {
     const std::lock_guard lock(mutex_);
     return describe(*ticket);
   };
-  std::vector<int> concerned;  // any of them, where it may come from any
+  std::vector<int> concerned;  // any of these ranks, if the message may come from any
   Deadline deadline = Deadline::never();
   {
     const std::lock_guard lock(mutex_);
@@ -381,7 +381,7 @@ void Mailbox::wait(const Ticket& ticket, bool spin) {
       return missing(*ticket, all);
     };
     for (std::uint64_t round = 0, turn = 1;; ++round, ++turn) {
-      // Where the try that another thread made for its own message came to nothing.
+      // If another thread's attempt to connect for its own message failed.
       bool unconnected = false;
       {
         const std::lock_guard lock(mutex_);
@@ -400,7 +400,7 @@ void Mailbox::wait(const Ticket& ticket, bool spin) {
       });
     }
   } catch (const std::exception&) {
-    // Nobody may write to the buffer once its owner has been told that it failed.
+    // Nothing may write to the buffer once its owner was told of the failure.
     const std::lock_guard lock(mutex_);
     abandon(ticket, std::current_exception());
     throw;
@@ -427,7 +427,7 @@ void Mailbox::run() {
     if (reaching) {
       try {
         reach(*reaching, Deadline::never());
-      } catch (const std::exception&) {  // who waits for it finds out
+      } catch (const std::exception&) {  // whoever waits for it will find out
       }
     }
     if (idle < 20)

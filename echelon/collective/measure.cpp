@@ -62,10 +62,10 @@ double measure_gamma() {
          double(large);
 }
 
-// alpha is a barrier of all ranks of the host, beta what a direct all-reduce of private memory
-// costs for each byte that goes from one core to another. Both are averages over runs of calls
-// (with more ranks than cores, the last to arrive does not wait at all), and of those a fast one:
-// noise only ever adds.
+// alpha is the time of a barrier of all ranks of the host. beta is the cost of a direct all-reduce
+// of private memory per byte that goes from one core to another. Both are averages over runs of
+// calls, because with more ranks than cores the last rank to arrive does not wait at all. Of these
+// averages the fast ones count, because noise only adds time.
 LinkFigures measure_shared(Group& host, double gamma) {
   constexpr std::size_t bytes = 8 << 10;
   constexpr int calls = 20;
@@ -89,14 +89,14 @@ LinkFigures measure_shared(Group& host, double gamma) {
   return figures;
 }
 
-// A large all-reduce of private memory both ways, the best of several: what disturbs one only adds
-// to it. Reading in place must clearly win: it needs the kernel for every piece, which is cheap on
-// one machine and dear on another.
+// A large all-reduce of private memory in both ways, the best of several tries, because noise only
+// adds time. Reading in place must win clearly: it calls the kernel for every piece, which is cheap
+// on some machines and expensive on others.
 bool measure_single_copy(Group& host) {
   if (!host.can_single_copy() || host.options().algorithm != Algorithm::automatic) return false;
   std::vector<float> values(large / sizeof(float), 1.f);
   double best[2] = {1e9, 1e9};
-  for (int round = 0; round < 12; ++round) {  // in turns
+  for (int round = 0; round < 12; ++round) {  // alternating
     for (const bool single : {false, true}) {
       host.set_single_copy(single);
       host.barrier();
@@ -108,7 +108,7 @@ bool measure_single_copy(Group& host) {
   return best[true] < 0.85 * best[false];
 }
 
-// A message to the other rank and one back, between rank 0 and `other`.
+// Sends a message to the other rank and one back, between rank 0 and `other`.
 class Pair {
  public:
   static constexpr std::size_t longest = 2 * large;
@@ -125,7 +125,7 @@ class Pair {
     }
   }
   bool first() const { return group_.rank() == 0; }
-  // Rank 0 says whether; the other learns it.
+  // Rank 0 decides; the other rank receives the decision.
   bool agree(bool yes) {
     buffer_[0] = std::byte(yes);
     pass(1);
@@ -145,13 +145,13 @@ class Pair {
   std::vector<std::byte> buffer_;
 };
 
-// Half of a round trip, and what each byte of a large message adds: from two sizes, since the first
-// bytes may pass faster than the rest (a shaper's burst, buffers on the way). How far large
-// messages differ says whether something else used the link.
+// alpha is half a round trip. beta is the time per byte of a large message, from two sizes, because
+// the first bytes may pass faster than the rest (a shaper's burst, buffers on the way). The spread
+// of the large messages shows whether something else used the link.
 void measure_tcp(Pair pair, Figures& figures) {
   for (int i = 0; i < 5; ++i) pair.pass(8);
   figures.tcp.alpha = time_of(51, 0.3, [&] { pair.pass(8); }) / 2;
-  // As large a message as a slow link can take in a moment.
+  // The largest message that a slow link can send in a moment.
   constexpr double a_moment = 0.02;
   std::size_t bytes = 64 << 10;
   for (;; bytes *= 2) {
@@ -166,8 +166,8 @@ void measure_tcp(Pair pair, Figures& figures) {
   figures.spread = whole.spread();
 }
 
-// Whether a message takes the time that figures of an earlier job predict, to a factor of
-// LinkWatch::far: the one of three tries that comes nearest counts.
+// Whether a message takes the time that an earlier job's figures predict, to a factor of
+// LinkWatch::far. The closest of three tries counts.
 bool still_hold(Pair pair, const Figures& figures) {
   constexpr double short_time = 2e-3;
   const auto bytes = std::size_t(std::clamp(short_time / figures.tcp.beta, 64e3, 256e3));
@@ -188,7 +188,7 @@ bool still_hold(Pair pair, const Figures& figures) {
   return false;
 }
 
-// What each rank is reached by: its address and the interface behind it. Collective.
+// How each rank is reached: its address and the interface behind it. Collective.
 std::vector<std::string> ways_in(Group& group) {
   constexpr std::size_t length = 96;
   const std::string address = group.endpoint().peer_info(group.endpoint().rank()).address.host;
@@ -203,7 +203,8 @@ std::vector<std::string> ways_in(Group& group) {
   return ways;
 }
 
-// What the figures depend on: which machines, how many ranks on each, and how they are connected.
+// What the figures depend on: the machines, the number of ranks on each, and how they are
+// connected.
 std::string describe_links(Group& group) {
   const auto ways = ways_in(group);
   const NetOptions& net = group.endpoint().options();
@@ -226,8 +227,9 @@ std::string describe_links(Group& group) {
 Measured measure_figures(Group& group, Measure when) {
   if (group.size() == 1) return {{}, LinkCache({})};
   const auto before = group.ledger().entries();
-  // What is forced says nothing about the links, and must not be kept for jobs that force nothing.
-  // On one host measuring takes milliseconds, and depends on what else runs: it is done every time.
+  // Figures measured with forced options say nothing about the links and must not be cached for
+  // jobs that force nothing. On one host, measuring takes milliseconds and depends on what else
+  // runs, so it is done every time.
   const bool usual = group.shape().hosts > 1 && group.options().algorithm == Algorithm::automatic &&
                      group.options().single_copy == Switch::automatic;
   const LinkCache cache(usual ? describe_links(group) : "");
@@ -250,7 +252,7 @@ Measured measure_figures(Group& group, Measure when) {
     f.reused = numbers[8] != 0;
     return f;
   };
-  int other = -1, colour = 0;  // other: the first rank on another host than rank 0's
+  int other = -1, colour = 0;  // other: the first rank that is not on rank 0's host
   std::map<std::string, int> hosts;
   for (int i = 0; i < group.size(); ++i) {
     const auto& host = group.endpoint().peer_info(group.members()[std::size_t(i)]).host;
@@ -263,7 +265,7 @@ Measured measure_figures(Group& group, Measure when) {
       group.options().measure == MeasureLinks::automatic)
     if (const auto kept = cache.read()) pack(*kept);
   share();
-  if (numbers[7] != 0) {  // others wait in share() for what the two say
+  if (numbers[7] != 0) {  // the other ranks wait in share() for the result of the two
     const Figures kept = unpack();
     if (in_pair && !still_hold({group, other}, kept)) numbers[7] = 0;
     share();

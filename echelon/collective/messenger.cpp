@@ -35,8 +35,8 @@ bool hands_partial_sums_on(const Call& call, Algorithm algorithm) {
 
 }  // namespace
 
-// How far a lane is: the step it sends and the bytes of that message that are gone, likewise for
-// what it receives.
+// Progress of a lane: the step it sends with the bytes of that message already sent, and the same
+// for the step it receives.
 struct Messenger::Lane {
   int number;
   const std::vector<Step>& steps;
@@ -102,7 +102,7 @@ class Messenger::Run {
 
   Link* link(int member, const Lane& lane) { return m_.link_(member, lane.number, call_.deadline); }
 
-  // Bytes of a step's payload that may go out now.
+  // Bytes of a step's payload that may be sent now.
   std::size_t ready(const Lane& lane) const {
     const Step& step = lane.steps[lane.send_step];
     const std::size_t bytes = step.send.count * element_;
@@ -199,7 +199,7 @@ class Messenger::Run {
     lane.received = lane.stored = 0;
   }
 
-  // What this step itself, or an earlier one, still has to send must not be written over.
+  // Must not overwrite what this step or an earlier one still has to send.
   bool free_to_write(const Lane& lane, const Step& step, std::size_t until) const {
     for (std::size_t s = lane.send_step; s <= lane.receive_step && s < lane.steps.size(); ++s) {
       const Step& sending = lane.steps[s];
@@ -242,7 +242,7 @@ class Messenger::Run {
 
   static std::string describe_header(const Header& header) {
     std::string text = describe(header.signature, 0);
-    // The sender's whole count is not in the header, only what this message carries.
+    // The header holds only the size of this message, not the sender's total count.
     if (const auto of = text.find(" of 0 "); of != std::string::npos) text.replace(of, 6, " of ");
     return text;
   }
@@ -258,8 +258,8 @@ class Messenger::Run {
     return ranks;
   }
 
-  // One that has left is missed at once where memory is shared or it never connected. Over TCP its
-  // goodbye may overtake what it sent before, and the end of the stream tells.
+  // A rank that has left is missed at once if memory is shared or it never connected. Over TCP its
+  // goodbye may overtake earlier messages, so the end of the stream decides.
   void add(std::vector<int>& ranks, int member, const Lane& lane, bool all) {
     if (member < 0) return;
     if (const Link* way = all ? nullptr : link(member, lane); way && way->kind() == LinkKind::tcp)
@@ -268,8 +268,8 @@ class Messenger::Run {
     if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) ranks.push_back(rank);
   }
 
-  // Until one of the links may go on. A ring in shared memory, or a link that is not there yet,
-  // cannot be polled, so it is asked often.
+  // Sleeps until one of the links may progress. A ring in shared memory, or a link that does not
+  // exist yet, cannot be polled, so it is checked often.
   void sleep(std::chrono::microseconds time) {
     std::vector<pollfd> ready_links;
     bool often = false;
@@ -319,7 +319,7 @@ std::byte* Messenger::scratch(std::size_t bytes) {
   return scratch_.get();
 }
 
-// fp16 or bf16 as fp32 on the way: the same algorithm on a wider copy.
+// Sends fp16 or bf16 as fp32: the same algorithm on a wider copy.
 Messenger::Sent Messenger::run_wide(const Call& call, Algorithm algorithm, std::uint64_t number,
                                     bool spin) {
   const bool scatter = call.operation == Operation::reduce_scatter;
@@ -349,7 +349,8 @@ Messenger::Sent Messenger::run(const Call& given, Algorithm algorithm, std::uint
   const Schedule schedule = make_schedule(call, algorithm, index_, size);
   scratch(schedule.scratch * element);
   std::unique_ptr<std::byte[]> own_out;
-  if (call.operation == Operation::reduce && index_ != call.root) {  // partial sums need a place
+  // Needs memory for partial sums.
+  if (call.operation == Operation::reduce && index_ != call.root) {
     own_out = std::make_unique_for_overwrite<std::byte[]>(call.bytes());
     call.out = own_out.get();
   }
@@ -387,7 +388,7 @@ Messenger::Sent Messenger::run(const Call& given, Algorithm algorithm, std::uint
   try {
     sent = Run(*this, call, algorithm, number, schedule).go(waiting);
   } catch (const PeerLost&) {
-    // The connection tells that a rank is gone; its control connection tells why, in a moment.
+    // The broken connection shows that a rank is gone. Its control connection soon tells why.
     for (int i = 0; i < 50; ++i) {
       endpoint_.health().check_present(members_, call.place.wait.group);
       std::this_thread::sleep_for(std::chrono::milliseconds(5));

@@ -1,15 +1,15 @@
-// One loop over the elements per (type, op, number of inputs), simple enough to be vectorised, and
-// compiled for several processors: the best one is chosen when the program is loaded. 2, 3, 4 and 8
-// inputs are read in one pass. Others go through a block of partial results that stays in the first
-// level cache:
+// One loop over the elements per (type, op, number of inputs). Each loop is simple enough to be
+// vectorised and is compiled for several processors; the best version is chosen when the program is
+// loaded. 2, 3, 4 and 8 inputs are read in one pass. Other numbers of inputs go through a block of
+// partial results that stays in the first-level cache:
 //
 //   for each block of elements:  block = in0 + in1 + in2 + in3
 //                                block = block + in4 + in5 + in6 + in7 …
 //                                out   = block + what is left, averaged and rounded
 //
-// so that each input is read once, few streams at a time, and partial results keep the precision of
-// accumulation. The order of operations is the same on all of these ways, and no expression here is
-// a product followed by a sum, so there is nothing to fuse.
+// Each input is read once, a few streams at a time, and partial results keep the precision of
+// accumulation. All these paths use the same order of operations. No expression here is a product
+// followed by a sum, so a compiler has nothing to fuse.
 #include "echelon/collective/reduce.h"
 
 #include <fmt/format.h>
@@ -28,9 +28,9 @@
 #include <immintrin.h>
 #endif
 
-// An iteration reads and writes its own elements alone, even where `out` is an input.
+// An iteration reads and writes only its own elements, even if `out` is an input.
 #if defined(__clang__)
-#pragma clang diagnostic ignored "-Wpass-failed"  // some loops it cannot vectorise
+#pragma clang diagnostic ignored "-Wpass-failed"  // some loops cannot be vectorised
 #define ECHELON_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #else
 #define ECHELON_INDEPENDENT _Pragma("GCC ivdep")
@@ -42,7 +42,7 @@ namespace {
 using Kernel = void (*)(void* out, const void* const* in, int inputs, std::size_t count,
                         int divisor);
 
-// Types: how an element lies in memory, at any address, and what it is accumulated in.
+// Types: how an element is stored, at any address, and the type it is accumulated in.
 
 template <class T>
 struct Plain {
@@ -61,8 +61,8 @@ struct Bf16 {
     return std::bit_cast<float>(std::uint32_t(x) << 16);
   }
   static ECHELON_INLINE std::uint16_t store(float x) { return std::uint16_t(rounded(x) >> 16); }
-  // In the upper half. Half of the last place is added, less a bit where the last place is even, so
-  // that a tie goes to even.
+  // The result is in the upper half. Adds half of the last place, minus one bit if the last place
+  // is even, so that ties round to even.
   static ECHELON_INLINE std::uint32_t rounded(float x) {
     const auto bits = std::bit_cast<std::uint32_t>(x);
     return x != x ? 0x7fc00000 : bits + 0x7fff + ((bits >> 16) & 1);
@@ -73,8 +73,8 @@ struct Pair {
   float low, high;
 };
 
-// Two elements of bf16 in a word of 32 bits: as both are widened by masks and shifts in their
-// place, a vector of them is never shuffled.
+// Two bf16 elements in one 32-bit word. Masks and shifts widen both in place, so a vector of them
+// is never shuffled.
 struct Bf16Pair {
   typedef std::uint32_t Stored __attribute__((aligned(1), may_alias));
   using Sum = Pair;
@@ -87,15 +87,15 @@ struct Bf16Pair {
   }
 };
 
-// fp16 for processors without instructions for it, by arithmetic without branches.
+// fp16 for processors without fp16 instructions, by branch-free arithmetic.
 struct F16 {
   typedef std::uint16_t Stored __attribute__((aligned(1), may_alias));
   using Sum = float;
   using Number = float;
   static ECHELON_INLINE float load(std::uint16_t x) {
     const std::uint32_t sign = std::uint32_t(x & 0x8000) << 16, magnitude = x & 0x7fff;
-    // The biases of the exponents differ by 112. A subnormal is a count of 2^-24. Infinity and NaN
-    // have the highest exponent of both; a NaN is made quiet.
+    // The exponent biases differ by 112. A subnormal is a multiple of 2^-24. Infinity and NaN have
+    // the highest exponent in both types. A NaN becomes quiet.
     const std::uint32_t normal = (magnitude << 13) + (112u << 23);
     const auto subnormal = std::bit_cast<std::uint32_t>(float(std::int32_t(magnitude)) * 0x1p-24f);
     const std::uint32_t quiet = select(magnitude > 0x7c00, 1u << 22, 0);
@@ -107,7 +107,7 @@ struct F16 {
     const auto bits = std::bit_cast<std::uint32_t>(x);
     const std::uint32_t sign = (bits >> 16) & 0x8000, magnitude = bits & 0x7fffffff;
     const std::uint32_t normal = (magnitude - (112u << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
-    // From 0.5 on floats lie 2^-24 apart: the sum's last places are the subnormal, rounded.
+    // From 0.5 on, floats are 2^-24 apart: the last places of the sum are the rounded subnormal.
     const std::uint32_t subnormal =
         std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000;
     const std::uint32_t nan = 0x7e00 | ((magnitude >> 13) & 0x1ff);
@@ -117,7 +117,8 @@ struct F16 {
   }
 
  private:
-  // By masks: what `?:` skips, compilers compute behind a branch when it might raise an exception.
+  // Uses masks: for `?:`, compilers emit a branch if the skipped expression might raise an
+  // exception.
   static ECHELON_INLINE std::uint32_t select(bool which, std::uint32_t yes, std::uint32_t no) {
     const std::uint32_t mask = 0u - std::uint32_t(which);
     return (yes & mask) | (no & ~mask);
@@ -162,7 +163,7 @@ ECHELON_INLINE bool is_nan(T x) {
   return false;
 }
 
-// A NaN in `a` stays, since no comparison with it holds.
+// A NaN in `a` stays, because every comparison with NaN is false.
 struct Min {
   static constexpr bool kAverages = false;
   template <class T>
@@ -198,7 +199,7 @@ ECHELON_INLINE Sum apply(Sum a, Sum b) {
   }
 }
 
-// What is left to do for an average.
+// The last step of an average.
 template <class Op, class Sum, class Number>
 ECHELON_INLINE Sum finish(Sum x, Number factor) {
   if constexpr (!Op::kAverages) {
@@ -215,15 +216,15 @@ ECHELON_INLINE Sum finish(Sum x, Number factor) {
 enum class From { inputs, block };
 enum class To { out, block };
 
-// Of kInputs inputs, `count` elements from `start` on, after those in the block, into the block or
-// out.
+// Reduces `count` elements from `start` on of kInputs inputs, starting from the block or not, into
+// the block or `out`.
 template <class Type, class Op, int kInputs, From kFrom, To kTo>
 ECHELON_INLINE void fold(void* out, typename Type::Sum* block, const void* const* in,
                          std::size_t start, std::size_t count, typename Type::Number factor) {
   using Stored = typename Type::Stored;
   const Stored* input[kInputs];
   for (int k = 0; k < kInputs; ++k) input[k] = static_cast<const Stored*>(in[k]) + start;
-  Stored* result = static_cast<Stored*>(out) + start;  // `auto` would forget that it is unaligned
+  Stored* result = static_cast<Stored*>(out) + start;  // `auto` would drop the unaligned attribute
   ECHELON_INDEPENDENT
   for (std::size_t i = 0; i < count; ++i) {
     auto x = kFrom == From::inputs ? Type::load(input[0][i]) : block[i];
@@ -244,13 +245,13 @@ ECHELON_INLINE void fold_at_once(void* out, const void* const* in, std::size_t c
   fold<Type, Op, kInputs, From::inputs, To::out>(out, nullptr, in, 0, count, factor);
 }
 
-// Sums of floating-point numbers are what training waits for; other operations make do with fewer
-// loops, and with two inputs a pass.
+// Training waits for floating-point sums. Other operations make do with fewer loops and two inputs
+// per pass.
 template <class Type, class Op>
 constexpr bool kSpecialised =
     std::is_base_of_v<Add, Op>&& std::is_floating_point_v<typename Type::Number>;
 
-// More inputs than kGroup, through the block.
+// More than kGroup inputs, through the block.
 template <class Type, class Op>
 ECHELON_INLINE void fold_by_blocks(void* out, const void* const* in, int inputs, std::size_t count,
                                    typename Type::Number factor) {
@@ -345,11 +346,12 @@ void narrow_f16(const void* in, void* out, std::size_t count) {
 }
 
 #if defined(__x86_64__)
-// fp16 by the processor's own conversions, which GCC does not vectorise: eight elements at a
-// time. All inputs are read in one pass, since partial results fit the registers.
+// fp16 with the processor's own conversions, eight elements at a time, because GCC does not
+// vectorise them. All inputs are read in one pass, since partial results fit into registers.
 #define ECHELON_F16C __attribute__((target("avx2,f16c")))
 
-// Until this is set, while the program starts, conversions are portable, which gives the same bits.
+// Until this is set during program start, the portable conversions are used. They give the same
+// bits.
 const bool has_f16c = [] {
   unsigned a = 0, b = 0, features = 0, d = 0;
   return __builtin_cpu_supports("avx2") && __get_cpuid(1, &a, &b, &features, &d) != 0 &&
@@ -369,7 +371,7 @@ ECHELON_F16C ECHELON_INLINE void store_f16(void* out, std::size_t at, __m256 x, 
   std::memcpy(static_cast<char*>(out) + 2 * at, &halves, 2 * count);
 }
 
-// minps and maxps give the second operand when they are equal or either is NaN.
+// minps and maxps return the second operand if both are equal or either is NaN.
 template <class Op>
 ECHELON_F16C ECHELON_INLINE __m256 apply_eight(__m256 a, __m256 b) {
   if constexpr (std::is_base_of_v<Add, Op>) {
@@ -382,7 +384,8 @@ ECHELON_F16C ECHELON_INLINE __m256 apply_eight(__m256 a, __m256 b) {
   }
 }
 
-// kVectors vectors from `at` on, of `n` elements each: eight, but for the last one of a buffer.
+// kVectors vectors from `at` on, of `n` elements each. n is eight, except for the last vector of a
+// buffer.
 template <class Op, int kVectors>
 ECHELON_F16C ECHELON_INLINE void fold_f16c(void* out, const void* const* in, int inputs,
                                            std::size_t at, std::size_t n, __m256 factor) {

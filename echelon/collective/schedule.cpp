@@ -22,8 +22,8 @@ Piece shifted(Piece piece, std::size_t begin) {
   return piece;
 }
 
-// Ring. Scatter-reduce: in step s rank r sends part r-s to its right neighbour and adds part r-s-1
-// from its left; after p-1 steps it holds the sum of part r+1. All-gather: the sums go round once
+// Ring. Reduce-scatter: in step s rank r sends part r-s to its right neighbour and adds part r-s-1
+// from its left. After p-1 steps it holds the sum of part r+1. All-gather: the sums go round once
 // more. 2(p-1) steps; each rank sends the vector twice, less two parts. `direction` is 1 or -1;
 // parts begin at `offset`.
 std::vector<Step> ring_all_reduce(std::size_t offset, std::size_t count, int rank, int size,
@@ -53,12 +53,12 @@ std::vector<Step> ring_all_reduce(std::size_t offset, std::size_t count, int ran
   return steps;
 }
 
-// With p not a power of two, the first 2(p-q) ranks (q the power below p) fold in pairs: the even
-// one gives its vector to the odd one, sits out, and gets the result. `numbers` are the q ranks
-// left.
+// If p is not a power of two, the first 2(p-q) ranks (q is the power of two below p) fold in pairs:
+// the even rank sends its vector to the odd rank, sits out, and receives the result. `numbers` are
+// the q remaining ranks.
 struct Fold {
   int extra;   // ranks that sit out
-  int number;  // of this rank among those left; -1 if it sits out
+  int number;  // of this rank among the remaining ones; -1 if it sits out
   explicit Fold(int rank, int size) : extra(size - int(std::bit_floor(unsigned(size)))) {
     if (rank >= 2 * extra)
       number = rank - extra;
@@ -154,8 +154,8 @@ std::vector<Step> rabenseifner_all_reduce(std::size_t count, int rank, int size)
   return steps;
 }
 
-// Direct: everyone's whole vector to everyone, then p vectors summed in the order of the ranks.
-// (p-1) messages of n bytes. The received vectors wait in scratch, rank k's at k n.
+// Direct: every rank sends its whole vector to every other rank and sums the p vectors in rank
+// order. p-1 messages of n bytes. Received vectors are kept in scratch, rank k's at k n.
 Schedule direct_all_reduce(std::size_t count, int rank, int size) {
   Schedule schedule;
   schedule.scratch = count * std::size_t(size);
@@ -173,8 +173,8 @@ Schedule direct_all_reduce(std::size_t count, int rank, int size) {
   return schedule;
 }
 
-// Ring: in step s, rank r sends the sum so far of part r-s-1 and adds its own part r-s-2; after p-1
-// steps it has part r. Partial sums wait in scratch.
+// Ring: in step s, rank r sends the partial sum of part r-s-1 and adds its own part r-s-2. After
+// p-1 steps it has part r. Partial sums are kept in scratch.
 Schedule ring_reduce_scatter(const std::vector<std::size_t>& bounds, int rank, int size) {
   Schedule schedule;
   schedule.scratch = bounds.back();
@@ -197,7 +197,7 @@ Schedule ring_reduce_scatter(const std::vector<std::size_t>& bounds, int rank, i
   return schedule;
 }
 
-// Direct: each rank sends every other its part, and sums the p parts it then has of its own.
+// Direct: each rank sends every other rank its part, then sums the p versions of its own part.
 Schedule direct_reduce_scatter(const std::vector<std::size_t>& bounds, int rank, int size) {
   Schedule schedule;
   const Piece own = part(Buffer::in, bounds, rank);
@@ -239,8 +239,8 @@ std::vector<Step> direct_all_gather(const std::vector<std::size_t>& bounds, int 
   return steps;
 }
 
-// Binomial tree, ranks counted from the root: v receives from v less its lowest bit, then sends to
-// v + 2^i for every lower i, the farthest first. lg p steps.
+// Binomial tree, with ranks counted from the root: v receives from v minus its lowest bit, then
+// sends to v + 2^i for every lower i, the farthest first. lg p steps.
 std::vector<Step> tree_broadcast(std::size_t count, int root, int rank, int size) {
   const Piece whole{Buffer::out, 0, count};
   const int v = wrap(rank - root, size);
@@ -252,8 +252,8 @@ std::vector<Step> tree_broadcast(std::size_t count, int root, int rank, int size
   return steps;
 }
 
-// Each rank gets its part from the root, then a ring gathers. The root sends n less its own part
-// twice over, the others n less a part.
+// The root sends each rank its part, then a ring all-gathers. The root sends n less its own part
+// twice; the others send n less a part.
 std::vector<Step> scatter_all_gather_broadcast(std::size_t count, int root, int rank, int size) {
   const auto bounds = even_parts(count, size);
   std::vector<Step> steps;
@@ -269,7 +269,7 @@ std::vector<Step> scatter_all_gather_broadcast(std::size_t count, int root, int 
   return steps;
 }
 
-// The tree upside down: v adds what v + 2^i sends, i upwards, and sends the sum to v less its
+// The inverse tree: v adds what v + 2^i sends, with i ascending, then sends the sum to v minus its
 // lowest bit.
 std::vector<Step> tree_reduce(std::size_t count, int root, int rank, int size) {
   const Piece whole{Buffer::out, 0, count};
@@ -311,7 +311,7 @@ std::vector<Step> direct_scatter(const std::vector<std::size_t>& bounds, int roo
   return steps;
 }
 
-// In step s, to r+s and from r-s.
+// In step s, rank r sends to r+s and receives from r-s.
 std::vector<Step> direct_all_to_all(const Call& call, int rank, int size) {
   const auto there = bounds_of(call.counts), back = bounds_of(call.back);
   std::vector<Step> steps;
@@ -325,9 +325,9 @@ std::vector<Step> direct_all_to_all(const Call& call, int rank, int size) {
   return steps;
 }
 
-// Dissemination: in step s, a byte to r + 2^s and one from r - 2^s. What is sent is the byte that
-// came in the step before, so that it cannot go out earlier: after lg p steps everybody has heard
-// of everybody.
+// Dissemination: in step s, rank r sends a byte to r + 2^s and receives one from r - 2^s. It
+// forwards the byte that arrived in the previous step, so it cannot send early. After lg p steps
+// every rank has heard from every other.
 std::vector<Step> dissemination(int rank, int size) {
   std::vector<Step> steps;
   for (int distance = 1, s = 0; distance < size; distance *= 2, ++s)

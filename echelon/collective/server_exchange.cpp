@@ -9,7 +9,7 @@
 namespace echelon {
 namespace {
 
-// Tags: a chunk by where it begins, once on its way to its owner and once back.
+// Tags: a chunk is identified by its first element, with one tag towards its owner and one back.
 std::uint64_t there(std::size_t begin) { return 2 * begin; }
 std::uint64_t back(std::size_t begin) { return 2 * begin + 1; }
 
@@ -85,18 +85,18 @@ void ServerExchange::serve(float* data) {
   for (const auto& ticket : going) group_->wait(ticket);
 }
 
-// What comes back overwrites what was pushed: it can only come when all of that has arrived.
+// The result overwrites what was pushed. It can only arrive after all pushes have arrived.
 void ServerExchange::push_and_pull(float* data) {
   const int me = group_->rank(), ranks = group_->size();
   const CallOptions call{.tag = "servers"};
   std::vector<Group::Ticket> tickets;
   struct Push {
-    double place;  // within its owner's part: 0 begins, 1 ends
+    double place;  // within its owner's part: 0 is the beginning, 1 the end
     int owner;
     std::size_t at, count;
   };
-  // All owners' parts progress alike, however long they are, so that no link is busy alone at the
-  // end; each rank begins with its neighbour.
+  // All owners' parts progress at the same rate, however long they are, so that no link is left
+  // busy alone at the end. Each rank begins with its neighbour.
   std::vector<Push> pushes;
   for (int k = 1; k < ranks; ++k) {
     const int owner = (me + k) % ranks;

@@ -45,7 +45,7 @@ std::unique_ptr<Link> SharedGroup::link(int member, int ring) {
 }
 
 bool SharedGroup::probe_exposure() {
-  // What is asked is the permission, so any address tells: EFAULT means allowed.
+  // Only the permission matters, so any address will do: EFAULT means allowed.
   for (const int rank : members_) {
     if (rank == endpoint_.rank()) continue;
     std::byte byte;
@@ -68,8 +68,8 @@ SharedGroup::Result SharedGroup::run(const Call& call, Algorithm algorithm, bool
   try {
     return run_posted(call, algorithm);
   } catch (...) {
-    // An exchange, which what the caller writes from now on cannot overtake: whoever reads that
-    // also finds this rank withdrawn.
+    // An atomic exchange, which later writes of the caller cannot overtake: whoever reads those
+    // writes also sees that this rank has withdrawn.
     blocks_[std::size_t(index_)].standing().withdrawn.exchange(1);
     throw;
   }
@@ -122,7 +122,7 @@ void SharedGroup::post(const Call& call, Algorithm algorithm, std::size_t input_
   if (exposed || (flags & in_registered)) flags |= is_exposed;
   const std::uint64_t counts =
       call.operation == Operation::all_to_all ? 0 : checksum(std::as_bytes(call.counts));
-  // Written in one go: others are looking at this line, and take it away between two stores.
+  // Written at once: other ranks poll this cache line and would take it away between two stores.
   Line& mine = line(index_);
   mine.flags = flags;
   mine.signature = signature(call, algorithm);
@@ -170,7 +170,7 @@ void SharedGroup::check_posts(const std::function<std::size_t(int)>& expected_by
   }
 }
 
-// One that withdrew has said why to everybody: that is on its way, and ends the wait.
+// A rank that withdrew has told all ranks why. That message is on its way and ends the wait.
 void SharedGroup::require_present(int member) {
   const auto& withdrawn = blocks_[std::size_t(member)].standing().withdrawn;
   if (withdrawn.load(std::memory_order_acquire) == 0) return;
@@ -180,7 +180,7 @@ void SharedGroup::require_present(int member) {
 
 void SharedGroup::last_barrier() {
   barrier();
-#if !defined(__SANITIZE_THREAD__)  // which knows no fences
+#if !defined(__SANITIZE_THREAD__)  // which does not support fences
   std::atomic_thread_fence(std::memory_order_acquire);
 #endif
   require_all_present();
@@ -228,7 +228,7 @@ void SharedGroup::read_exposed(int member, std::uint64_t address, std::byte* to,
 }
 
 void copy_past_cache(std::byte* to, const std::byte* from, std::size_t bytes) {
-  if (bytes == 0) return;  // and perhaps no memory either
+  if (bytes == 0) return;  // the pointer may be null
 #if defined(__SSE2__)
   std::size_t at = 0;
   for (; at + 64 <= bytes; at += 64) {

@@ -1,6 +1,6 @@
-// Operations within a host that move bytes and do not compute: each rank says which bytes of whose
-// input it takes. They are read in place where every input is registered or exposed, else out of
-// the staging slots, piece by piece.
+// Operations within a host that move bytes without computing: each rank says which bytes of whose
+// input it takes. Inputs are read in place if all of them are registered or exposed, and otherwise
+// through the staging slots, piece by piece.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -59,14 +59,14 @@ SharedGroup::Result SharedGroup::all_to_all(const Call& call, Algorithm algorith
       [&](int k) { return std::size_t(line(k).bytes); });  // any: the tables are compared
 }
 
-// What each rank has for each is laid open in a table, so that both sides can compare, and so that
-// we know where our piece begins.
+// Each rank publishes a table of what it sends to each other rank, so that both sides can compare
+// sizes and each rank knows where its piece begins.
 std::vector<SharedGroup::Transfer> SharedGroup::all_to_all_transfers(const Call& call) const {
   const std::size_t element = size_of(call.type);
   const auto bounds = bounds_of(call.back);
   std::vector<Transfer> transfers;
   for (int k = 0; k < size(); ++k) {
-    // Read once: the other rank could still write to it.
+    // Read it once: the other rank could still write to it.
     const std::uint64_t* table = blocks_[std::size_t(k)].table(number_);
     const std::vector<std::uint64_t> theirs(table, table + size());
     const std::size_t expected = call.back[std::size_t(k)], most = line(k).bytes / element;

@@ -1,5 +1,5 @@
-// Sums within a host. A rank's slice of a vector is a run of whole cache lines, so that no two
-// ranks write to one; every path reads each input once.
+// Reductions within a host. A rank's slice of a vector is a run of whole cache lines, so that no
+// two ranks write to the same line. Every path reads each input once.
 #include <algorithm>
 #include <cstring>
 
@@ -9,11 +9,11 @@
 namespace echelon {
 namespace {
 
-// Work on registered and exposed buffers goes in blocks that stay in a core's cache.
+// Registered and exposed buffers are processed in blocks that fit into a core's cache.
 constexpr std::size_t cache_block = 32 << 10;
 constexpr std::size_t exposed_block = 64 << 10;
 constexpr std::size_t direct_chunk = 64 << 10;
-constexpr std::size_t small = 4 << 10;  // writing past the caches takes longer for less
+constexpr std::size_t small = 4 << 10;  // non-temporal stores are slower below this size
 constexpr std::size_t line_bytes = 64;
 
 // p+1 bounds of slices that are as even as whole cache lines allow.
@@ -25,7 +25,7 @@ void even_bounds(std::size_t count, std::size_t element, int slices,
   for (std::size_t i = 0; i <= ranks; ++i) bounds.push_back(std::min(count, per * i));
 }
 
-// The elements of a slice that are in a staged piece.
+// The elements of a slice that lie in a staged piece.
 std::pair<std::size_t, std::size_t> part(std::span<const std::size_t> bounds, std::size_t piece,
                                          std::size_t slice, std::size_t element) {
   const std::size_t per = SharedBlock::slice / element;
@@ -48,7 +48,7 @@ SharedGroup::Result SharedGroup::all_reduce(const Call& call, Algorithm algorith
   return reduce(call, algorithm == Algorithm::automatic && call.bytes() < limits_.staged_from);
 }
 
-// Each begins as its own buffers allow; how to go on depends on everybody's.
+// Each rank begins as its own buffers allow. How it continues depends on all ranks' buffers.
 SharedGroup::Result SharedGroup::reduce(const Call& call, bool may_go_direct) {
   if (call.operation == Operation::reduce_scatter)
     bounds_ = bounds_of(call.counts);
@@ -73,11 +73,11 @@ SharedGroup::Result SharedGroup::reduce(const Call& call, bool may_go_direct) {
                        (call.operation == Operation::reduce ? line(call.root).flags & out_registered
                                                             : common & out_registered);
   if ((common & in_registered) && written) return reduce_registered(call, bounds_);
-  // Registered inputs count as exposed, but here the outputs are read too.
+  // Registered inputs count as exposed, but this path reads the outputs too.
   if (exposure_ && (common & is_exposed) && call.operation != Operation::reduce)
     return reduce_exposed(call, bounds_);
   if (may_go_direct) return finish_direct(call, !mine_exposed);
-  if (any_exposed) {  // those fill their slots now, and everybody waits for it
+  if (any_exposed) {  // these ranks fill their slots now, and all ranks wait for it
     if (mine_exposed) fill_slot(call, bounds_, 0);
     barrier();
   }
@@ -86,8 +86,8 @@ SharedGroup::Result SharedGroup::reduce(const Call& call, bool may_go_direct) {
 
 // ---- Direct ----
 
-// Copies a piece of the input to the staging slot, telling how far it is, so that the others need
-// not wait for its end.
+// Copies a piece of the input to the staging slot and publishes its progress, so that other ranks
+// need not wait for the end.
 void SharedGroup::fill_direct(const Call& call, std::size_t at, std::size_t bytes) {
   ++piece_;
   std::byte* to = blocks_[std::size_t(index_)].slot(piece_);
@@ -103,8 +103,8 @@ void SharedGroup::fill_direct(const Call& call, std::size_t at, std::size_t byte
   }
 }
 
-// The first piece goes out with the post where it is small, else after it: others may then look at
-// the post meanwhile.
+// A small first piece is copied before the post, a large one after it, so that others can read the
+// post meanwhile.
 void SharedGroup::begin_direct(const Call& call) {
   const std::size_t first = std::min(members_.size() * SharedBlock::slice, call.bytes());
   if (first > small) signal();
@@ -112,7 +112,7 @@ void SharedGroup::begin_direct(const Call& call) {
   if (first <= small) signal();
 }
 
-// Everyone sums all of everyone's vectors. The posts are out; with `filled`, so is the first piece.
+// Every rank sums all vectors. The posts are published; with `filled`, so is the first piece.
 SharedGroup::Result SharedGroup::finish_direct(const Call& call, bool filled) {
   const std::size_t element = size_of(call.type), bytes = call.bytes();
   const std::size_t piece = members_.size() * SharedBlock::slice;
@@ -128,7 +128,7 @@ SharedGroup::Result SharedGroup::finish_direct(const Call& call, bool filled) {
           continue;
         }
         wait_for(k, [&](const Line& theirs) {
-          // By difference: pieces are counted for ever, and wrap in their 32 bits.
+          // Compares by difference: the count of pieces wraps around in its 32 bits.
           const std::uint64_t there = theirs.filled.load(std::memory_order_acquire);
           return std::int64_t(there - (piece_ << 32 | (done + now))) >= 0;
         });
@@ -218,13 +218,13 @@ SharedGroup::Result SharedGroup::reduce_exposed(const Call& call,
 
 // ---- Staged ----
 
-// Copies a piece of the input, a part of every other rank's slice, to the slot that comes next.
+// Copies a piece of the input, a part of every other rank's slice, to the next slot.
 void SharedGroup::fill_slot(const Call& call, std::span<const std::size_t> bounds,
                             std::size_t piece) {
   const std::size_t element = size_of(call.type);
   std::byte* to = blocks_[std::size_t(index_)].slot(piece_ + 1);
   for (std::size_t k = 0; k < members_.size(); ++k) {
-    if (k == std::size_t(index_)) continue;  // nobody else reads that
+    if (k == std::size_t(index_)) continue;  // no other rank reads this part
     const auto [begin, end] = part(bounds, piece, k, element);
     copy_past_cache(to + k * SharedBlock::slice, call.in + begin * element,
                     (end - begin) * element);

@@ -17,7 +17,7 @@ constexpr Deadline::Clock::duration first_report = std::chrono::milliseconds(500
                                     longest_silence = std::chrono::seconds(30);
 }
 
-// The clock is read now and then only: that costs as much as a yield.
+// Reads the clock only now and then, because a read costs as much as a yield.
 Waiting::Look Waiting::look(std::uint64_t round) {
   const Health& health = endpoint_.health();
   if (health.wait_reports() != reports_) {
@@ -27,13 +27,13 @@ Waiting::Look Waiting::look(std::uint64_t round) {
   if (health.changes() != changes_) {
     changes_ = health.changes();
     check();
-    return Look::someone_left;  // whether it matters depends on which ranks are missing
+    return Look::someone_left;  // whether it matters depends on the missing ranks
   }
   const bool sleeps = round >= std::uint64_t(patience_.yields);
   if (sleeps || round % 16 == 0) {
     const auto left = deadline_.remaining();
     if (left == Deadline::Clock::duration::zero()) return Look::deadline;
-    // The time counts from the first check: beside other programs the yields may take seconds.
+    // The time counts from the first check: on a busy machine the yields may take seconds.
     if (round == 0) tells_at_.reset();
     if (const auto now = Deadline::Clock::now(); !tells_at_) {
       silence_ = std::min(first_report, left / 3);
@@ -65,7 +65,7 @@ void Waiting::compare() {
   for (const auto& [rank, theirs] : endpoint_.health().waits_in(place_.wait.group)) {
     const Health::Wait& mine = place_.recent[theirs.number % place_.recent.size()];
     if (theirs.number != mine.number) continue;
-    // One rank may name the algorithm that was chosen automatically on the other.
+    // One rank may name the algorithm that the other chose automatically.
     const bool free = algorithm(theirs.call) == 0 || algorithm(mine.call) == 0;
     const std::uint64_t compared = free ? ~std::uint64_t{0xff00} : ~std::uint64_t{0};
     if (((theirs.call ^ mine.call) & compared) == 0 && theirs.bytes == mine.bytes) continue;
@@ -74,9 +74,9 @@ void Waiting::compare() {
   }
 }
 
-// The chain of ranks that wait for each other, beginning with the one that this rank waits for, as
-// far as they have reported. One of them may still be in an earlier call; reports about that from
-// before this wait began are outdated.
+// The chain of ranks that wait for each other, starting with the rank that this one waits for, as
+// far as they have reported. A rank may still be in an earlier call: reports from before this wait
+// began are outdated.
 std::vector<int> Waiting::chain(int rank, const std::map<int, Health::Wait>& waits) const {
   const auto counts = [&](const Health::Wait& wait) {
     return wait.number == place_.wait.number ||
