@@ -19,7 +19,7 @@ using namespace std::chrono_literals;
 
 constexpr int accepted_in_a_row = 64;
 
-// Strangers must not take the files that the job needs.
+// Strangers must not use up the files that the job needs.
 std::size_t affordable(std::size_t places) {
   rlimit files{};
   if (::getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur == RLIM_INFINITY) return places;
@@ -59,7 +59,7 @@ void Acceptor::run() {
         std::min<Deadline::Clock::duration>({longest_poll(), turned_away_.due().remaining(), 1h}));
     if (poll(ready.data(), ready.size(), static_cast<int>(left.count())) < 0) continue;
     if (ready[0].revents) return;
-    // Who has come before goes before who comes.
+    // Handles earlier newcomers before new connections.
     auto entry = ready.begin() + 1 + static_cast<std::ptrdiff_t>(listeners_.size());
     for (auto one = newcomers_.begin(); one != newcomers_.end(); ++entry) {
       const auto next = std::next(one);
@@ -73,10 +73,10 @@ void Acceptor::run() {
   }
 }
 
-// Until something has to be done though nothing comes.
+// The time until there is something to do even if nothing arrives.
 Deadline::Clock::duration Acceptor::longest_poll() const {
   if (newcomers_.empty()) return Deadline::Clock::duration::max();
-  auto left = newcomers_.front().deadline().remaining();  // the oldest has the first deadline
+  auto left = newcomers_.front().deadline().remaining();  // the oldest one's deadline is the first
   if (newcomers_.size() >= places_) {
     const auto age = Deadline::Clock::now() - newcomers_.front().since();
     if (age < patience_.keep)
@@ -132,7 +132,7 @@ void Acceptor::accept_from(const Listener& listener) {
       }
       newcomers_.emplace_back(std::move(*socket), listener.tls, token_,
                               Deadline::in(patience_.proof));
-    } catch (const std::exception& error) {  // out of descriptors: those in use may be closed soon
+    } catch (const std::exception& error) {  // out of descriptors: some may be closed soon
       turned_away_.note(local_address(listener.socket).text(), error.what());
       std::this_thread::sleep_for(10ms);
       return;

@@ -35,8 +35,8 @@ void Assembly::look_for_the_cause() {
   }
 }
 
-// A member says one thing, if anything: rank 0 that somebody ended, the others that they are
-// connected. Rank 0 keeps the streams until all have said so.
+// A member sends at most one message: rank 0 that a rank has ended, the others that they are
+// connected. Rank 0 keeps the streams until all ranks have said so.
 void Assembly::hear(int rank, Member& member) {
   Frame frame;
   try {
@@ -44,7 +44,7 @@ void Assembly::hear(int rank, Member& member) {
       return;
     frame = read_frame(*member.stream, Deadline::in(answer_time));
   } catch (const Error&) {
-    member.connected = found_ = true;  // nothing more is to be heard of it
+    member.connected = found_ = true;  // it sends nothing more
     const std::string lost =
         fmt::format("rank {} ({}) ended while the ranks were connecting", rank, member.who);
     const Frame told = misfit_frame(kind_of(PeerLost("")), lost);
@@ -52,7 +52,7 @@ void Assembly::hear(int rank, Member& member) {
       if (one.connected) continue;
       try {
         write_frame(*one.stream, told, Deadline::in(answer_time));
-      } catch (const Error&) {  // gone itself
+      } catch (const Error&) {  // it is gone already
       }
     }
     throw PeerLost(lost);
@@ -70,7 +70,7 @@ void Assembly::connected(Deadline deadline) {
     try {
       write_frame(*members_.at(0).stream, FrameWriter().frame(number_of(MeetingFrame::connected)),
                   deadline);
-    } catch (const Error&) {  // the control connection to rank 0 tells of it
+    } catch (const Error&) {  // the control connection to rank 0 reports it
     }
     return;
   }

@@ -19,20 +19,20 @@ using namespace std::chrono_literals;
 
 enum Kind : std::uint8_t { give_up_frame = 17, goodbye_frame, wait_frame, lost_frame };
 
-// The first field of a frame: how it is passed on. Numbers from 1 on are the span of a cascade to
-// the ranks behind, and with this bit to those before.
+// The first field of a frame says how it is passed on. Numbers from 1 on are the span of a cascade
+// to the following ranks; with this bit set, to the preceding ranks.
 constexpr std::uint64_t direct = 0, flooded = std::uint64_t{1} << 32,
                         backward = std::uint64_t{1} << 33;
 
 constexpr auto farewell_time = 500ms;
-constexpr auto goodbye_time = 200ms;  // for a goodbye that is under way
+constexpr auto goodbye_time = 200ms;  // for a goodbye that is on its way
 constexpr std::size_t longest_reason = 2000;
-// Bytes for one rank: where more wait, it is stuck and misses the rest.
+// Bytes queued for one rank. If more are waiting, the rank is stuck and misses the rest.
 constexpr std::size_t most_queued = 1 << 20;
 
 }  // namespace
 
-// A frame whose route is written anew for each receiver.
+// A frame whose route is rewritten for each receiver.
 struct ControlNetwork::News {
   Frame frame;
 
@@ -154,7 +154,7 @@ void ControlNetwork::read(Connection& connection) {
   }
 }
 
-// The first word counts: of a rank that said goodbye over another way, nothing is news here.
+// The first report counts: if a rank said goodbye on another connection, nothing here is news.
 void ControlNetwork::lost(Connection& connection, const std::string& how) {
   connection.over = true;
   if (!health_.lost(connection.rank, how) || !sparse_) return;
@@ -178,7 +178,7 @@ void ControlNetwork::hear(Connection& connection, const Frame& frame) {
   if (!sparse_ && (route != direct || origin != connection.rank))
     throw Corrupt(connection.stream->name() +
                   " passed on a frame in a world that does not need it");
-  const bool own = origin == rank_;  // it has come around
+  const bool own = origin == rank_;  // it has come full circle
   bool news = false;
   switch (frame.kind) {
     case goodbye_frame: {
@@ -235,7 +235,7 @@ void ControlNetwork::flush(Connection& connection) {
   connection.queue.erase(connection.queue.begin(), connection.queue.begin() + std::ptrdiff_t(sent));
 }
 
-// One that is gone is found out by the thread that reads.
+// The reading thread notices if the receiver is gone.
 void ControlNetwork::send(Connection& connection, const std::vector<std::byte>& bytes) {
   if (connection.over || connection.queue.size() + bytes.size() > most_queued) return;
   connection.queue.insert(connection.queue.end(), bytes.begin(), bytes.end());
@@ -260,16 +260,16 @@ void ControlNetwork::flood(News& news, int except) {
     if (one.rank != except) send(one, bytes);
 }
 
-// To all ranks, both ways around. A rank that is stuck cuts off others on one way only: on the way
-// forward it is p ranks away and on the way back q, and both are on the way to a rank d further
-// only where p < d, q < world - d and p + q = world.
+// Sends to all ranks, in both directions around the ring. A stuck rank cuts off others in one
+// direction only: it is p ranks away forwards and q ranks away backwards, and it is on both ways to
+// a rank at distance d only if p < d, q < world - d and p + q = world, which cannot hold.
 std::set<ControlNetwork::Connection*> ControlNetwork::cascade(News& news) {
   auto told = cascade(news, std::uint64_t(world_), 0);
   told.merge(cascade(news, std::uint64_t(world_), backward));
   return told;
 }
 
-// Serves the ranks from the next one on, fewer than `span`. Gives whom it sent to.
+// Serves the ranks from the next one on, fewer than `span`. Returns the connections it sent to.
 std::set<ControlNetwork::Connection*> ControlNetwork::cascade(News& news, std::uint64_t span,
                                                               std::uint64_t direction) {
   std::map<int, Connection*> by_rank;
@@ -351,7 +351,7 @@ void ControlNetwork::leave(bool in_error) noexcept {
       for (auto& one : connections_)
         if (!told.contains(&one)) send(one, bytes);
     }
-    // Nobody else sends any more: what is queued goes now or never.
+    // No other thread sends any more: queued bytes go out now or never.
     const Deadline deadline = Deadline::in(farewell_time);
     std::vector<pollfd> ready;
     for (;;) {
@@ -360,7 +360,7 @@ void ControlNetwork::leave(bool in_error) noexcept {
         if (one.over || one.queue.empty()) continue;
         try {
           flush(one);
-        } catch (const std::exception&) {  // it is gone itself: nobody to tell
+        } catch (const std::exception&) {  // it is gone already: no one to tell
           one.queue.clear();
         }
         if (!one.queue.empty())
@@ -376,7 +376,7 @@ void ControlNetwork::leave(bool in_error) noexcept {
   }
 }
 
-// ---- Asking after a rank ------------------------------------------------------------------------
+// ---- Probing a rank -----------------------------------------------------------------------------
 
 void ControlNetwork::ask_after(int rank) noexcept {
   try {
@@ -391,7 +391,7 @@ void ControlNetwork::ask_after(int rank) noexcept {
     asked_.push_back(rank);
     if (!asker_.joinable()) asker_ = std::thread([this] { ask(); });
     asked_changed_.notify_all();
-  } catch (const std::exception&) {  // it is asked after again
+  } catch (const std::exception&) {  // it is probed again
   }
 }
 
@@ -409,7 +409,7 @@ void ControlNetwork::ask() {
         std::this_thread::sleep_for(goodbye_time);
         health_.left(rank);
       }
-    } catch (const std::exception&) {  // stuck, or slow: it is asked after again
+    } catch (const std::exception&) {  // stuck, or slow: it is probed again
     }
     lock.lock();
     asked_.pop_front();

@@ -1,4 +1,4 @@
-// Open files between processes, over a Unix socket: SCM_RIGHTS (unix(7)).
+// Passes open files between processes over a Unix socket: SCM_RIGHTS (unix(7)).
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -30,7 +30,7 @@ std::string other_end(const Descriptor& socket) {
   throw Error(what);
 }
 
-// All open files that came with a message: each has an owner before anything is checked.
+// All open files that came with a message. Each gets an owner before anything is checked.
 std::vector<Descriptor> take_files(msghdr& message) {
   std::vector<Descriptor> files;
   for (auto* part = CMSG_FIRSTHDR(&message); part != nullptr; part = CMSG_NXTHDR(&message, part)) {

@@ -18,14 +18,14 @@
 namespace echelon {
 namespace {
 
-constexpr std::uint8_t announce = 16;  // a kind of frame; the next ones are ControlNetwork's
+constexpr std::uint8_t announce = 16;  // a kind of frame; ControlNetwork's kinds follow
 
 constexpr std::uint64_t control_channel = 0;
 constexpr int at_start = 0, on_demand = 1;  // indices of control connections
 constexpr std::size_t connects_at_a_time = 8;
 constexpr Deadline::Clock::duration first_try = std::chrono::milliseconds(50),
                                     longest_try = std::chrono::seconds(2);
-constexpr auto answer_time = std::chrono::seconds(1);  // of a rank that is asked after
+constexpr auto answer_time = std::chrono::seconds(1);  // for a rank that is probed
 
 std::uint64_t random_number() {
   std::uint64_t number = 0;
@@ -69,7 +69,7 @@ std::shared_ptr<Endpoint> Endpoint::join(const JobEnvironment& environment,
     meeting.bind = bind;
     if (environment.rank == 0) {
       meeting.listener = inherited_listener();
-      // Others of this machine go where the name leads them.
+      // Other processes on this machine follow the name.
       const std::string named = address_towards(meeting.address.host);
       if (!meeting.listener && named != bind && is_loopback(named) && options.interface.empty())
         meeting.also = named;
@@ -94,10 +94,10 @@ Endpoint::Endpoint(int rank, int world, const std::string& bind, const NetOption
   int links = 0;
   for (int r = 0; r < world; ++r)
     links += r != rank && ControlNetwork::linked(rank, r, world, int(options.control_mesh));
-  require_files_for(links, 1, 0);  // at least: who is near is not known yet
+  require_files_for(links, 1, 0);  // a lower bound: which ranks are near is not known yet
   const Deadline deadline = Deadline::in_seconds(options.connect_timeout);
   PeerInfo mine;
-  // A rank that shares no memory is on a host of its own.
+  // A rank that shares no memory counts as a host of its own.
   mine.host = options.host.empty() ? host_id() : options.host;
   if (!options.shared_memory) mine.host += fmt::format("-{:x}", random_number());
   mine.machine = machine_name();
@@ -138,7 +138,7 @@ Endpoint::Endpoint(int rank, int world, const std::string& bind, const NetOption
   try {
     connect_controls(deadline);
   } catch (const PeerLost&) {
-    // Several connections may have broken: the assembly knows whose end came first, and says it
+    // Several connections may have broken. The assembly knows which rank ended first and reports it
     // once.
     if (assembly_error_) std::rethrow_exception(assembly_error_);
     if (assembly_) assembly_->look_for_the_cause();
@@ -185,10 +185,10 @@ bool Endpoint::have_cores(const std::vector<int>& ranks) const {
          });
 }
 
-// Control connections from the start, to ranks of this host and to those that it is linked to; the
-// heaps of the former; at rank 0 the connections of the rendezvous, until all are connected. Links
-// for data are opened when they are needed: a ring's to two neighbours, an exchange of small
-// vectors' to all ranks of other hosts.
+// Files needed: control connections from the start, to the ranks of this host and to linked ranks;
+// the heaps of the ranks of this host; at rank 0 the connections of the rendezvous, until all ranks
+// are connected. Data links are opened on demand: a ring needs links to two neighbours, an exchange
+// of small vectors needs links to all ranks of other hosts.
 void Endpoint::require_files_for_links() const {
   int near_ranks = 0, linked = 0;
   for (int r = 0; r < world_; ++r) {
@@ -207,7 +207,7 @@ void Endpoint::require_files_for(int linked, int near, int far) const {
                 fmt::format("a job of {} ranks", world_));
 }
 
-// What would otherwise show as a connection that never comes, or bytes that never arrive.
+// Otherwise the mistake would show as a connection that never comes or bytes that never arrive.
 void Endpoint::check_peer_infos(const std::string& bind) const {
   for (int r = 0; r < world_; ++r) {
     if (peer_info(r).options != peer_info(rank_).options)
@@ -239,7 +239,7 @@ std::vector<Listener> Endpoint::listen(const std::string& bind, PeerInfo& mine) 
   return listeners;
 }
 
-// A proven connection says whose it is and what it is for, and waits to be taken.
+// A proven connection says which rank it belongs to and what it is for, and waits to be taken.
 void Endpoint::welcome(std::unique_ptr<Stream> stream, const Frame& first) {
   FrameReader reader(first, stream->name());
   const auto job = reader.number(), from = reader.number_at_most(std::uint64_t(world_) - 1),
@@ -247,7 +247,8 @@ void Endpoint::welcome(std::unique_ptr<Stream> stream, const Frame& first) {
   reader.end();
   if (first.kind != announce) throw Corrupt(stream->name() + " did not say what it is for");
   const std::lock_guard lock(filed_mutex_);
-  // A rank that has all peer info may be here before this one has; then the job is looked at later.
+  // A rank that already has all peer info may arrive before this rank has it. The job is then
+  // checked later.
   if (job_ && job != *job_) throw Refused(stream->name() + " belongs to another job");
   const Key key = {job, int(from), channel, index};
   if (takes_on_demand_ && is_on_demand(key)) return add_on_demand(int(from), std::move(stream));
@@ -260,8 +261,8 @@ std::unique_ptr<Stream> Endpoint::connect(int rank, const Purpose& purpose, int 
   const PeerInfo& other = peer_info(rank);
   const bool local = near(rank) && purpose.channel == control_channel;
   Descriptor socket;
-  // In short tries, so that a death is not waited for to the deadline; longer each time, for ways
-  // that are long.
+  // Uses short tries, so that the death of a rank is noticed before the deadline. Each try is
+  // longer than the previous one, for slow routes.
   for (Deadline::Clock::duration time = first_try; !socket;
        time = std::min(2 * time, longest_try)) {
     const Deadline soon = Deadline::in(std::min(deadline.remaining(), time));
@@ -293,9 +294,9 @@ std::unique_ptr<Stream> Endpoint::introduce(Descriptor socket, int rank, const P
   return stream;
 }
 
-// On one machine nothing is gained by having much under way: what lies in the kernel leaves the
-// caches before it is read. A few segments of the loopback's size must fit, else each waits for its
-// delayed acknowledgement.
+// On one machine it does not help to have many bytes in flight: bytes in the kernel leave the
+// caches before they are read. A few segments of the loopback's size must fit, or each waits for
+// its delayed acknowledgement.
 void Endpoint::prepare(Stream& stream, int rank, const Purpose& purpose) const {
   constexpr int few_segments = 128 << 10;  // the kernel doubles it
   if (purpose.channel != control_channel && peer_info(rank).kernel == peer_info(rank_).kernel)
@@ -311,7 +312,7 @@ std::unique_ptr<Stream> Endpoint::take(int rank, const Purpose& purpose, int ind
   const Key key = key_of(rank, purpose, index);
   std::unique_lock lock(filed_mutex_);
   while (!filed_.contains(key)) {
-    // In short waits, so that a death is not waited for to the deadline.
+    // Uses short waits, so that the death of a rank is noticed before the deadline.
     const auto wait =
         std::min<Deadline::Clock::duration>(deadline.remaining(), std::chrono::milliseconds(50));
     filed_changed_.wait_for(lock, wait);
@@ -357,12 +358,12 @@ void Endpoint::look_at_assembly() {
   }
 }
 
-// Ranks of one host share heaps and know each other's processes over their connection.
+// Ranks of one host share heaps and know each other's processes through their connection.
 bool Endpoint::has_control(int rank) const {
   return near(rank) || ControlNetwork::linked(rank_, rank, world_, int(options_.control_mesh));
 }
 
-// Of two ranks the higher one connects.
+// Of two ranks, the higher one connects.
 void Endpoint::connect_controls(Deadline deadline) {
   std::map<int, std::unique_ptr<Stream>> controls;
   std::vector<int> lower;
@@ -395,10 +396,11 @@ void Endpoint::connect_controls(Deadline deadline) {
   for (auto& [r, control] : controls) network_->add(r, std::move(control));
 }
 
-// Some at a time: most of it is waiting for the other side's proof.
+// Connects to several ranks at a time: most of the time is spent waiting for the other side's
+// proof.
 void Endpoint::connect_all(const std::vector<int>& ranks, const std::function<void(int)>& connect) {
   std::atomic<std::size_t> next = 0;
-  std::mutex mutex;  // the error
+  std::mutex mutex;  // guards the error
   std::exception_ptr error;
   const auto work = [&] {
     for (std::size_t i; !connecting_failed_ && (i = next++) < ranks.size();) {

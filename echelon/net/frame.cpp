@@ -138,7 +138,7 @@ std::vector<std::byte> encode(const Frame& frame) {
 }
 
 void FrameParser::feed(std::span<const std::byte> bytes) {
-  // What next() has given is dropped here, once for all frames that came together.
+  // Drops what next() has returned, once for all frames that arrived together.
   pending_.erase(pending_.begin(), pending_.begin() + static_cast<std::ptrdiff_t>(given_));
   given_ = 0;
   pending_.insert(pending_.end(), bytes.begin(), bytes.end());

@@ -14,14 +14,14 @@ namespace echelon {
 namespace {
 
 constexpr std::string_view magic = "ECHP";
-constexpr std::uint32_t version = 4;  // of these messages and of all that follow them
+constexpr std::uint32_t version = 4;  // of these messages and everything that follows them
 constexpr std::byte welcome{1};
 constexpr std::byte not_welcome{0};
 
 using Nonce = std::array<std::byte, 32>;
 using Proof = Token::Mac;
 
-// The fixed-length messages, built and taken apart at these offsets.
+// The fixed-length messages are built and parsed at these offsets.
 constexpr std::size_t version_offset = 4;
 constexpr std::size_t nonce_offset = 8;
 constexpr std::size_t proof_offset = 40;
@@ -81,7 +81,8 @@ Refused other_token(const Stream& stream) {
                   stream.name()));
 }
 
-// Says to the other side that it is refused, if it still listens: this must not hide the reason.
+// Tells the other side that it is refused, if it still listens. A failure here must not hide the
+// reason.
 void tell(Stream& stream, std::span<const std::byte> message, Deadline deadline) {
   try {
     stream.write(message, deadline);
@@ -89,7 +90,7 @@ void tell(Stream& stream, std::span<const std::byte> message, Deadline deadline)
   }
 }
 
-// Everything that both sides must agree on, and the role of the one who proves.
+// Covers everything that both sides must agree on, and the role of the side that proves.
 Proof proof_of(const Token& token, std::string_view role, const Nonce& a, const Nonce& b,
                const std::string& binding) {
   std::vector<std::byte> message;
@@ -169,7 +170,7 @@ AcceptingProof::Reply AcceptingProof::take_hello(std::span<const std::byte> mess
   const auto b = random_nonce();
   Reply reply{std::vector<std::byte>(sizeof(Answer)), {}};
   put_hello(reply.bytes, b);
-  if (version_of(message) != version) {  // it is told the version, and given no proof
+  if (version_of(message) != version) {  // it learns the version, but gets no proof
     reply.refusal = other_version(stream, version_of(message));
     return reply;
   }

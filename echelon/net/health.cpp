@@ -35,8 +35,7 @@ bool Health::lost(int rank, const std::string& how) {
              State::lost);
 }
 
-// Of ranks that give up one after another, each because of the one before, the first is named
-// first.
+// If ranks give up one after another, each because of the previous one, the first is named first.
 void Health::failed(int rank, std::uint64_t group, std::uint64_t kind, const std::string& message,
                     Cause cause) {
   const bool for_another = cause.rank >= 0 && kind == kind_of(PeerLost(""));
@@ -93,9 +92,9 @@ void Health::raise(const Event& event) const {
   throw PeerLost(event.message);
 }
 
-// The rank that is missed here need not be the one that failed: of ranks that pass things on in a
-// row each misses its neighbour, which left because of its own. The one that failed first is named
-// first: as the leaver says, else the last that was lost before.
+// The missing rank need not be the one that failed: in a chain of ranks that forward data, each
+// misses its neighbour, which left because of its own neighbour. The rank that failed first is
+// named first: the one the leaver blames, or else the last rank that was lost before.
 void Health::raise_left(const Event& event) const {
   Cause cause = event.cause;
   if (cause.rank < 0) {

@@ -33,7 +33,7 @@ std::string host_name() {
   return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
 }
 
-// Files of /proc and /sys have no size to map or to read by; absent ones are common.
+// Files in /proc and /sys report no size to map or read by, and are often absent.
 std::string first_line(const std::filesystem::path& file) {
   std::ifstream in(file);
   std::string line;
@@ -41,7 +41,7 @@ std::string first_line(const std::filesystem::path& file) {
   return line;
 }
 
-// A set of the kernel's, as large as a machine needs.
+// A CPU set of the kernel, as large as the machine needs.
 struct CpuSet {
   explicit CpuSet(int cpus) : bytes(CPU_ALLOC_SIZE(cpus)), set(CPU_ALLOC(cpus), free_set) {
     CPU_ZERO_S(bytes, set.get());
@@ -115,7 +115,7 @@ CpuList parse_cpus(const std::string& text) {
 }
 
 CpuList allowed_cpus() {
-  // The kernel refuses a set smaller than its own.
+  // The kernel rejects a set smaller than its own.
   for (int capacity = 1024; capacity <= 1 << 20; capacity *= 2) {
     const CpuSet allowed(capacity);
     if (::sched_getaffinity(0, allowed.bytes, allowed.set.get()) != 0) {
@@ -136,10 +136,10 @@ int core_quota(const std::filesystem::path& cgroups, const std::filesystem::path
   std::optional<double> least;
   std::ifstream groups(own_group);
   for (std::string line; std::getline(groups, line);) {
-    if (!line.starts_with("0::/")) continue;  // the line of version 2
+    if (!line.starts_with("0::/")) continue;  // the line of cgroup version 2
     auto group = (cgroups / line.substr(4)).lexically_normal();
-    // A quota above holds for all below. Paths outside the folder ("/..": another namespace) end at
-    // its root.
+    // A quota applies to all groups below it. Paths outside the folder ("/..": another namespace)
+    // end at its root.
     for (;; group = group.parent_path()) {
       if (const auto quota = quota_of(group)) least = std::min(least.value_or(*quota), *quota);
       if (group == cgroups || group == group.parent_path()) break;

@@ -30,10 +30,11 @@ std::string describe_interface(const std::string& numeric_address,
   ifaddrs* first = nullptr;
   if (getifaddrs(&first) != 0) return {};
   const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> all(first, freeifaddrs);
-  const std::string wanted = numeric_address.substr(0, numeric_address.find('%'));  // of a scope
+  // Without the scope.
+  const std::string wanted = numeric_address.substr(0, numeric_address.find('%'));
   for (const ifaddrs* one = first; one != nullptr; one = one->ifa_next) {
     if (one->ifa_addr == nullptr || numeric(*one->ifa_addr) != wanted) continue;
-    long mbits = -1;  // as the kernel says where there is no such thing
+    long mbits = -1;  // the kernel's value if the speed is unknown
     std::ifstream(devices / one->ifa_name / "speed") >> mbits;
     return mbits > 0 ? fmt::format("{}, {} Mbit/s", one->ifa_name, mbits) : one->ifa_name;
   }

@@ -12,7 +12,7 @@
 namespace echelon {
 namespace {
 
-constexpr std::size_t longest_line = 1024;  // below PIPE_BUF: lines of ranks never mix
+constexpr std::size_t longest_line = 1024;  // below PIPE_BUF: lines of different ranks never mix
 static_assert(longest_line < PIPE_BUF);
 
 bool is_set_to(const char* name, int number) {
@@ -20,8 +20,8 @@ bool is_set_to(const char* name, int number) {
   return value != nullptr && value == std::to_string(number);
 }
 
-// The pipe, if it is still the one that the launcher opened: a program in between may have closed
-// it, and the number may mean another file now.
+// The pipe, if it is still the one that the launcher opened. A program in between may have closed
+// it, and the number may now belong to another file.
 int inherited_pipe() {
   const char* value = std::getenv("ECHELON_LAUNCHER_FD");
   int fd = -1;
@@ -49,7 +49,7 @@ void LauncherReport::tell(std::string line) const {
   if (pipe_ < 0) return;
   line.resize(std::min(line.size(), longest_line - 1));
   line += '\n';
-  // The pipe does not block: a launcher that has stopped reading misses the report.
+  // The pipe is non-blocking: if the launcher has stopped reading, it misses the report.
   [[maybe_unused]] const auto told = ::write(pipe_, line.data(), line.size());
 }
 

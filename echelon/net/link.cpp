@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::size_t most_parts = 4;
 
-// The first `limit` bytes of the parts, in `clipped`; gives their number.
+// Writes the first `limit` bytes of the parts to `clipped`. Returns the number of parts.
 std::size_t clip(std::span<const iovec> parts, std::size_t limit, iovec (&clipped)[most_parts]) {
   std::size_t count = 0;
   for (const auto& part : parts) {
@@ -33,7 +33,8 @@ iovec advanced(const iovec& part, std::size_t bytes) {
   return {static_cast<std::byte*>(part.iov_base) + bytes, part.iov_len - bytes};
 }
 
-// Calls move(parts, connection's room) for one block after another until one does not take all.
+// Calls move(parts, connection's room) for one block after another, until a call moves less than
+// asked.
 template <class Move>
 std::size_t over_blocks(std::span<const iovec> parts, std::uint64_t& position, Move move) {
   iovec left[most_parts];

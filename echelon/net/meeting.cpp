@@ -19,7 +19,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto look_time = 50ms;  // between looks whether a guest is still there
+constexpr auto look_time = 50ms;  // between checks of whether a guest is still there
 constexpr auto answer_time = 1s;
 constexpr std::size_t most_named = 100;  // missing ranks in a message
 
@@ -32,11 +32,11 @@ std::string quoted(const std::string& job) {
 void answer(Stream& stream, const Frame& frame) {
   try {
     write_frame(stream, frame, Deadline::in(answer_time));
-  } catch (const Error&) {  // gone itself
+  } catch (const Error&) {  // it is gone already
   }
 }
 
-// A guest says nothing after its hello until it has an answer, unless its time is over.
+// A guest sends nothing between its hello and the answer, unless its time is over.
 enum class Waits { yes, no_longer, gone };
 
 Waits state_of(Stream& stream) {
@@ -109,7 +109,7 @@ void Meeting::welcome(std::unique_ptr<Stream> stream, const Frame& frame) {
   Hello hello = Hello::read(frame, stream->name());
   if (hello.rank == 0 && hello.number == mine_.number)
     return answer(*stream, FrameWriter().frame(number_of(MeetingFrame::yourself)));
-  // One of another job is sent away, and this job goes on.
+  // A rank of another job is turned away, and this job continues.
   if (const std::string why = why_not_ours(hello); !why.empty()) {
     log::warn("turned away a rank of another job: " + why);
     return answer(*stream, misfit_frame(kind_of(InvalidArgument("")), why));
@@ -125,7 +125,7 @@ void Meeting::welcome(std::unique_ptr<Stream> stream, const Frame& frame) {
   arrived_.notify_all();
 }
 
-// Why this rank belongs to another job; empty where nothing says so.
+// Why this rank belongs to another job; empty if it does not seem to.
 std::string Meeting::why_not_ours(const Hello& guest) const {
   const JobIdentity &theirs = guest.identity, &ours = mine_.identity;
   const std::string advice =
@@ -144,7 +144,7 @@ std::string Meeting::why_not_ours(const Hello& guest) const {
   return {};
 }
 
-// What is wrong with a rank that claims to be of this job; empty where nothing is.
+// What is wrong with a rank that claims to belong to this job; empty if nothing is.
 std::string Meeting::what_does_not_fit(const Hello& guest) const {
   if (guest.rank == 0)
     return fmt::format(
@@ -222,9 +222,9 @@ Gathered Meeting::gather(Deadline deadline) {
       look_after_guests();
       if (!over() && deadline.expired()) end_with(kind_of(Timeout("")), who_is_missing());
     }
-    look_after_guests();  // also after the last one has come
+    look_after_guests();  // also after the last one has arrived
   }
-  acceptor_.reset();  // nobody comes any more
+  acceptor_.reset();  // no more guests are expected
   if (!problem_.empty()) fail();
   std::vector<std::string> all;
   for (int r = 0; r < setup_.world; ++r)
@@ -240,7 +240,7 @@ Gathered Meeting::gather(Deadline deadline) {
   return {std::move(all), std::make_shared<Assembly>(std::move(members))};
 }
 
-// From its parent in the tree, or from rank 0 where the parent has no relay.
+// Pages come from the rank's parent in the tree, or from rank 0 if the parent has no relay.
 PeerRoute Meeting::route_of(int rank) const {
   const int parent = setup_.tree().parent(rank);
   if (parent == 0 || guests_.at(parent).hello.relay.port == 0) return {.meeting = mine_.number};
@@ -248,7 +248,7 @@ PeerRoute Meeting::route_of(int rank) const {
   return {.meeting = mine_.number, .parent = parent, .who = hello.who, .relay = hello.relay};
 }
 
-// The way to the pages to every guest, and the pages themselves to those that rank 0 serves.
+// Sends every guest the route to the pages, and the pages themselves to those that rank 0 serves.
 void Meeting::send_to_guests(std::span<const std::byte> pages, Deadline deadline) {
   std::vector<std::vector<std::byte>> routes;
   FanOut sending;

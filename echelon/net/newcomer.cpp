@@ -17,7 +17,7 @@ Newcomer::Newcomer(Descriptor socket, bool tls, const Token& token, Deadline dea
       deadline_(deadline),
       proof_(token) {}
 
-// A TLS session takes memory, so it is made for a peer that has said something.
+// A TLS session takes memory, so it is created only once the peer has sent something.
 void Newcomer::open_stream() {
   silent_ = false;
   const std::string name = fmt::format("a connection from {}", from_);
@@ -52,7 +52,7 @@ void Newcomer::take_message() {
   reply_ = std::move(reply.bytes);
   if (!reply.refusal) return;
   try {
-    flush();  // it fits into the socket's buffer; a peer that takes nothing is not waited for
+    flush();  // fits into the socket's buffer; does not wait for a peer that reads nothing
   } catch (const Error&) {
   }
   throw *reply.refusal;

@@ -11,7 +11,7 @@
 namespace echelon {
 namespace {
 
-constexpr std::size_t entry_bytes = 12;  // of an entry, besides the rest of its text
+constexpr std::size_t entry_bytes = 12;  // of an entry, without its text
 
 std::size_t shared_bytes(const std::string& a, const std::string& b) {
   return std::size_t(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());

@@ -14,7 +14,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto look_time = 20ms;  // between looks whether a rank has ended
+constexpr auto look_time = 20ms;  // between checks of whether a rank has ended
 constexpr Deadline::Clock::duration first_try = 50ms, longest_try = 2s;
 
 constexpr std::uint8_t number_of(MeetingFrame kind) { return static_cast<std::uint8_t>(kind); }
@@ -91,7 +91,7 @@ PeerRelay::PeerRelay(const std::string& bind, bool tls, const Token& token,
       });
 }
 
-// A child may be here before this rank knows its own route: its meeting is looked at later.
+// A child may arrive before this rank knows its own route. Its meeting is then checked later.
 void PeerRelay::welcome(std::unique_ptr<Stream> stream, const Frame& first) {
   if (first.kind != number_of(MeetingFrame::fetch))
     throw Corrupt(stream->name() + " did not ask for the ranks' peer info");
@@ -107,7 +107,7 @@ void PeerRelay::welcome(std::unique_ptr<Stream> stream, const Frame& first) {
   came_.notify_all();
 }
 
-// Nothing where it has not come yet.
+// Returns null if the child has not arrived yet.
 std::unique_ptr<Stream> PeerRelay::take(std::uint64_t meeting, int child) {
   const std::lock_guard lock(mutex_);
   const auto one = waiting_.find({meeting, child});
@@ -156,8 +156,8 @@ std::unique_ptr<Stream> connect_to_parent(int rank, const PeerRoute& route, bool
                                           Deadline deadline) {
   const std::string name = name_of(route);
   Descriptor socket;
-  // In short tries, so that a death is not waited for to the deadline; longer each time, for ways
-  // that are long.
+  // Uses short tries, so that the death of a rank is noticed before the deadline. Each try is
+  // longer than the previous one, for slow routes.
   for (auto time = first_try; !socket; time = std::min(2 * time, longest_try)) {
     try {
       socket = connect_tcp(route.relay, Deadline::in(std::min(deadline.remaining(), time)));

@@ -48,7 +48,7 @@ Hello hello_of(const Rendezvous& setup, const std::string& peer_info) {
 
 MeetingFrame kind_of_frame(const Frame& frame) { return static_cast<MeetingFrame>(frame.kind); }
 
-// Rank 0 knows who is missing when a guest's time is over.
+// When a guest's time is over, rank 0 knows which ranks are missing.
 Frame wait_for_answer(Stream& stream, Deadline deadline) {
   if (wait_ready(stream.socket().get(), stream.read_events(), deadline))
     return read_frame(stream, Deadline::in(std::max<Deadline::Clock::duration>(deadline.remaining(),
@@ -60,7 +60,7 @@ Frame wait_for_answer(Stream& stream, Deadline deadline) {
 
 struct Pages {
   std::vector<std::string> infos;  // by rank
-  std::vector<std::byte> bytes;    // as they came, to be passed on
+  std::vector<std::byte> bytes;    // as received, to be forwarded
 };
 
 Pages read_pages(Stream& from, int world, Deadline deadline) {
@@ -78,7 +78,8 @@ Pages read_pages(Stream& from, int world, Deadline deadline) {
   return {pages.take(), std::move(bytes)};
 }
 
-// From a parent other than rank 0. When it fails, rank 0 knows whether the parent has ended.
+// Fetches pages from a parent other than rank 0. If that fails, rank 0 knows whether the parent has
+// ended.
 Pages fetch_pages(const Rendezvous& setup, const PeerRoute& route, Assembly& assembly,
                   Deadline deadline) {
   try {
@@ -93,7 +94,7 @@ Pages fetch_pages(const Rendezvous& setup, const PeerRoute& route, Assembly& ass
   }
 }
 
-// A service of Kubernetes may stand for the pod that rank 0 is in.
+// In Kubernetes, a service may stand for the pod of rank 0.
 bool in_kubernetes() { return std::getenv("KUBERNETES_SERVICE_HOST") != nullptr; }
 
 }  // namespace
@@ -111,7 +112,7 @@ std::string Rendezvous::loopback_hint() const {
       address.host);
 }
 
-// A port that is taken may be taken by another rank 0: then both are told of each other.
+// If the port is taken, another rank 0 may have it. Each is then told about the other.
 Descriptor Rendezvous::listen(const Hello& mine) const {
   try {
     return listen_tcp(bind.empty() ? interface_address(address.host) : bind, address.port);
@@ -121,8 +122,8 @@ Descriptor Rendezvous::listen(const Hello& mine) const {
   }
 }
 
-// Comes to the address as rank 0. Nothing: it led back to this process; else why nobody answered.
-// Throws what another rank 0 says.
+// Connects to the address as rank 0. Returns nothing if it leads back to this process, otherwise
+// why no one answered. Throws what another rank 0 answers.
 std::optional<std::string> Rendezvous::ask_who_is_there(const Hello& mine,
                                                         Deadline deadline) const {
   const std::string name = fmt::format("the rendezvous at {}", address.text());
@@ -139,7 +140,7 @@ std::optional<std::string> Rendezvous::ask_who_is_there(const Hello& mine,
   return name + " did not say who it is";
 }
 
-// The other ranks go to the address; so rank 0 must be reached there.
+// The other ranks connect to this address, so rank 0 must be reachable there.
 void Rendezvous::require_here(const Hello& mine) const {
   std::string here;
   try {
@@ -186,7 +187,7 @@ Gathered Rendezvous::visit(const std::string& peer_info, Deadline deadline) {
   auto stream = connect_to_rank_0(deadline);
   Stream& rank_0 = *stream;
   Hello mine = hello_of(*this, peer_info);
-  // Before the hello, which says where it is.
+  // Created before the hello, which contains its address.
   std::unique_ptr<PeerRelay> relay;
   if (tree().passes_on(rank)) {
     relay = std::make_unique<PeerRelay>(bind.empty() ? local_address(rank_0.socket()).host : bind,
@@ -220,7 +221,7 @@ Descriptor inherited_listener() {
   if (*text == '\0' || *end != '\0' || number < 3 || number > 1 << 20 ||
       getsockopt(int(number), SOL_SOCKET, SO_ACCEPTCONN, &listening, &length) != 0 || !listening)
     throw InvalidArgument(fmt::format("ECHELON_RENDEZVOUS_FD={} is no listening socket", text));
-  unsetenv("ECHELON_RENDEZVOUS_FD");  // its owner is this process, not those it starts
+  unsetenv("ECHELON_RENDEZVOUS_FD");  // this process owns it, not the processes it starts
   Descriptor listener{int(number)};
   fcntl(listener.get(), F_SETFD, FD_CLOEXEC);
   fcntl(listener.get(), F_SETFL, fcntl(listener.get(), F_GETFL) | O_NONBLOCK);
@@ -242,7 +243,8 @@ std::string address_towards(const std::string& host) {
   throw Error(with_errno(fmt::format("no interface of this machine leads to {}", host)));
 }
 
-std::string outward_address() { return address_towards("192.0.2.1"); }  // no machine's (RFC 5737)
+// 192.0.2.1 belongs to no machine (RFC 5737).
+std::string outward_address() { return address_towards("192.0.2.1"); }
 
 std::string bind_address(const std::string& host, bool other_machines) {
   const std::string address = address_towards(host);

@@ -36,7 +36,7 @@ std::byte* map_shared(int file, std::size_t from, std::size_t bytes) {
   return start == MAP_FAILED ? nullptr : static_cast<std::byte*>(start);
 }
 
-// Why no more could be mapped, as far as can be told.
+// Why no more memory could be mapped, as far as is known.
 std::string what_is_missing() {
   const AddressSpace space = address_space();
   if (!space.limited()) return "set net.shared_memory=false, or start fewer ranks on this host";
@@ -46,7 +46,7 @@ std::string what_is_missing() {
       human_bytes(space.used), human_bytes(space.limit));
 }
 
-// Mappings of this process by the file's identity.
+// This process's mappings, by the identity of the file.
 struct Mappings {
   std::mutex mutex;
   std::map<std::pair<dev_t, ino_t>, std::weak_ptr<HeapMapping>> known;
@@ -92,15 +92,15 @@ HeapMapping::~HeapMapping() {
   for (const Window& window : windows_) munmap(window.bytes.data(), window.bytes.size());
 }
 
-// The newest window that has these bytes; nullptr: none has.
+// The newest window that contains these bytes; nullptr: none.
 const HeapMapping::Window* HeapMapping::find(std::size_t offset, std::size_t bytes) const {
   const Window* window = newest_.load(std::memory_order_acquire);
   while (window && !window->has(offset, bytes)) window = window->older;
   return window;
 }
 
-// The first that can be mapped of: twice the widest window, all up to the end of these bytes, these
-// bytes alone.
+// Maps the first of these that can be mapped: twice the widest window, everything up to the end of
+// these bytes, or these bytes alone.
 const HeapMapping::Window& HeapMapping::grow(std::size_t offset, std::size_t bytes) const {
   const std::lock_guard lock(mutex_);
   if (const Window* window = find(offset, bytes)) return *window;
@@ -153,7 +153,7 @@ std::byte* SharedHeap::allocate(std::size_t bytes) {
   const std::size_t alignment = bytes >= page ? page : 64;
   const std::size_t length = rounded(std::max<std::size_t>(bytes, 1), alignment);
   const std::lock_guard lock(mutex_);
-  const bool fits = bytes <= mapping_->size();  // else the length may have wrapped around
+  const bool fits = bytes <= mapping_->size();  // otherwise the length may have wrapped around
   for (auto block = free_.begin(); fits && block != free_.end(); ++block) {
     const auto [start, size] = *block;
     const std::size_t begin = rounded(start, alignment);
@@ -183,7 +183,7 @@ void SharedHeap::free(void* pointer) {
   used_.erase(used);
   allocated_ -= end - start;
   count_shared_memory(-static_cast<std::int64_t>(end - start));
-  std::size_t from = start, until = end;  // of the free block that this becomes part of
+  std::size_t from = start, until = end;  // of the free block that this block joins
   auto next = free_.upper_bound(start);
   if (next != free_.end() && next->first == end) {
     until += next->second;
@@ -194,7 +194,7 @@ void SharedHeap::free(void* pointer) {
     if (previous->first + previous->second == start) from = previous->first;
   }
   free_[from] = until - from;
-  // A page that it shared with others goes with the last of them.
+  // A page that several blocks share is released with the last of them.
   const std::size_t first = std::max(rounded(from, page), start / page * page),
                     last = std::min(until / page * page, rounded(end, page));
   if (last > first)

@@ -27,14 +27,15 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// A peer whose machine is gone answers nothing, not even a refusal. Keepalive notices it on a quiet
-// connection after 5 + 3 * 2 s, the user timeout on one with bytes under way.
+// A peer whose machine is gone answers nothing, not even a refusal. Keepalive detects this after 5
+// + 3 * 2 s on an idle connection, and the user timeout detects it on one with bytes in flight.
 constexpr int keepalive_idle_s = 5;
 constexpr int keepalive_interval_s = 2;
 constexpr int keepalive_count = 3;
 constexpr unsigned user_timeout_ms = 20'000;
 
-// Between two attempts to connect: soon at first, since the other side is often just starting.
+// The pause between attempts to connect. It is short at first, since the other side is often just
+// starting.
 constexpr Deadline::Clock::duration first_pause = 5ms;
 constexpr Deadline::Clock::duration longest_pause = 200ms;
 
@@ -92,7 +93,7 @@ SocketAddress local_socket_address(const std::string& name) {
 
 Descriptor listen_at(const SocketAddress& address, const std::string& text) {
   auto socket = make_socket(address.family());
-  // A port is free again as soon as its listener is gone, though old connections linger.
+  // A port is free again as soon as its listener is gone, even if old connections linger.
   if (address.is_internet()) set_option(socket, SOL_SOCKET, SO_REUSEADDR, 1, "SO_REUSEADDR");
   if (::bind(socket.get(), address.get(), address.size) != 0 ||
       ::listen(socket.get(), SOMAXCONN) != 0) {
@@ -112,22 +113,22 @@ Descriptor listen_at(const SocketAddress& address, const std::string& text) {
 
 // ---- Connecting ---------------------------------------------------------------------------------
 
-// Reasons that pass when the other side, or the network to it, comes up.
+// Errors that pass once the other side, or the network to it, comes up.
 bool may_pass(int error) {
   constexpr int codes[] = {ECONNREFUSED, ECONNRESET, ETIMEDOUT, EHOSTUNREACH,  ENETUNREACH,
                            EHOSTDOWN,    ENETDOWN,   EAGAIN,    EADDRNOTAVAIL, ECONNABORTED};
   return std::ranges::find(codes, error) != std::end(codes);
 }
 
-// A connection to a free port of this machine can meet itself, when the system picks that port for
-// the connecting end.
+// A connection to a free port of this machine can connect to itself, if the system picks that port
+// for the connecting end.
 bool met_itself(const Descriptor& socket) {
   const auto own = name_of(socket);
   const auto peer = peer_of(socket);
   return own.is_internet() && peer && as_address(own).text() == as_address(*peer).text();
 }
 
-// One attempt. The socket, or errno's reason in `error`.
+// Makes one attempt. Returns the socket, or stores errno in `error`.
 Descriptor connect_once(const SocketAddress& address, Deadline deadline, int& error) {
   auto socket = make_socket(address.family());
   if (address.is_internet()) set_tcp_options(socket);
@@ -147,8 +148,8 @@ Descriptor connect_once(const SocketAddress& address, Deadline deadline, int& er
   return error == 0 ? std::move(socket) : Descriptor();
 }
 
-// Tries one address after the other. Each gets a share of the time, so that one which swallows all
-// packets leaves some for the next.
+// Tries one address after the other. Each gets a part of the time, so that an address that swallows
+// all packets leaves time for the next.
 Descriptor connect_any(const std::vector<SocketAddress>& addresses, Deadline deadline, int& error) {
   bool passing = false;
   for (std::size_t i = 0; i < addresses.size(); ++i) {
@@ -162,8 +163,8 @@ Descriptor connect_any(const std::vector<SocketAddress>& addresses, Deadline dea
   return {};
 }
 
-// Calls `attempt` until it gives a socket. It leaves in its argument why there is none yet; what
-// can never succeed it throws.
+// Calls `attempt` until it returns a socket. `attempt` stores in its argument why there is none
+// yet, and throws if it can never succeed.
 template <class Attempt>
 Descriptor connect_until(const std::string& target, Deadline deadline, Attempt attempt) {
   auto pause = first_pause;
@@ -219,7 +220,7 @@ Descriptor connect_tcp(const Address& address, Deadline deadline) {
         fmt::format("cannot connect to '{}': an address has a host and a port from 1 on", target));
   }
   return connect_until(target, deadline, [&](std::string& reason) {
-    // Asked again each time: the name of a machine that is starting may be unknown at first.
+    // Resolves again each time: the name of a machine that is starting may be unknown at first.
     const auto resolved = resolve(address, deadline);
     if (resolved.error != 0) {
       reason = fmt::format("the name cannot be resolved: {}", ::gai_strerror(resolved.error));
@@ -257,7 +258,7 @@ Descriptor connect_local(const std::string& name, Deadline deadline) {
 }
 
 std::optional<Descriptor> accept(const Descriptor& listener, Deadline deadline) {
-  // Errors of the one connection that was about to come, not of the listener (accept(2)).
+  // Errors of the single incoming connection, not of the listener (accept(2)).
   constexpr int passing[] = {EINTR,       EAGAIN,    ECONNABORTED, EPROTO,
                              ENETDOWN,    EHOSTDOWN, EHOSTUNREACH, ENETUNREACH,
                              ENOPROTOOPT, ENONET,    EOPNOTSUPP,   ETIMEDOUT};
@@ -277,8 +278,8 @@ std::optional<Descriptor> accept(const Descriptor& listener, Deadline deadline) 
 bool wait_ready(int fd, short events, Deadline deadline) {
   pollfd entry = {.fd = fd, .events = events, .revents = 0};
   while (true) {
-    // An hour at a time: what is left of a deadline that never comes is no time the system can
-    // take.
+    // Waits at most an hour at a time: the system does not accept the remaining time of a deadline
+    // that never comes.
     const auto left = std::min<Deadline::Clock::duration>(deadline.remaining(), 1h);
     const auto seconds = std::chrono::floor<std::chrono::seconds>(left);
     const timespec wait = {.tv_sec = seconds.count(),

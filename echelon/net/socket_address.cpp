@@ -52,7 +52,7 @@ Resolved look_up(const Address& address, int flags) {
 struct Interface {
   std::string name;
   std::string host;  // numeric
-  // IPv4 before IPv6, and an address that means something on one link only last.
+  // IPv4 before IPv6, and link-local addresses last.
   int rank = 0;
 };
 
@@ -87,7 +87,7 @@ Address as_address(const SocketAddress& address) {
 
 Resolved resolve_numeric(const Address& address) { return look_up(address, AI_NUMERICHOST); }
 
-// getaddrinfo knows no deadline: a thread asks, and is left to itself when the time runs out.
+// getaddrinfo has no deadline: a thread calls it and is abandoned if the time runs out.
 Resolved resolve(const Address& address, Deadline deadline) {
   if (auto resolved = resolve_numeric(address); resolved.error == 0) return resolved;
 

@@ -14,7 +14,7 @@ namespace {
 
 SocketState& state_of(BIO* bio) { return *static_cast<SocketState*>(BIO_get_data(bio)); }
 
-// Bytes sent, or -1 with the BIO's retry flag or the state's error set.
+// Returns bytes sent, or -1 with the BIO's retry flag or the state's error set.
 int send_some(BIO* bio, const char* bytes, std::size_t size) {
   while (true) {
     const auto sent = ::send(state_of(bio).fd, bytes, size, MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -64,7 +64,7 @@ int socket_read(BIO* bio, char* bytes, int size) {
 }
 
 long socket_control(BIO* bio, int command, long, void*) {
-  if (command == BIO_CTRL_FLUSH) return 1;  // what is held waits for the next write
+  if (command == BIO_CTRL_FLUSH) return 1;  // held bytes wait for the next write
   if (command == BIO_CTRL_EOF) return state_of(bio).closed ? 1 : 0;
   return 0;
 }
@@ -72,7 +72,7 @@ long socket_control(BIO* bio, int command, long, void*) {
 }  // namespace
 
 bio_st* make_bio(SocketState& state) {
-  // Kept for the life of the process.
+  // Lives as long as the process.
   static BIO_METHOD* const method = [] {
     auto* const made = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "echelon socket");
     if (made == nullptr) throw Error("cannot set up TLS: OpenSSL has no memory left");

@@ -33,7 +33,7 @@ class PlainStream final : public Stream {
   }
 
   std::size_t try_read(std::span<const iovec> parts) override {
-    // To read nothing gives 0, as the end of the stream does.
+    // Reading nothing returns 0, as the end of the stream does.
     if (std::ranges::all_of(parts, [](const iovec& part) { return part.iov_len == 0; })) return 0;
     auto message = message_of(parts);
     while (true) {
@@ -48,7 +48,7 @@ class PlainStream final : public Stream {
  private:
   static msghdr message_of(std::span<const iovec> parts) {
     msghdr message = {};
-    message.msg_iov = const_cast<iovec*>(parts.data());  // the calls leave it as it is
+    message.msg_iov = const_cast<iovec*>(parts.data());  // the calls do not modify it
     message.msg_iovlen = std::min<std::size_t>(parts.size(), IOV_MAX);
     return message;
   }

@@ -1,11 +1,11 @@
 // TLS 1.3 with an external pre-shared key, on OpenSSL.
 //
-// Neither side has a certificate. Both derive HMAC(token, "echelon tls psk") and offer or find it
-// under one fixed identity; the client's binder and both Finished messages prove that they hold it,
-// and psk_dhe_ke adds an ephemeral key exchange (OpenSSL's default: it offers psk_ke only when
-// asked to). A server that would rather show a certificate is refused: no certificate is trusted.
+// Neither side has a certificate. Both derive HMAC(token, "echelon tls psk") and offer or look it
+// up under one fixed identity. The client's binder and both Finished messages prove that they hold
+// the key, and psk_dhe_ke adds an ephemeral key exchange (OpenSSL's default: it offers psk_ke only
+// on request). A server that presents a certificate instead is refused: no certificate is trusted.
 //
-// OpenSSL reads and writes through a BIO of our own (socket_bio.h).
+// OpenSSL reads and writes through our own BIO (socket_bio.h).
 #include <openssl/crypto.h>
 #include <openssl/err.h>
 #include <openssl/ssl.h>
@@ -33,7 +33,7 @@ constexpr std::string_view binding_label = "EXPORTER-Channel-Binding";  // RFC 9
 constexpr std::size_t binding_bytes = 32;
 constexpr unsigned char aes_128_gcm_sha256[] = {0x13, 0x01};
 
-constexpr std::size_t record_bytes = 1 << 14;  // the largest that TLS has
+constexpr std::size_t record_bytes = 1 << 14;  // the largest record in TLS
 constexpr std::size_t read_ahead_bytes = 1 << 16;
 // RFC 8446, 5.5: AES-GCM is safe for 2^24.5 records under one key.
 constexpr std::uint64_t records_per_key = 1 << 22;
@@ -48,7 +48,7 @@ struct Free {
 using Context = std::unique_ptr<SSL_CTX, Free<SSL_CTX_free>>;
 using Session = std::unique_ptr<SSL, Free<SSL_free>>;
 
-// Why OpenSSL's last call failed, in its words; empties its queue.
+// Why OpenSSL's last call failed, in OpenSSL's words. Empties its error queue.
 std::string library_reason() {
   const auto code = ERR_peek_error();
   const char* const reason = ERR_reason_error_string(code);
@@ -62,7 +62,7 @@ std::string library_reason() {
 
 // ---- The pre-shared key -------------------------------------------------------------------------
 
-// The key as the session that OpenSSL resumes with it. The key is there during the handshake only.
+// The key as a session for OpenSSL to resume. The key exists only during the handshake.
 SSL_SESSION* key_session(SSL* ssl) {
   const auto* const key = static_cast<const Token::Mac*>(SSL_get_app_data(ssl));
   const auto* const cipher = SSL_CIPHER_find(ssl, aes_128_gcm_sha256);
@@ -82,7 +82,8 @@ SSL_SESSION* key_session(SSL* ssl) {
 int offer_key(SSL* ssl, const EVP_MD* digest, const unsigned char** id, std::size_t* id_size,
               SSL_SESSION** session) {
   *session = nullptr;
-  // After a HelloRetryRequest the digest is fixed; a key for another one must not be offered.
+  // After a HelloRetryRequest the digest is fixed, and a key for another digest must not be
+  // offered.
   if (digest != nullptr && EVP_MD_get_type(digest) != NID_sha256) return 1;
   *session = key_session(ssl);
   if (*session == nullptr) return 0;
@@ -95,7 +96,7 @@ int find_key(SSL* ssl, const unsigned char* id, std::size_t id_size, SSL_SESSION
   *session = nullptr;
   const bool known =
       id_size == identity.size() && std::memcmp(id, identity.data(), identity.size()) == 0;
-  if (!known) return 1;  // goes on without a key, and so fails: there is no certificate
+  if (!known) return 1;  // continues without a key, and so fails: there is no certificate
   *session = key_session(ssl);
   return *session != nullptr ? 1 : 0;
 }
@@ -104,7 +105,7 @@ Context make_context() {
   Context context(SSL_CTX_new(TLS_method()));
   if (!context || SSL_CTX_set_min_proto_version(context.get(), TLS1_3_VERSION) != 1 ||
       SSL_CTX_set_max_proto_version(context.get(), TLS1_3_VERSION) != 1 ||
-      // Those whose hash is the key's, SHA-256.
+      // The cipher suites whose hash is the key's: SHA-256.
       SSL_CTX_set_ciphersuites(context.get(),
                                "TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256") != 1 ||
       SSL_CTX_set_num_tickets(context.get(), 0) != 1) {
@@ -127,7 +128,7 @@ class Cursor {
  public:
   explicit Cursor(std::span<const iovec> parts) : parts_(parts) {}
 
-  // What is left of the current part; empty at the end.
+  // The rest of the current part; empty at the end.
   std::span<std::byte> rest() {
     while (!parts_.empty() && offset_ == parts_.front().iov_len) {
       parts_ = parts_.subspan(1);
@@ -138,7 +139,7 @@ class Cursor {
         .subspan(offset_);
   }
 
-  // At most what rest() gave.
+  // Advances by at most the size of rest().
   void advance(std::size_t size) { offset_ += size; }
 
  private:
@@ -152,7 +153,7 @@ class TlsStream final : public Stream {
       : Stream(std::move(socket), std::move(name)),
         key_(token.mac(std::as_bytes(std::span(key_label)))) {
     state_.fd = socket_.get();
-    // Kept for the life of the process.
+    // Lives as long as the process.
     static SSL_CTX* const context = make_context().release();
     session_.reset(SSL_new(context));
     if (!session_) unusable("start a TLS session");
@@ -178,7 +179,7 @@ class TlsStream final : public Stream {
     }
     read_events_ = POLLIN;
     forget_key();
-    // Cannot be otherwise, and all depends on it.
+    // This always holds, but security depends on it.
     if (SSL_session_reused(session_.get()) != 1 || SSL_version(session_.get()) != TLS1_3_VERSION) {
       throw Refused(fmt::format("{} opened a TLS session without the job's token", name_));
     }
@@ -188,8 +189,8 @@ class TlsStream final : public Stream {
   using Stream::try_read;
   using Stream::try_write;
 
-  // Each record is gathered into a buffer of our own. One that the socket does not take stays
-  // there, already encrypted inside OpenSSL, and counts as taken once OpenSSL is rid of it.
+  // Gathers each record into our own buffer. A record that the socket does not accept stays there,
+  // already encrypted inside OpenSSL, and counts as written once OpenSSL has sent it.
   std::size_t try_write(std::span<const iovec> parts) override {
     Cursor cursor(parts);
     std::size_t taken = 0;
@@ -232,7 +233,7 @@ class TlsStream final : public Stream {
         note_end();
         read_events_ = POLLIN;
         if (taken == 0) throw_end("reading from");
-        break;  // what came before the end is given first; the next call fails again
+        break;  // returns earlier bytes first; the next call fails again
       }
       cursor.advance(got);
       taken += got;
@@ -280,9 +281,9 @@ class TlsStream final : public Stream {
     return size;
   }
 
-  // OpenSSL does not read while it has a key update to write, so two sides that renew at once with
-  // full sockets would wait for each other. The update is held instead, and goes out with the
-  // record that is staged behind it.
+  // OpenSSL does not read while it has a key update to write, so two sides that renew at the same
+  // time with full sockets would wait for each other. The update is therefore held and sent with
+  // the record that is staged behind it.
   void renew_key() {
     if (records_ < records_per_key) return;
     ERR_clear_error();
@@ -294,7 +295,7 @@ class TlsStream final : public Stream {
     records_ = 0;
   }
 
-  // What to poll for before the call is made again; 0 when it has failed.
+  // What to poll for before the call is repeated; 0 if it has failed.
   short wanted_events(int result) const {
     switch (SSL_get_error(session_.get(), result)) {
       case SSL_ERROR_WANT_READ:
@@ -306,10 +307,11 @@ class TlsStream final : public Stream {
     }
   }
 
-  // OpenSSL has found that the bytes break a rule, as opposed to the connection having ended.
+  // Whether OpenSSL found that the bytes violate the protocol, rather than that the connection
+  // ended.
   bool found_fault() const { return ERR_peek_error() != 0 && !state_.closed; }
 
-  // Notes why the session is over at the first call that fails: OpenSSL does not say it again.
+  // Records why the session is over at the first call that fails: OpenSSL does not report it again.
   void note_end() {
     if (broken_.empty() && found_fault()) broken_ = library_reason();
   }
@@ -322,7 +324,8 @@ class TlsStream final : public Stream {
   }
 
   [[noreturn]] void refuse() const {
-    // A connection that just ended says nothing of the token; an alert or a broken rule does.
+    // A connection that just ended says nothing about the token; an alert or a protocol violation
+    // does.
     if (!found_fault()) fail("the TLS handshake with", state_.closed ? 0 : state_.error);
     throw Refused(fmt::format(
         "the TLS handshake with {} failed ({}): give all ranks the same ECHELON_TOKEN or "
@@ -336,7 +339,7 @@ class TlsStream final : public Stream {
   std::array<std::byte, record_bytes> record_;
   std::size_t staged_ = 0;     // bytes of record_ that OpenSSL has not yet written
   std::uint64_t records_ = 0;  // written under the current key
-  std::string broken_;         // why OpenSSL found the bytes broken, if it did
+  std::string broken_;         // OpenSSL's reason, if it found the bytes broken
   short read_events_ = POLLIN;
   short write_events_ = POLLOUT;
 };

@@ -25,7 +25,7 @@ namespace echelon {
 namespace {
 
 constexpr std::size_t shortest = 16;
-// Far more than a secret needs: a token travels in the environment of every process of a job.
+// Far more than a secret needs. A token is in the environment of every process of a job.
 constexpr std::size_t longest = 4096;
 constexpr std::size_t random_bytes = 32;
 
@@ -36,8 +36,7 @@ std::string_view without_white_space(std::string_view text) {
   return text.substr(first, text.find_last_not_of(white) - first + 1);
 }
 
-// Throws InvalidArgument; `source` says where the text came from, and the text itself is never
-// shown.
+// Throws InvalidArgument. `source` says where the text came from; the text itself is never shown.
 std::string_view checked(std::string_view text, std::string_view source) {
   text = without_white_space(text);
   if (text.size() < shortest) {
@@ -62,10 +61,10 @@ std::string_view checked(std::string_view text, std::string_view source) {
   throw InvalidArgument(fmt::format("cannot read the token file {}: {}", file.string(), reason));
 }
 
-// The text of a token file. All checks are of the one opened file, so that it cannot be changed for
-// another between them.
+// The text of a token file. All checks apply to the same open file, so that it cannot be replaced
+// between them.
 std::string read_secret(const std::filesystem::path& file) {
-  // O_NONBLOCK: the open of a pipe must not wait for its other end.
+  // O_NONBLOCK: opening a pipe must not wait for its other end.
   const Descriptor fd(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat status = {};
   if (!fd || ::fstat(fd.get(), &status) != 0) {
@@ -77,7 +76,8 @@ std::string read_secret(const std::filesystem::path& file) {
                              "and make a new token if others could have read it",
                              status.st_mode & 07777, file.string()));
   }
-  std::string text(longest + 256, '\0');  // more than a token may have: too long is seen as such
+  // Longer than a token may be, to recognise one that is too long.
+  std::string text(longest + 256, '\0');
   std::size_t size = 0;
   while (size < text.size()) {
     const auto got = ::read(fd.get(), text.data() + size, text.size() - size);
@@ -108,14 +108,14 @@ std::filesystem::path home_folder() {
 
 std::filesystem::path own_token_file() {
   const char* config = std::getenv("XDG_CONFIG_HOME");
-  // The XDG specification: a path that is not absolute is to be ignored.
+  // The XDG specification says to ignore a path that is not absolute.
   const bool usable = config != nullptr && *config == '/';
   const auto folder = usable ? std::filesystem::path(config) : home_folder() / ".config";
   return folder / "echelon" / "token";
 }
 
-// Makes the file, unless another process does it first: a file aside is filled and then linked to
-// the name, which succeeds for one process only and never shows a part.
+// Creates the file unless another process does it first. A temporary file is written and then
+// linked to the name, which succeeds for one process only and never exposes a partial file.
 void make_token_file(const std::filesystem::path& file, const std::string& text) {
   const auto fail = [&] {
     throw Error(with_errno(
@@ -160,7 +160,8 @@ Token Token::read(const std::filesystem::path& file) {
 }
 
 Token Token::find() {
-  // A variable that is set to nothing is a mistake to be told of, not a wish for another token.
+  // A variable that is set but empty is reported as a mistake, not taken as a request for another
+  // token.
   if (const char* text = std::getenv("ECHELON_TOKEN")) {
     return Token(std::string(checked(text, "ECHELON_TOKEN")));
   }
