@@ -1,6 +1,6 @@
-// Each source is a function that finds itself in the variables or does not, and says which rank
-// this is and, where it can know, at which host and port the ranks may meet. What the user has said
-// about the meeting place goes before what a source derived.
+// Each source is a function that checks whether its variables are set. If so, it says which rank
+// this is and, if it can know, at which host and port the ranks may meet. A meeting place that the
+// user sets takes precedence over one that a source derives.
 #include "echelon/launch/environment.h"
 
 #include <fmt/format.h>
@@ -23,7 +23,7 @@ namespace {
 
 constexpr std::int64_t most_ranks = 1'000'000;
 constexpr int first_port = 20000, ports = 32768;
-constexpr int pod_port = 29500;  // a pod has its ports to itself; torch's usual one
+constexpr int pod_port = 29500;  // a pod has its own ports; this is torch's usual one
 
 // Checked values of variables.
 class Variables {
@@ -63,7 +63,7 @@ class Variables {
     return static_cast<int>(number(name, 1, most_ranks).value_or(0));
   }
 
-  // 0 to count - 1, where `count` is what `limit` says.
+  // A number from 0 to count - 1, where `limit` names the source of `count`.
   std::optional<int> index(const char* name, int count, const char* limit) const {
     const auto value = number(name, 0, count - 1, fmt::format(", since {} is {}", limit, count));
     return value ? std::optional(static_cast<int>(*value)) : std::nullopt;
@@ -75,8 +75,8 @@ class Variables {
 
 struct Found {
   JobEnvironment job;
-  bool local_known = false;  // the source said which ranks are on this machine
-  std::string host;          // where the ranks may meet; empty when the source cannot know
+  bool local_known = false;  // the source says which ranks are on this machine
+  std::string host;          // where the ranks may meet; empty if the source cannot know
   std::optional<int> port;
 };
 
@@ -86,7 +86,7 @@ struct Found {
                   given, variables.text(given).value_or(""), absent));
 }
 
-// The same on every rank of a job; different jobs on a machine hardly ever share one.
+// The same on every rank of a job. Different jobs on a machine hardly ever share one.
 int port_of(const std::string& job) {
   return first_port + static_cast<int>(derive_key(0, job) % ports);
 }
@@ -99,7 +99,7 @@ struct Names {
   const char *rank, *world, *local_rank, *local_world;
 };
 
-// The four numbers, when the rank's variable is set.
+// The four numbers, if the rank's variable is set.
 std::optional<Found> numbers(const Variables& variables, const Names& names) {
   if (!variables.has(names.rank)) return std::nullopt;
   Found found;
@@ -123,14 +123,14 @@ std::optional<Found> numbers(const Variables& variables, const Names& names) {
   return found;
 }
 
-// Ranks that are all here can meet at a port made from the job's id.
+// If all ranks are on this machine, they can meet at a port derived from the job's id.
 void meet_here_if_all_are(Found& found, const std::string& job_id) {
   if (found.job.local_world != found.job.world || job_id.empty()) return;
   found.host = "127.0.0.1";
   found.port = port_of(job_id);
 }
 
-// An id of a job with the word for who gave it; empty for an empty one.
+// A job id prefixed with its source; empty if the id is empty.
 std::string named(const char* source, const std::string& id) {
   return id.empty() ? "" : fmt::format("{} {}", source, id);
 }
@@ -142,7 +142,7 @@ std::optional<Found> from_plain_variables(const Variables& variables) {
   if (!found) return found;
   const auto run = variables.text("TORCHELASTIC_RUN_ID");
   found->job.source = run ? "torchrun" : "RANK and WORLD_SIZE";
-  if (run)  // ranks of an earlier start may still be there
+  if (run)  // ranks of an earlier start may still be running
     found->job.identity.job =
         fmt::format("torchrun {}, restart {}", *run,
                     variables.text("TORCHELASTIC_RESTART_COUNT").value_or("0"));
@@ -160,7 +160,7 @@ std::optional<Found> from_open_mpi(const Variables& variables) {
   return found;
 }
 
-// Slurm's own PMI sets PMI_RANK too, but not the local rank. There is no id to make a port from.
+// Slurm's own PMI also sets PMI_RANK, but not the local rank. It gives no id to derive a port from.
 std::optional<Found> from_mpich(const Variables& variables) {
   if (!variables.has("MPI_LOCALRANKID")) return std::nullopt;
   auto found = numbers(variables, {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"});
@@ -170,7 +170,7 @@ std::optional<Found> from_mpich(const Variables& variables) {
 
 std::optional<Found> from_pmix(const Variables& variables) {
   const std::string job_id = variables.text_of_first({"PMIX_NAMESPACE"});
-  // srun --mpi=pmix: Slurm's own variables say more.
+  // srun --mpi=pmix: Slurm's own variables are more specific.
   if (job_id.starts_with("slurm.") && variables.has("SLURM_PROCID")) return std::nullopt;
   auto found = numbers(variables, {"PMIX_RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"});
   if (!found) return found;
@@ -180,7 +180,7 @@ std::optional<Found> from_pmix(const Variables& variables) {
   return found;
 }
 
-// The first host of "node[003-005,9],login1": node003.
+// The first host of a list: node003 for "node[003-005,9],login1".
 std::string first_host(const char* name, const std::string& list) {
   std::string host;
   for (std::size_t i = 0; i < list.size() && list[i] != ','; ++i) {
@@ -201,7 +201,8 @@ std::string first_host(const char* name, const std::string& list) {
   return host;
 }
 
-// The entry of `node` in "4(x2),3": 4, 4, 3. Nothing when the list is shorter or no such list.
+// The entry for `node` in a list such as "4(x2),3" (4, 4, 3). Nothing if the list is shorter or
+// malformed.
 std::optional<int> tasks_of_node(const std::string& list, int node) {
   const char *at = list.data(), *end = at + list.size();
   while (at < end) {
@@ -224,15 +225,15 @@ std::string slurm_step(const Variables& variables) {
   return variables.text_of_first({"SLURM_STEP_ID", "SLURM_STEPID"});
 }
 
-// What a batch script or an interactive shell of Slurm sees looks like rank 0 of all tasks; nobody
-// else has been started. Only srun makes a step.
+// A batch script or an interactive shell of Slurm sees variables like those of rank 0 of all tasks,
+// although no other task was started. Only srun creates a step.
 bool is_slurm_shell(const Variables& variables) {
   const std::string step = slurm_step(variables);
   return step.empty() || step == "4294967290" ||
          step == "4294967291";  // SLURM_INTERACTIVE_STEP, SLURM_BATCH_SCRIPT
 }
 
-// Of a process of a Slurm job that is none of its tasks, though there are several.
+// The error for a process of a Slurm job that is not one of its several tasks; empty: no error.
 std::string slurm_without_srun(const Variables& variables) {
   if (!variables.has("SLURM_PROCID") || !is_slurm_shell(variables)) return {};
   const int tasks = variables.world("SLURM_NTASKS");
@@ -255,7 +256,7 @@ int slurm_local_world(const Variables& variables, int world) {
                     "must give a number from 1 to {}, in a list like 4(x2),3",
                     name, *list, node, world));
   }
-  // Of the whole allocation: a step may have fewer.
+  // For the whole allocation: a step may have fewer.
   if (const auto most = variables.number("SLURM_NTASKS_PER_NODE", 1, most_ranks))
     return static_cast<int>(std::min<std::int64_t>(*most, world));
   for (const char* name : {"SLURM_STEP_NUM_NODES", "SLURM_NNODES"}) {
@@ -295,7 +296,7 @@ std::optional<Found> from_slurm(const Variables& variables) {
   return found;
 }
 
-// "train" from "train-2": what the names of a job's pods begin with; empty where they do not.
+// The common prefix of the names of a job's pods: "train" for "train-2"; empty if there is none.
 std::string name_of_pods(const std::string& own, int index) {
   const std::string name = own.substr(0, own.find('.'));
   const std::string tail = fmt::format("-{}", index);
@@ -303,7 +304,8 @@ std::string name_of_pods(const std::string& own, int index) {
   return name.substr(0, name.size() - tail.size());
 }
 
-// "train-0.workers.default.svc.cluster.local" from "train-2" and its full name.
+// The full name of pod 0: "train-0.workers.default.svc.cluster.local", from "train-2" and its full
+// name.
 std::string pod_zero(const std::string& own, int index,
                      const std::function<std::string()>& full_host_name) {
   const std::string pods = name_of_pods(own, index);
@@ -337,7 +339,7 @@ std::optional<Found> from_kubernetes(const Variables& variables,
   return found;
 }
 
-// Where the user said to meet, else where the source derived.
+// The meeting place that the user set, or else the one that the source derived.
 Address meeting_place(const Variables& variables, const Found& found) {
   if (const auto given = variables.text("ECHELON_RENDEZVOUS")) {
     try {
@@ -358,7 +360,7 @@ Address meeting_place(const Variables& variables, const Found& found) {
   auto port = found.port;
   if (const auto given = variables.number("MASTER_PORT", 1, 65535)) {
     port = static_cast<int>(*given);
-    // torchrun's agent listens at the port itself.
+    // torchrun's agent itself listens at the port.
     if (variables.text("TORCHELASTIC_USE_AGENT_STORE") == "True") *port += *port < 65535 ? 1 : -1;
   }
   if (!port)

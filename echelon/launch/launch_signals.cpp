@@ -23,7 +23,7 @@ bool is_ignored(int signal) {
 
 LaunchSignals::LaunchSignals() {
   sigemptyset(&taken_);
-  // A blocked signal is never ignored: it would come out of the descriptor.
+  // A blocked signal is never ignored: it would be read from the descriptor.
   for (const int signal : passed_on)
     if (!is_ignored(signal)) sigaddset(&taken_, signal);
   sigaddset(&taken_, SIGCHLD);
@@ -34,7 +34,7 @@ LaunchSignals::LaunchSignals() {
   struct sigaction action {};
   action.sa_handler = SIG_IGN;
   ::sigaction(SIGPIPE, &action, &pipe_before_);
-  action.sa_handler = SIG_DFL;  // an ignored SIGCHLD would leave nothing to wait for
+  action.sa_handler = SIG_DFL;  // an ignored SIGCHLD would leave no child to wait for
   ::sigaction(SIGCHLD, &action, &child_before_);
 }
 
@@ -60,7 +60,8 @@ std::optional<int> LaunchSignals::next(const Descriptor& signals) {
 void LaunchSignals::give_back_in_child() const {
   struct sigaction action {};
   action.sa_handler = SIG_DFL;
-  // Unblocked below, one that waits must end the child, not run a handler that is about to vanish.
+  // A signal that is pending when they are unblocked below must end the child, not run a handler
+  // that is about to vanish.
   for (const int signal : passed_on)
     if (!is_ignored(signal)) ::sigaction(signal, &action, nullptr);
   ::sigaction(SIGPIPE, &pipe_before_, nullptr);

@@ -1,15 +1,15 @@
 // Two processes, so that neither can die without the other cleaning up:
 //
-//   launcher     the process that called launch(): the one that a shell, a terminal or a scheduler
-//                knows. Passes signals on to the supervisor and waits for it.
-//   supervisor   a fork of it, in a process group of its own (so that Ctrl-C comes once, through
-//   the
-//                launcher), and the parent of the ranks.
+//   launcher     the process that called launch(). A shell, a terminal or a scheduler knows this
+//                process. It passes signals on to the supervisor and waits for it.
+//   supervisor   a fork of the launcher and the parent of the ranks. It has its own process group,
+//                so that Ctrl-C arrives once, through the launcher.
 //
-// A socket pair joins them; the kernel closes an end when its process dies, however it dies. If the
-// launcher is gone, the supervisor kills every descendant and ends. If the supervisor is gone, the
-// ranks are killed by the kernel (PR_SET_PDEATHSIG) and what they started falls to the launcher, a
-// subreaper, which kills it. Only when both are killed at once can a rank's own children stay.
+// A socket pair connects them. The kernel closes an end when its process dies, however it dies. If
+// the launcher is gone, the supervisor kills every descendant and ends. If the supervisor is gone,
+// the kernel kills the ranks (PR_SET_PDEATHSIG); the launcher is a subreaper, inherits the
+// processes that the ranks started, and kills them. Only if both are killed at once can a rank's
+// own children survive.
 #include "echelon/launch/launcher.h"
 
 #include <fcntl.h>
@@ -38,7 +38,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Orphans below this process become its children while this exists.
+// While this object exists, orphans below this process become its children.
 class Subreaper {
  public:
   Subreaper() {
@@ -53,7 +53,7 @@ class Subreaper {
   int before_ = 0;
 };
 
-// A descriptor of ours must not become a rank's standard output because ours was closed.
+// One of our descriptors must not become a rank's standard output because ours was closed.
 void open_standard_streams() {
   for (int fd = 0; fd <= 2; ++fd)
     if (::fcntl(fd, F_GETFD) < 0 && errno == EBADF) (void)::open("/dev/null", O_RDWR);
@@ -71,7 +71,7 @@ void open_standard_streams() {
   ::_exit(exit_code);
 }
 
-// Passes signals on until the supervisor has ended; returns its status.
+// Passes signals on until the supervisor has ended. Returns its status.
 int watch(pid_t supervisor, const Descriptor& link, const Descriptor& signals) {
   while (true) {
     pollfd ready[] = {{signals.get(), POLLIN, 0}, {link.get(), POLLIN, 0}};
@@ -100,7 +100,7 @@ int launch(const LaunchOptions& options) {
     throw Error(with_errno("cannot join the launcher and its supervisor"));
   Descriptor ours(ends[0]), theirs(ends[1]);
 
-  const auto others = children();  // of the program that called us: not ours to end
+  const auto others = children();  // children of the calling program: not ours to end
   const Subreaper subreaper;
   const LaunchSignals launch_signals;
   const Descriptor signals = launch_signals.open();

@@ -26,7 +26,7 @@ struct Process {
   char state;
 };
 
-// Living processes by their parents.
+// Living processes, by parent.
 std::multimap<pid_t, Process> processes() {
   std::multimap<pid_t, Process> by_parent;
   const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir("/proc"), ::closedir);
@@ -37,7 +37,7 @@ std::multimap<pid_t, Process> processes() {
     std::ifstream file(std::string("/proc/") + entry->d_name + "/stat");
     std::string stat;
     std::getline(file, stat);
-    // "PID (name) STATE PARENT …", where the name may hold anything.
+    // "PID (name) STATE PARENT …", where the name may contain anything.
     const auto name_end = stat.rfind(')');
     char state = 0;
     int parent = 0;
@@ -55,7 +55,7 @@ void take_exit_codes(const std::vector<pid_t>& spared) {
     }
     return;
   }
-  // Children that are not ours to wait for are there: only look at what ended.
+  // Some children are not ours to wait for: only look at what ended.
   siginfo_t ended{};
   while (::waitid(P_ALL, 0, &ended, WEXITED | WNOHANG | WNOWAIT) == 0 && ended.si_pid != 0) {
     if (std::find(spared.begin(), spared.end(), ended.si_pid) != spared.end()) return;
@@ -102,8 +102,8 @@ bool is_stopped(pid_t pid) {
 }
 
 bool end_descendants(Deadline deadline, const std::vector<pid_t>& spared) {
-  // Again until none is left: a process may fork while the list is made, and when one dies its
-  // children become ours.
+  // Repeats until none is left: a process may fork while the list is made, and when a process dies,
+  // its children become ours.
   auto pause = std::chrono::microseconds(200);
   while (true) {
     const auto found = descendants(spared);

@@ -14,16 +14,16 @@ namespace echelon {
 namespace {
 
 constexpr std::size_t longest_line = 1 << 20;
-constexpr std::string_view clear_line = "\r\x1b[J";  // and what it was wrapped into
-constexpr int reads_in_a_row = 4;     // of 64 KiB, before other ranks have their turn
-constexpr int reads_at_the_end = 32;  // a descendant that prints on for ever must not hold us
+constexpr std::string_view clear_line = "\r\x1b[J";  // including the lines it wrapped into
+constexpr int reads_in_a_row = 4;     // of 64 KiB, before it is the other ranks' turn
+constexpr int reads_at_the_end = 32;  // a descendant that prints for ever must not hold us up
 
 bool takes_more(int fd) {
   pollfd ready{fd, POLLOUT, 0};
   return ::poll(&ready, 1, 0) == 1;
 }
 
-// Log files are of the local disk or a network file system: waiting for them is the lesser evil.
+// Log files are on the local disk or a network file system. Waiting for them is the lesser evil.
 void write_log(int fd, std::string_view bytes) {
   while (!bytes.empty()) {
     const auto done = ::write(fd, bytes.data(), bytes.size());
@@ -38,7 +38,7 @@ void write_log(int fd, std::string_view bytes) {
 void Outlet::put(std::string_view text) {
   if (broken_ || text.empty()) return;
   if (live_) {
-    // A line's end alone leaves what was drawn where it is.
+    // A bare newline leaves what was drawn in place.
     if (live_->drawn && text.front() != '\r' && text != "\n") pending_ += clear_line;
     live_->drawn = text.size() > 1 && text.back() == '\r';
   }
@@ -47,8 +47,8 @@ void Outlet::put(std::string_view text) {
 }
 
 void Outlet::write_ready() {
-  // A pipe that is ready takes PIPE_BUF bytes without waiting. The stream itself stays blocking: it
-  // is shared with whoever started us.
+  // A pipe that is ready accepts PIPE_BUF bytes without blocking. The stream itself stays blocking,
+  // because it is shared with the process that started us.
   while (waiting() && !broken_ && takes_more(fd_)) {
     const auto size = std::min<std::size_t>(pending_.size() - written_, PIPE_BUF);
     const auto done = ::write(fd_, pending_.data() + written_, size);
@@ -171,7 +171,7 @@ void RankOutput::take(std::string_view bytes) {
     auto end = partial_.find_first_of("\r\n", begin);
     if (end == std::string::npos) break;
     if (partial_[end] == '\r') {
-      // "\r\n" may be on its way; a line that is passed on as it is need not wait for that.
+      // "\r\n" may be on its way. A line without a prefix need not wait for it.
       if (end + 1 == partial_.size() && !prefix_.empty()) break;
       if (end + 1 < partial_.size() && partial_[end + 1] == '\n') ++end;
     }
@@ -187,7 +187,7 @@ void RankOutput::pass(std::string_view line) {
   if (!outlet_) return;
   if (errors_) {
     if (FinalErrors::is_one(line)) return errors_->add(rank_, line);
-    errors_->show_of(rank_);  // what it says next comes after it
+    errors_->show_of(rank_);  // later output comes after it
   }
   if (prefix_.empty()) return outlet_->put(line);
   std::string text = prefix_;

@@ -34,7 +34,7 @@ std::vector<char*> pointers(const std::vector<std::string>& texts) {
   return list;
 }
 
-// The calling thread runs where a rank is to run, which a forked child takes over.
+// Binds the calling thread to the CPUs of a rank. A forked child inherits the binding.
 class Bound {
  public:
   explicit Bound(const CpuList& cpus) : bound_(!cpus.empty()) {
@@ -53,7 +53,8 @@ class Bound {
   CpuList before_;
 };
 
-// What the child needs, made before the fork: after it, only async-signal-safe calls.
+// Everything the child needs, prepared before the fork: after it, only async-signal-safe calls are
+// allowed.
 struct Child {
   pid_t parent;
   int input, out, err, failed;
@@ -64,7 +65,7 @@ struct Child {
 [[noreturn]] void run_program(const RankStart& start, const Child& child) {
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (::getppid() != child.parent) ::_exit(1);  // it died before it could be watched
+  if (::getppid() != child.parent) ::_exit(1);  // the parent died before it could be watched
   if (child.input >= 0) ::dup2(child.input, STDIN_FILENO);
   if (child.out >= 0) ::dup2(child.out, STDOUT_FILENO);
   if (child.err >= 0) ::dup2(child.err, STDERR_FILENO);
@@ -88,7 +89,7 @@ RankStarted start_rank(const RankStart& start) {
     err = make_pipe();
     for (const auto* end : {&out.read, &err.read}) ::fcntl(end->get(), F_SETFL, O_NONBLOCK);
   }
-  Pipe failed = make_pipe();  // closed by the exec that succeeds
+  Pipe failed = make_pipe();  // a successful exec closes it
   Descriptor nothing;
   if (!start.input) {
     nothing = Descriptor(::open("/dev/null", O_RDONLY | O_CLOEXEC));
@@ -106,7 +107,7 @@ RankStarted start_rank(const RankStart& start) {
   if (started.pid == 0) run_program(start, child);
   if (started.pid < 0)
     throw Error(with_errno(fmt::format("cannot start rank {}", start.setup.rank)));
-  ::setpgid(started.pid, started.pid);  // both do it, so that it is done for both
+  ::setpgid(started.pid, started.pid);  // parent and child both call it, so neither has to wait
   failed.write = Descriptor();
   while (::read(failed.read.get(), &started.error, sizeof started.error) < 0 && errno == EINTR) {
   }

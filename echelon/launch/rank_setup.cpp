@@ -45,7 +45,7 @@ void check(const LaunchOptions& options) {
         "several nodes need a rendezvous: HOST:PORT of node 0, the same on every node");
 }
 
-// Token::find makes a token where there is none, but one made here is known here only.
+// Token::find creates a token if there is none, but only this machine would know it.
 std::string shared_token() {
   const char* config = std::getenv("XDG_CONFIG_HOME");
   const char* home = std::getenv("HOME");
@@ -65,13 +65,13 @@ std::string shared_token() {
 // Free now; torch's store takes it a moment later.
 std::uint16_t free_port() { return local_address(listen_tcp("127.0.0.1", 0)).port; }
 
-// A rank's threads. OMP_NUM_THREADS may be a list, a number a level of nesting.
+// Threads per rank. OMP_NUM_THREADS may be a list with one number per nesting level.
 int threads_a_rank(const LaunchOptions& options, const JobSetup& job) {
   if (is_set("OMP_NUM_THREADS")) return std::max(1, std::atoi(std::getenv("OMP_NUM_THREADS")));
   return std::max(1, job.cores / options.nproc);
 }
 
-// The same on every node, wherever the program lies there.
+// The same text on every node, wherever the program is installed there.
 std::string command_text(const std::vector<std::string>& program) {
   std::string text = std::filesystem::path(program.front()).filename().string();
   for (std::size_t i = 1; i < program.size(); ++i) text += ' ' + program[i];
@@ -80,8 +80,8 @@ std::string command_text(const std::vector<std::string>& program) {
   return text.substr(0, JobIdentity::longest - mark.size()) + mark;
 }
 
-// Round-robin, and only where every rank gets as many cores as before: not when nodes would be left
-// empty, shared unevenly, or differ in size.
+// Assigns NUMA nodes round-robin, but only if every rank keeps as many cores as before: not if
+// nodes would be left empty, be shared unevenly, or differ in size.
 CpuList cpus_of(const LaunchOptions& options, const JobSetup& job, int local_rank) {
   const auto nodes = job.numa.size();
   const auto same_size = [&](const CpuList& cpus) { return cpus.size() == job.numa[0].size(); };
@@ -102,11 +102,11 @@ JobSetup job_setup(const LaunchOptions& options) {
     job.master_port = free_port();
   } else {
     job.rendezvous = parse_address(options.rendezvous);
-    // All nodes must know it: the one beside.
+    // All nodes must be able to compute it: the port next to the rendezvous.
     const int port = job.rendezvous.port;
     job.master_port = static_cast<std::uint16_t>(port < 65535 ? port + 1 : port - 1);
   }
-  // One that the user gave lets others come later: a worker that joins.
+  // A token from the user lets others join later: a worker with --join.
   job.token = options.nodes > 1              ? shared_token()
               : std::getenv("ECHELON_TOKEN") ? Token::find().text()
                                              : Token::random().text();
@@ -137,14 +137,14 @@ RankSetup rank_setup(const LaunchOptions& options, const JobSetup& job, int loca
   variables["ECHELON_LAUNCH_ID"] = job.launch_id;
   variables["ECHELON_LAUNCH_COMMAND"] = std::nullopt;
   if (options.nodes > 1) variables["ECHELON_LAUNCH_COMMAND"] = command_text(options.program);
-  // Nobody else can know it, so nobody else can come.
+  // No one else can know this token, so no one else can join.
   variables["ECHELON_TOKEN_MADE"] = std::nullopt;
   if (job.made_token) variables["ECHELON_TOKEN_MADE"] = "1";
-  // Only what is passed on as it is can be drawn over.
+  // Only output that is passed on unchanged can be drawn over.
   const bool watched = setup.rank == 0 && !options.prefix && !terminal::path().empty();
   variables[terminal::variable] = std::nullopt;
   if (watched) variables[terminal::variable] = terminal::path();
-  // Left from a torchrun around us, they would send torch's store to that agent.
+  // If they are left over from a surrounding torchrun, they would send torch's store to that agent.
   variables["TORCHELASTIC_USE_AGENT_STORE"] = std::nullopt;
   variables["TORCHELASTIC_RUN_ID"] = std::nullopt;
 

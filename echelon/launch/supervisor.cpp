@@ -24,9 +24,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// After SIGKILL only the kernel can hold a process.
+// After SIGKILL, only the kernel can keep a process alive.
 constexpr auto kill_time = 1s;
-// For a reader of our output that has stopped.
+// For a reader of our output that has stopped reading.
 constexpr auto flush_time = 500ms;
 
 std::string why_not_run(const std::string& program, int error) {
@@ -60,7 +60,7 @@ int Supervisor::run() {
     say(error.what());
     exit_code_ = 1;
   }
-  // Also what ranks left behind that ended well.
+  // Also ends processes left behind by ranks that ended well.
   if (!end_descendants(Deadline::in(kill_time)))
     say("the system holds processes of the job that were killed; they are left behind");
   for (auto& rank : ranks_)
@@ -68,7 +68,7 @@ int Supervisor::run() {
   errors_.show_all();
   if (culprit_) report(*culprit_);
   if (!verdict_.empty()) say(verdict_);
-  // Ranks that the others can do without do not count, unless they were all there were.
+  // Failures of expendable ranks do not count, unless there were no other ranks.
   if (exit_code_ == 0 && !ranks_.empty() && forgiven_.size() == ranks_.size())
     exit_code_ = exit_code_of(forgiven_.front()->status);
   out_.write_all(Deadline::in(flush_time));
@@ -85,7 +85,7 @@ void Supervisor::start() {
           fmt::format("cannot make the folder {}: {}", options_.log_dir.string(), error.message()));
   }
   const rlimit files = raise_file_limit();
-  const std::size_t each = options_.log_dir.empty() ? 2 : 3;  // two pipes, and a log
+  const std::size_t each = options_.log_dir.empty() ? 2 : 3;  // two pipes and a log
   require_files(std::size_t(options_.nproc) * each + 16,
                 fmt::format("launching {} ranks", options_.nproc));
   for (int i = 0; i < options_.nproc; ++i) {
@@ -93,7 +93,8 @@ void Supervisor::start() {
     kill_all("");
     break;
   }
-  // Rank 0's alone from now on: once it is gone, connecting is refused instead of left waiting.
+  // From now on only rank 0 holds it: once rank 0 is gone, connections are refused instead of
+  // waiting.
   job_.listener = Descriptor();
 }
 
@@ -158,8 +159,8 @@ void Supervisor::wait_for_something() {
     if (errno == EINTR) return;
     throw Error(with_errno("cannot wait for the ranks"));
   }
-  if (ready[1].revents) return kill_all("");  // nobody is left to tell
-  // Output before signals: what a rank said comes before the news of its end.
+  if (ready[1].revents) return kill_all("");  // no one is left to tell
+  // Reads output before signals, so that a rank's output comes before the news of its end.
   for (std::size_t i = 0; i < streams.size(); ++i)
     if (ready[i + first_stream].revents) streams[i]->read_ready();
   if (outlets < ready.size()) {
@@ -167,7 +168,7 @@ void Supervisor::wait_for_something() {
     err_.write_ready();
   }
   if (ready[0].revents) take_signals();
-  take_reports();  // after the news of an end: what a rank reported came before
+  take_reports();  // after the news of an end: a rank reports before it ends
   judge();
   if (errors_.due().expired()) errors_.show_all();
   if (out_.broken() == EPIPE && !terminating_) terminate(128 + SIGPIPE);
@@ -187,7 +188,7 @@ void Supervisor::take_signals() {
 void Supervisor::take_ended() {
   int status = 0;
   for (pid_t pid; (pid = ::waitpid(-1, &status, WNOHANG)) > 0;) {
-    // Else an orphan of some rank.
+    // Otherwise it is an orphan of some rank.
     const auto rank = std::find_if(ranks_.begin(), ranks_.end(), [&](const Rank& candidate) {
       return candidate.running && candidate.pid == pid;
     });
@@ -216,7 +217,7 @@ void Supervisor::pass_to_ranks(int signal) {
     if (rank.running) ::kill(-rank.pid, signal);
 }
 
-// One that is stopped would not see it otherwise.
+// Also continues stopped ranks, which would not see the signal otherwise.
 void Supervisor::ask_to_end(int signal) {
   pass_to_ranks(signal);
   pass_to_ranks(SIGCONT);
@@ -224,7 +225,7 @@ void Supervisor::ask_to_end(int signal) {
 
 void Supervisor::pass_on(int signal) {
   if (signal == SIGINT) {
-    // A person does not press Ctrl-C twice within this time.
+    // No one presses Ctrl-C twice within this time.
     constexpr auto one_keypress = std::chrono::milliseconds(200);
     const auto now = Deadline::Clock::now();
     if (interrupted_at_ && now - *interrupted_at_ < one_keypress) return;
@@ -239,7 +240,7 @@ void Supervisor::pass_on(int signal) {
     stop_signal_ = signal;
     ask_to_end(signal);
   } else {
-    // Ranks are no job of the shell's: what asks them to stop may be ignored.
+    // Ranks are not jobs of the shell, so they may ignore a request to stop.
     pass_to_ranks(signal == SIGTSTP ? SIGSTOP : signal);
   }
   if (signal == SIGINT && ::isatty(STDERR_FILENO))
@@ -258,7 +259,7 @@ void Supervisor::kill_all(const char* why) {
     if (rank.running && *why) say(fmt::format("rank {} (pid {}) {}", rank.rank, rank.pid, why));
     rank.running = false;
   }
-  running_ = 0;  // run() goes on to end all descendants
+  running_ = 0;  // run() continues and ends all descendants
 }
 
 void Supervisor::say(const std::string& message) {

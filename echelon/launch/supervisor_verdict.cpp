@@ -1,19 +1,18 @@
-// Who failed first. Ranks of a job fail together: one dies, those that talk to it find it lost, and
-// those that talk to them find them gone. The launcher sees ends in any order, and ranks tell it
-// whom they blame (launcher_report.h). In this order it blames
+// Decides which rank failed first. Ranks of a job fail together: one dies, ranks that talk to it
+// lose it, and ranks that talk to those lose them in turn. The launcher sees ends in any order, and
+// ranks tell it whom they blame (launcher_report.h). It blames, in this order:
 //
 //   0  a rank that a signal killed
-//   1  a rank that failed and blames nobody
-//   2  a rank that failed for another's sake: the one that it blames, if that does not fail within
-//   a
-//      moment by itself, in which case it is 0 or 1
+//   1  a rank that failed and blames no one
+//   2  the rank that a failed rank blames, unless that rank fails by itself within a moment; then
+//      it is case 0 or 1
 //
 // A rank that exits as interrupted has not failed: the others are asked to end as well, and take
 // the time they need.
 //
-// A rank that is expendable ends nobody, unless it failed because of one that the job needs: one
-// that it blames, or one that is stopped. Nor does it hold a job up: some time after the others
-// have ended it is killed.
+// The failure of an expendable rank ends no other rank, unless it failed because of a rank that the
+// job needs: one that it blames, or one that is stopped. Nor does it hold a job up: it is killed
+// some time after the others have ended.
 #include <fmt/format.h>
 #include <sys/wait.h>
 
@@ -58,7 +57,7 @@ void Supervisor::judge_failed() {
   terminate(exit_code_of(first.status));
 }
 
-// Somebody else has asked a rank to end. Ranks that have agreed to end already do not mind.
+// Someone else has asked a rank to end. Ranks that have already agreed to end are unaffected.
 void Supervisor::take_interruption() {
   if (stop_signal_ != 0 || std::none_of(failed_.begin(), failed_.end(), [&](const Rank* rank) {
         return is_interrupted(rank->status);
@@ -68,8 +67,8 @@ void Supervisor::take_interruption() {
   ask_to_end(SIGTERM);
 }
 
-// Ranks that were asked to end may do so in their own way and time; one that fails for another's
-// sake misses one that ended before it. What else goes wrong then is told, and is the exit code.
+// Ranks that were asked to end may do so in their own way and time. Some then fail because another
+// rank ended before them, which is not reported. Any other failure is, and sets the exit code.
 void Supervisor::judge_stopped() {
   for (const Rank* rank : std::exchange(failed_, {})) {
     const int code = is_interrupted(rank->status) ? exit_interrupted : exit_code_of(rank->status);
@@ -103,7 +102,8 @@ const Supervisor::Rank* Supervisor::stopped_needed() const {
   return found != ranks_.end() ? &*found : nullptr;
 }
 
-// One that has ended well was left behind by it, and nobody misses it.
+// Whether the rank failed because of one that the job needs. A blamed rank that ended well does not
+// count.
 bool Supervisor::waited_for_needed(const Rank& rank) const {
   if (WIFSIGNALED(rank.status)) return false;
   if (stopped_needed()) return true;
@@ -112,8 +112,8 @@ bool Supervisor::waited_for_needed(const Rank& rank) const {
   return other && is_needed(*other) && (other->running || other->status != 0);
 }
 
-// Only expendable ranks are left. Where a machine has no others, one that ended well shows that the
-// job has.
+// Whether only expendable ranks are left. If a machine has no others, one that ended well shows
+// that the job is over.
 bool Supervisor::is_over() const {
   bool ended = false;
   for (const auto& rank : ranks_) {
@@ -154,8 +154,8 @@ const Supervisor::Rank* Supervisor::local(int rank) const {
   return found != ranks_.end() ? &*found : nullptr;
 }
 
-// Sets what is said last: from the rank that failed to the one that it blames, which may blame
-// another, as far as that is known here.
+// Sets the final message: from the rank that failed to the rank that it blames, which may blame
+// another, as far as is known here.
 void Supervisor::blame(const Rank& failed) {
   const Rank* culprit = &failed;
   std::set<int> seen;
@@ -172,7 +172,7 @@ void Supervisor::blame(const Rank& failed) {
   }
   culprit_ = culprit;
   if (!culprit->running && culprit->status != 0) {
-    // Programs that do not say whom they waited for.
+    // For programs that do not say which rank they waited for.
     if (const Rank* stopped = stopped_needed();
         stopped && verdict_.empty() && !WIFSIGNALED(culprit->status))
       verdict_ = fmt::format("{} {}; the others may have waited for it",
@@ -191,7 +191,7 @@ void Supervisor::report(const Rank& rank) {
   const auto& lines = rank.last.lines();
   const bool shown = rank.rank == 0 || !options_.quiet_others;
   const bool explained = shown && !lines.empty() && FinalErrors::is_one(lines.back());
-  std::vector<int> alike;  // ranks that failed as this one did
+  std::vector<int> alike;  // ranks that failed in the same way
   for (const auto& one : ranks_)
     if (&one == &rank || (explained && !one.running && one.status == rank.status &&
                           !one.last.lines().empty() && one.last.lines().back() == lines.back()))
