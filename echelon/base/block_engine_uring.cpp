@@ -10,7 +10,8 @@ namespace echelon {
 namespace {
 
 constexpr unsigned entries = 64;
-constexpr std::size_t most_at_once = std::size_t{1} << 30;  // bytes; the rest is asked for after it
+// Bytes; the rest is requested afterwards.
+constexpr std::size_t most_at_once = std::size_t{1} << 30;
 
 class UringEngine final : public BlockEngine {
  public:
@@ -24,7 +25,7 @@ class UringEngine final : public BlockEngine {
   void begin(BlockRequest& request) override {
     const auto deadline = Deadline::in(std::chrono::minutes(1));
     io_uring_sqe* entry = io_uring_get_sqe(&ring_);
-    while (entry == nullptr) {  // all are taken: one has to come back first
+    while (entry == nullptr) {  // all are in use: wait for one to complete
       if (!reap(deadline)) return fail(request, ETIMEDOUT);
       entry = io_uring_get_sqe(&ring_);
     }
@@ -42,7 +43,7 @@ class UringEngine final : public BlockEngine {
       status = io_uring_submit(&ring_);
     }
     if (status >= 0) return;
-    // The entry stays in the ring, and must not do anything should it be sent later.
+    // The entry stays in the ring and must do nothing if it is submitted later.
     io_uring_prep_nop(entry);
     io_uring_sqe_set_data(entry, nullptr);
     fail(request, -status);
@@ -77,7 +78,7 @@ class UringEngine final : public BlockEngine {
     auto* const request = static_cast<BlockRequest*>(io_uring_cqe_get_data(completion));
     const int moved = completion->res;
     io_uring_cqe_seen(&ring_, completion);
-    if (request == nullptr) return;  // of an entry that was taken back
+    if (request == nullptr) return;  // of an entry that was cancelled
     if (moved == -EAGAIN || moved == -EINTR) return begin(*request);
     if (moved <= 0) return fail(*request, moved == 0 ? ENODATA : -moved);
     request->moved += static_cast<std::size_t>(moved);

@@ -51,7 +51,7 @@ BlockFile::BlockFile(std::filesystem::path path, std::uint64_t bytes,
                      std::unique_ptr<BlockEngine> engine)
     : path_(std::move(path)), bytes_(aligned(bytes)), engine_(std::move(engine)) {
   open_locked();
-  // Only who holds the file may remove it, and only one that it made.
+  // Only the holder may remove the file, and only if it created it.
   const auto refuse = [&](const std::string& why) {
     if (made_) ::unlink(path_.c_str());
     ::close(descriptor_);
@@ -75,8 +75,8 @@ BlockFile::BlockFile(std::filesystem::path path, std::uint64_t bytes,
   if (!engine_) engine_ = thread_engine();
 }
 
-// Another process may make, lock or remove the file at any time: what counts is that the file that
-// is locked has the name, and it may be removed by nobody but its holder.
+// Another process may create, lock or remove the file at any time. What matters is that the locked
+// file still has the name; only its holder may remove it.
 void BlockFile::open_locked() {
   const auto refuse = [&](const std::string& why) {
     if (descriptor_ >= 0) ::close(descriptor_);
@@ -97,14 +97,14 @@ void BlockFile::open_locked() {
       break;
     ::close(descriptor_);
   }
-  // Not every file system can go past the kernel's cache.
+  // Not every file system supports direct I/O.
   ::fcntl(descriptor_, F_SETFL, O_DIRECT);
 }
 
 void BlockFile::reserve() {
   const auto size = static_cast<off_t>(bytes_);
   if (::fallocate(descriptor_, 0, 0, size) == 0) return;
-  // Some file systems give room only as it is written to.
+  // Some file systems allocate space only when it is written.
   if (errno == EOPNOTSUPP && ::ftruncate(descriptor_, size) == 0) return;
   throw InvalidArgument(fmt::format("{}: needs {} on disk: {}; give a folder with more room",
                                     path_.string(), human_bytes(bytes_), std::strerror(errno)));
@@ -117,7 +117,7 @@ void BlockFile::clear() {
 }
 
 BlockFile::~BlockFile() {
-  // Memory that the kernel still writes to must not go away before it is done, however long a bad
+  // Memory that the kernel still writes to must not be freed before it is done, however long a bad
   // disk takes.
   for (auto& [ticket, request] : under_way_)
     while (!engine_->wait(*request, Deadline::in(std::chrono::minutes(1)))) {

@@ -22,7 +22,7 @@ std::string human_bytes(std::uint64_t bytes) {
 
 namespace {
 
-// Three digits, with the last unit that leaves 1 or more before the point.
+// Three digits, in the largest unit that leaves at least 1 before the point.
 template <std::size_t n>
 std::string three_digits(double value, const std::array<const char*, n>& units) {
   std::size_t unit = 0;

@@ -5,7 +5,7 @@
 namespace echelon {
 namespace {
 
-// splitmix64's finaliser: every bit of a word reaches every bit of the sum.
+// splitmix64's finaliser: every bit of a word affects every bit of the sum.
 std::uint64_t stirred(std::uint64_t hash, std::uint64_t word) {
   std::uint64_t x = (hash ^ word) + 0x9e3779b97f4a7c15u;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -15,7 +15,7 @@ std::uint64_t stirred(std::uint64_t hash, std::uint64_t word) {
 
 }  // namespace
 
-// Four sums side by side, so that one multiplication need not wait for the other.
+// Four independent sums, so that multiplications do not wait for each other.
 std::uint64_t checksum(std::span<const std::byte> bytes) {
   std::uint64_t sums[4] = {1, 2, 3, 4};
   const std::byte* at = bytes.data();

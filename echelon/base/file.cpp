@@ -32,7 +32,7 @@ constexpr std::string_view letters =
     "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
 constexpr std::size_t random_letters = 6;
 
-// What the names of files written aside of `path` begin with; random letters follow.
+// The prefix of the names of temporary files beside `path`; random letters follow.
 std::string beginning_aside(const std::filesystem::path& path) {
   constexpr std::size_t added = 2 + random_letters;  // and two dots
   return "." + path.filename().string().substr(0, NAME_MAX - added) + ".";
@@ -49,11 +49,11 @@ bool is_aside(const std::string& name, const std::string& beginning) {
          name.find_first_not_of(letters, beginning.size()) == std::string::npos;
 }
 
-// A file that is being written aside; it is removed unless it was committed.
+// A temporary file beside the final one. It is removed unless it was committed.
 class AsideFile final : public FileWriter {
  public:
-  // Not mkstemp: its files are 0600, and umask, which the final file should respect, cannot be read
-  // without changing it for every thread.
+  // Not mkstemp: it creates files with mode 0600. The final file should respect the umask, which
+  // cannot be read without changing it for every thread.
   static int create(const std::filesystem::path& path, std::filesystem::path& aside) {
     std::random_device random;
     for (int attempt = 0; attempt < 100; ++attempt) {
@@ -66,8 +66,8 @@ class AsideFile final : public FileWriter {
     fail("write", path);
   }
 
-  // The lock says that the file's writer lives (remove_abandoned); where there are no locks, nobody
-  // will remove it.
+  // The lock shows that the file's writer is alive (remove_abandoned). On file systems without
+  // locks, the file is never removed as abandoned.
   explicit AsideFile(const std::filesystem::path& path) : path_(path), file_(create(path, aside_)) {
     ::flock(file_.get(), LOCK_EX | LOCK_NB);
   }
@@ -113,7 +113,7 @@ class AsideFile final : public FileWriter {
     }
   }
 
-  // The rename is durable only when the folder is. Some file systems cannot fsync a folder (EINVAL)
+  // The rename is durable only once the folder is. Some file systems cannot fsync a folder (EINVAL)
   // and need not.
   void sync_folder() const {
     const auto folder = path_.has_parent_path() ? path_.parent_path() : std::filesystem::path(".");
@@ -150,7 +150,7 @@ std::string read_file(const std::filesystem::path& path) {
   const Descriptor fd(uninterrupted([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); }));
   if (fd.get() < 0) fail("read", path);
 
-  // The size is a hint only: files of /proc say 0, and others may grow.
+  // The size is only a hint: files in /proc report 0, and others may grow.
   struct stat status = {};
   if (::fstat(fd.get(), &status) != 0) fail("read", path);
   std::string text(static_cast<std::size_t>(std::max<off_t>(status.st_size, 0)) + 4096, '\0');

@@ -1,6 +1,6 @@
-// flock, and the holder's name in the file. Who holds the lock removes the file before it lets go;
-// so whoever then gets the lock of a file that has lost its name locks the one that has the name
-// now, and nobody ever removes a file that another holds.
+// Uses flock, and writes the holder's name into the file. The holder removes the file before it
+// unlocks it. A process that then locks a file without a name locks the file that has the name now
+// instead. So no process ever removes a file that another holds.
 #include "echelon/base/file_lock.h"
 
 #include <fcntl.h>
@@ -37,7 +37,7 @@ std::string name_in(const Descriptor& file) {
 
 void write_name(const Descriptor& file) {
   const std::string name = own_name() + "\n";
-  // A disk that is full does not keep anybody out; the name is for people.
+  // A full disk keeps no one from locking: the name is only for people.
   if (::ftruncate(file.get(), 0) != 0) return;
   [[maybe_unused]] const auto wrote = ::pwrite(file.get(), name.data(), name.size(), 0);
 }

@@ -36,7 +36,7 @@ std::vector<FolderEntry> list_folder(const std::filesystem::path& folder, std::e
     if (entry.name == "." || entry.name == "..") continue;
     struct stat about {};
     if (::fstatat(::dirfd(open.get()), found->d_name, &about, AT_SYMLINK_NOFOLLOW) != 0) {
-      if (errno == ENOENT) continue;  // it went away in between
+      if (errno == ENOENT) continue;  // it was removed in between
       error = reason();
       return {};
     }

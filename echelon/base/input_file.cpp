@@ -22,7 +22,7 @@ struct stat status_of(const Descriptor& descriptor, const std::filesystem::path&
 
 InputFile::InputFile(std::filesystem::path path)
     : path_(std::move(path)),
-      // O_NONBLOCK: the open of a pipe must not wait for its other end.
+      // O_NONBLOCK: opening a pipe must not wait for its other end.
       descriptor_(uninterrupted(
           [this] { return ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); })) {
   if (!descriptor_) throw Error(with_errno(fmt::format("cannot open {}", path_.string())));

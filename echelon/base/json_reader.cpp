@@ -12,7 +12,7 @@ namespace {
 
 using nlohmann::json;
 
-// "line 3, column 7" of a byte, counted from 1 as nlohmann does; past the end, the last place.
+// "line 3, column 7" of a byte, counted from 1 as in nlohmann; the last position if past the end.
 std::string line_and_column(std::string_view text, std::size_t byte) {
   const auto before = text.substr(0, std::min(text.size(), byte > 0 ? byte - 1 : 0));
   const auto line = 1 + std::ranges::count(before, '\n');
@@ -21,7 +21,7 @@ std::string line_and_column(std::string_view text, std::size_t byte) {
   return fmt::format("line {}, column {}", line, column);
 }
 
-// What stands there, short and in ASCII: nothing in it can disturb a terminal.
+// The value at this place, short and in ASCII, so that it cannot disturb a terminal.
 std::string shown(const json& value) {
   if (value.is_object()) return "an object";
   if (value.is_array()) return "a list";

@@ -5,7 +5,7 @@
 #include <mutex>
 #include <string>
 
-// Names of at most five letters, so that messages stand in a column.
+// Names have at most five letters, so that messages align in a column.
 #define SPDLOG_LEVEL_NAMES \
   { "trace", "debug", "info", "warn", "error", "fatal", "off" }
 #include <fmt/format.h>
@@ -43,9 +43,9 @@ void to_file(spdlog::level::level_enum level, std::string_view message) {
   if (file) file->log(level, spdlog::string_view_t(message.data(), message.size()));
 }
 
-// One call for the whole line, so that lines of several ranks on one terminal do not mix.
+// One call for the whole line, so that lines of several ranks do not mix on a terminal.
 void to_person(std::string_view kind, std::string_view message) {
-  terminal::clear();  // or the message would stand within the progress bar
+  terminal::clear();  // otherwise the message would appear within the progress bar
   const auto line = fmt::format("echelon: {}: {}\n", kind, message);
   std::fwrite(line.data(), 1, line.size(), stderr);
 }

@@ -1,6 +1,5 @@
 // Edit distance with transpositions (optimal string alignment): row i holds the distances from the
-// first i letters of one name to every beginning of the other. Case and the kind of dash count for
-// nothing.
+// first i letters of one name to every prefix of the other. Case and the kind of dash are ignored.
 #include <algorithm>
 #include <cctype>
 #include <utility>
@@ -39,7 +38,7 @@ std::size_t distance(std::string_view a, std::string_view b) {
 
 }  // namespace
 
-// Near: at most a third of the letters are wrong, or one letter of a short name.
+// Near means: at most a third of the letters are wrong, or one letter of a short name.
 std::string nearest(std::string_view name, const std::vector<std::string>& known) {
   const auto wanted = folded(name);
   std::string best;

@@ -1,6 +1,5 @@
-// Reading: a value from TOML or from --set becomes a Given of the field's type, is checked against
-// what the field allows, and only when every value of the source has passed are the options
-// changed.
+// Reading: a value from TOML or from --set becomes a Given of the field's type and is checked
+// against the field's limits. The options change only after every value of the source has passed.
 #include "echelon/base/options.h"
 
 #include <algorithm>
@@ -21,7 +20,7 @@ namespace echelon {
 
 namespace {
 
-// As Fields::Value; of an enum, the name.
+// Like Fields::Value; for an enum, the name.
 using Given = std::variant<bool, std::int64_t, double, std::string, std::vector<std::string>>;
 
 struct Assignment {
@@ -69,8 +68,8 @@ bool is_section(const Fields& fields, std::string_view name) {
   });
 }
 
-// A key that is right but in the wrong section, or in none, is nearer than one that is spelled
-// alike.
+// A correct key in the wrong section, or without a section, is nearer than a key with a similar
+// spelling.
 std::string nearest_key(const Fields& fields, std::string_view key) {
   std::vector<std::string> known;
   std::vector<std::string> same_last;
@@ -236,7 +235,7 @@ void collect(const Fields& fields, const toml::table& table, const std::string& 
     auto key = prefix + std::string(name.str());
     const auto& begin = name.source().begin;
     const auto where = location(file, name.source());
-    // A dot within a quoted name is not the dot between section and key.
+    // A dot within a quoted name does not separate section and key.
     const bool dotted = name.str().find('.') != std::string_view::npos;
     const auto* field = dotted ? nullptr : find(fields, key);
     if (field) {
@@ -269,7 +268,8 @@ std::string_view trimmed(std::string_view text) {
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-// The number without what from_chars does not take though TOML does: a plus sign, 1_000.
+// Removes what TOML accepts in a number and from_chars does not: a plus sign, the underscore in
+// 1_000.
 std::string plain_number(std::string_view text) {
   std::string plain;
   for (std::size_t i = 0; i < text.size(); ++i) {
@@ -289,7 +289,7 @@ std::optional<double> parse_double(std::string_view text) {
   return value;
 }
 
-// 12, 1e3, 2.5e3: decimal digits are shifted by the exponent, never rounded.
+// Parses 12, 1e3, 2.5e3: decimal digits are shifted by the exponent, never rounded.
 std::optional<std::int64_t> parse_integer(std::string_view text) {
   const auto nearest_double = parse_double(text);
   if (!nearest_double || !std::isfinite(*nearest_double)) return std::nullopt;
@@ -315,7 +315,7 @@ std::optional<std::int64_t> parse_integer(std::string_view text) {
   return value;
 }
 
-// The value written as TOML, when it is one TOML value and nothing more.
+// The text parsed as TOML, if it is exactly one TOML value.
 std::optional<toml::table> parse_value(std::string_view text) {
   try {
     toml::table table = toml::parse(fmt::format("value = {}", text));
@@ -325,14 +325,14 @@ std::optional<toml::table> parse_value(std::string_view text) {
   return std::nullopt;
 }
 
-// Bytes that are not UTF-8 are text that no TOML file can hold.
+// Text that is not valid UTF-8 cannot be written to a TOML file.
 bool fits_toml(const std::string& text) {
   const auto table = parse_value(toml_string(text));
   const auto* value = table ? table->get("value")->as_string() : nullptr;
   return value && value->get() == text;
 }
 
-// Quotes are needed only for what plain text cannot say.
+// Quotes are needed only for text that cannot be written without them.
 std::string parse_string(std::string_view text) {
   const auto quoted = trimmed(text);
   if (quoted.starts_with('"') || quoted.starts_with('\'')) {

@@ -1,4 +1,4 @@
-// Writing options out: TOML, the reference table, and the words that error messages share with
+// Writes options out: TOML, the reference table, and the phrases that error messages share with
 // them.
 #include <algorithm>
 #include <cmath>
@@ -58,7 +58,7 @@ std::string comment(const Fields::Field& field) {
                      allowed);
 }
 
-// In a Markdown table a bar would end the cell, even within backquotes.
+// In a Markdown table a bar ends the cell, even within backquotes.
 std::string cell(std::string_view text) {
   std::string escaped;
   for (const char c : text) {
@@ -134,7 +134,7 @@ std::string toml_string(std::string_view text) {
 }
 
 std::string to_toml(const Fields& fields, Comments comments) {
-  // Keys without a section can only stand first: below a [section] they would belong to it.
+  // Keys without a section must come first: below a [section] they would belong to it.
   std::vector<std::string> sections = {""};
   for (const auto& field : fields.all()) {
     const auto section = section_of(field.key);

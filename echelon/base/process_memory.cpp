@@ -22,8 +22,8 @@ namespace echelon {
 
 namespace {
 
-// A read of /proc/self/status takes some ten microseconds: one in this time costs a core about one
-// percent.
+// Reading /proc/self/status takes about ten microseconds. One read per period costs about one
+// percent of a core.
 constexpr auto sample_period = std::chrono::milliseconds(2);
 
 void raise_to(std::atomic<std::uint64_t>& peak, std::uint64_t bytes) {
@@ -32,8 +32,8 @@ void raise_to(std::atomic<std::uint64_t>& peak, std::uint64_t bytes) {
   }
 }
 
-// The number of kibibytes behind `label` at the start of a line of a file in /proc, in bytes; 0
-// where there is none.
+// The number of kibibytes after `label` at the start of a line of a file in /proc, in bytes; 0 if
+// it is missing.
 std::uint64_t proc_bytes(const char* path, std::string_view label) {
   const int fd = ::open(path, O_RDONLY | O_CLOEXEC);
   if (fd < 0) return 0;
@@ -58,7 +58,7 @@ std::uint64_t proc_bytes(const char* path, std::string_view label) {
 
 }  // namespace
 
-// Allocates nothing: it must not disturb what it measures.
+// Allocates nothing, so that it does not disturb the measurement.
 std::uint64_t anonymous_bytes() { return proc_bytes("/proc/self/status", "\nRssAnon:"); }
 
 namespace {
@@ -103,7 +103,7 @@ std::uint64_t available_bytes() { return proc_bytes("/proc/meminfo", "\nMemAvail
 
 namespace {
 
-// Where the system promises no more than it has, what is reserved would be missing elsewhere.
+// If the system does not overcommit memory, reserved memory would be missing elsewhere.
 bool reserving_is_free() {
   const int fd = ::open("/proc/sys/vm/overcommit_memory", O_RDONLY | O_CLOEXEC);
   if (fd < 0) return false;
@@ -113,17 +113,17 @@ bool reserving_is_free() {
   return known && mode != '2';
 }
 
-// What the heap will be made of, as far as can be told. Advice holds for addresses that are there,
-// so the heap first grows, which costs no memory yet.
+// Asks for huge pages for the future heap, as far as its place is known. Advice applies to existing
+// addresses only, so the heap grows first, which costs no memory yet.
 void ask_for_huge_pages() {
   if (!reserving_is_free()) return;
   constexpr std::uintptr_t page = 2 << 20;
   const std::size_t size = std::min(available_bytes(), address_space().left()) / 4;
   void* const block = std::malloc(size);
-  if (!block) return;  // as under a limit of the shell's
+  if (!block) return;  // for example under a limit of the shell
   const auto begin = reinterpret_cast<std::uintptr_t>(block), end = begin + size;
   const std::uintptr_t first = (begin + page - 1) / page * page, last = end / page * page;
-  // A system without them says no, and all is as it was.
+  // A system without huge pages refuses, and nothing changes.
   if (first < last) ::madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
   std::free(block);
 }

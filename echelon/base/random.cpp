@@ -1,11 +1,11 @@
-// Philox4x32-10: ten rounds of two 32x32-bit multiplications over a 128-bit counter. The counter's
-// low half is the caller's counter, its high half the stream; each kind of number has a stream of
-// its own, so uniform and normal numbers and permutations of one key are independent.
+// Philox4x32-10: ten rounds of two 32x32-bit multiplications over a 128-bit counter. The low half
+// of the counter is the caller's counter, the high half the stream. Each kind of number has its own
+// stream, so uniform numbers, normal numbers and permutations of one key are independent.
 //
-// Normals are made in pairs (Box-Muller): with u in (0, 1] and v in [0, 1),
+// Normals are generated in pairs (Box-Muller): with u in (0, 1] and v in [0, 1),
 //   r = sqrt(-2 ln u),  elements 2k and 2k+1 = r cos(2 pi v), r sin(2 pi v).
-// ln, sin and cos are polynomials written out here: math libraries choose other code on other
-// processors, and then ranks would begin with weights that differ in the last bit.
+// ln, sin and cos are polynomials written out here: math libraries use different code on different
+// processors, and ranks would then start with weights that differ in the last bit.
 #ifdef __clang__
 #pragma clang fp contract(off)
 #elif defined(__GNUC__)
@@ -27,7 +27,7 @@ namespace echelon {
 
 namespace {
 
-// Spelled so that no caller's small stream number meets them.
+// Large values, so that no caller's small stream number collides with them.
 constexpr std::uint64_t uniform_stream = 0x756e69666f726d00;  // "uniform"
 constexpr std::uint64_t normal_stream = 0x6e6f726d616c0000;   // "normal"
 constexpr std::uint64_t permute_stream =
@@ -91,7 +91,7 @@ struct Pair {
   double odd;
 };
 
-// cos and sin of 2 pi bits / 2^64: the top two bits and the rounding choose the quadrant, the rest
+// cos and sin of 2 pi bits / 2^64. The top two bits and the rounding choose the quadrant. The rest
 // is an angle of at most pi/4, where the Taylor series to x^17 is exact to the last bit.
 Pair cos_and_sin(std::uint64_t bits) {
   const auto signed_rest = static_cast<std::int64_t>(bits << 2) >> 11;  // 53 bits, in [-2^52, 2^52)
@@ -135,7 +135,7 @@ std::array<std::uint32_t, 4> philox(Key key, std::uint64_t counter, std::uint64_
   return philox_block(key, counter, stream);
 }
 
-// FNV-1a makes a number of the text, Philox makes a key of it and the seed.
+// FNV-1a hashes the text to a number. Philox derives a key from this number and the seed.
 Key derive_key(std::uint64_t seed, std::string_view purpose) {
   std::uint64_t hash = 0xCBF29CE484222325;
   for (const char c : purpose) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3;
@@ -163,9 +163,9 @@ void fill_normal(Key key, std::uint64_t first, std::span<double> out, double mea
 }
 
 // A Feistel network permutes 0..4^h-1, the smallest such range that holds n: each round mixes one
-// half of the bits into the other. A result of n or more is put through again (cycle walking): the
-// cycle returns to a value below n, and the map of those values onto themselves is a permutation.
-// At most 4 n values: 4 turns on average.
+// half of the bits into the other. A result of n or more is permuted again (cycle walking): the
+// cycle returns to a value below n, so the map of these values onto themselves is a permutation.
+// The range has at most 4 n values: at most 4 passes on average.
 std::uint64_t permute(Key key, std::uint64_t position, std::uint64_t n) {
   if (position >= n) {
     throw InvalidArgument(fmt::format(

@@ -1,5 +1,5 @@
-// Philox over many counters side by side: every round is one loop over the lanes, which the
-// compiler turns into vector instructions of the processor at hand.
+// Philox over many counters in parallel: every round is one loop over the lanes, which the compiler
+// turns into vector instructions of the processor.
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t lanes = 64;
 
-// The words of the blocks block, block + 1, ..., block + lanes - 1.
+// The words of blocks block, block + 1, ..., block + lanes - 1.
 ECHELON_CLONES void fill_lanes(Key key, std::uint64_t stream, std::uint64_t block,
                                std::uint32_t* out) {
   std::array<std::uint32_t, lanes> c0, c1, c2, c3;

@@ -24,7 +24,7 @@ using nlohmann::json;
 
 constexpr std::uint64_t length_bytes = 8;
 constexpr std::uint64_t largest_header = 100'000'000;
-// The format asks for 8; mapped tensors are handed to vector code as they are, so this is a cache
+// The format requires 8. Mapped tensors are passed to vector code directly, so this is a cache
 // line.
 constexpr std::uint64_t data_alignment = 64;
 constexpr std::uint64_t largest_number = std::numeric_limits<std::int64_t>::max();
@@ -49,8 +49,8 @@ constexpr auto element_sizes = std::to_array<std::pair<std::string_view, std::si
     {"C64", 8},
 });
 
-// A name from a file as a JSON string in ASCII: nothing in it can disturb a terminal or run on for
-// pages.
+// A name from a file as a JSON string in ASCII, so that it can neither disturb a terminal nor run
+// on for pages.
 std::string in_quotes(std::string_view name) {
   constexpr std::size_t longest = 80;
   const bool cut = name.size() > longest;
@@ -58,7 +58,7 @@ std::string in_quotes(std::string_view name) {
   return text.dump(-1, ' ', true, json::error_handler_t::replace) + (cut ? "..." : "");
 }
 
-// Bytes of a tensor; nothing when the number does not fit.
+// Bytes of a tensor; nothing if the number does not fit.
 std::optional<std::uint64_t> byte_size(std::string_view dtype,
                                        const std::vector<std::int64_t>& shape) {
   std::uint64_t product = 1;
@@ -72,9 +72,9 @@ std::optional<std::uint64_t> byte_size(std::string_view dtype,
   return product;
 }
 
-// Takes the header's JSON event by event. The grammar is three levels deep, and an event that does
-// not fit the place where it comes is an error at once, so hostile nesting costs nothing; and
-// unlike in a parsed document a key that comes twice can be seen.
+// Parses the header's JSON event by event. The grammar is three levels deep, and an event in the
+// wrong place is an error at once, so hostile nesting costs nothing. Unlike in a parsed document,
+// duplicate keys are detected.
 class HeaderEvents : public nlohmann::json_sax<json> {
  public:
   explicit HeaderEvents(std::string_view where) : where_(where) {}
@@ -195,7 +195,7 @@ class HeaderEvents : public nlohmann::json_sax<json> {
   }
 
  private:
-  // Where in the header the next event falls; "_value": after a key, before its value.
+  // Where in the header the next event belongs; "_value": after a key, before its value.
   enum class Place {
     start,
     top,
@@ -280,8 +280,8 @@ std::uint64_t read_length(std::span<const std::byte> bytes) {
   return length;
 }
 
-// The beginning of a file, up to the end of its header; where no header can be as long as it says,
-// without it: the parser says why.
+// The beginning of a file, up to the end of its header. If no header can be as long as the file
+// says, returns it without the header, and the parser says why.
 std::vector<std::byte> up_to_header(const InputFile& file) {
   std::vector<std::byte> bytes(std::min(file.size(), length_bytes));
   file.read(0, bytes);
@@ -293,8 +293,8 @@ std::vector<std::byte> up_to_header(const InputFile& file) {
   return bytes;
 }
 
-// Every tensor fills its range, and the ranges follow each other from the first byte of data to the
-// last.
+// Checks that every tensor fills its range, and that the ranges follow each other from the first
+// byte of the data to the last.
 void check_ranges(const std::vector<Entry>& entries, std::uint64_t data_bytes,
                   std::string_view where) {
   std::uint64_t covered = 0;
@@ -322,8 +322,7 @@ void check_ranges(const std::vector<Entry>& entries, std::uint64_t data_bytes,
   }
 }
 
-// The text of the header, padded with spaces so that the data begins aligned. Fills in the byte
-// ranges.
+// The header's text, padded with spaces so that the data begins aligned. Fills in the byte ranges.
 std::string header_text(std::vector<Entry>& entries, const Metadata& metadata) {
   std::vector<std::string> items;
   if (!metadata.empty()) items.push_back("\"__metadata__\":" + json(metadata).dump());
@@ -391,7 +390,7 @@ Header parse_header(std::span<const std::byte> file, std::uint64_t file_bytes,
   }
   const std::string_view text(reinterpret_cast<const char*>(file.data()) + length_bytes, length);
   if (!text.starts_with('{')) corrupt("the header does not begin with '{'");
-  // The parser would take other white space, and would take a zero byte for the end of its input.
+  // The parser would accept other white space, and take a zero byte for the end of its input.
   const auto last = text.find_last_not_of(' ');
   if (text[last] != '}')
     corrupt(fmt::format("the header does not end with '}}' at byte {}", length_bytes + last));

@@ -11,7 +11,7 @@
 namespace echelon::terminal {
 namespace {
 
-// Guards what was drawn: a warning of another thread clears it.
+// Guards what was drawn: a warning from another thread clears it.
 std::mutex drawing;
 bool drawn = false;
 
@@ -20,7 +20,7 @@ int width_of(int fd) {
   return ::ioctl(fd, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
 }
 
-// A descriptor of the watched terminal, which stays open; -1: there is none.
+// A descriptor of the watched terminal, which stays open; -1: none.
 int descriptor() {
   static const int found = [] {
     const char* const kind = std::getenv("TERM");

@@ -16,7 +16,7 @@ std::size_t columns(std::string_view utf8) {
 
 std::string wrapped(std::string_view first, std::string_view text, std::size_t indent) {
   std::string lines, line(first);
-  bool blank = true;  // no word of the text is on the line
+  bool blank = true;  // no word of the text is on the line yet
   const auto end_line = [&] {
     lines += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
     line = std::string(indent, ' ');
