@@ -17,8 +17,9 @@ std::vector<double> seconds(const std::vector<LayerCost>& layers) {
   return all;
 }
 
-TEST(Balance, CutsAlikeLayersEquallyWhateverWasMeasured) {
-  // Eight blocks of 1 ms between an embedding and a head, on a machine that was busy three times.
+TEST(Balance, CutsEqualLayersEquallyDespiteNoise) {
+  // Eight blocks of 1 ms between an embedding and a head, measured on a machine that was busy three
+  // times.
   auto layers = costs({0.1, 1.0, 4.2, 1.1, 1.0, 1.2, 1.0, 9.0, 2.5, 0.1});
   const PipelineShape shape{.ranks = 2, .micro_batches = 4};
   const std::vector<StageLayers> equal = {{0, 5}, {5, 10}};
@@ -32,7 +33,7 @@ TEST(Balance, CutsAlikeLayersEquallyWhateverWasMeasured) {
   EXPECT_EQ(balance(layers, BalanceBy::time, PipelineOrder::one_f_one_b, shape), equal);
 }
 
-TEST(Balance, GivesEachKindItsOwnTimeAndLeavesLayersThatAreLikeNoOther) {
+TEST(Balance, GivesEachKindItsOwnTimeAndLeavesUniqueLayersAlone) {
   auto layers = costs({3, 8, 2, 7, 5, 4});
   share_times(layers, {"wide", "", "wide", "narrow", "", "narrow"});
   EXPECT_EQ(seconds(layers), (std::vector<double>{2, 8, 2, 4, 5, 4}));

@@ -13,21 +13,21 @@ namespace {
 
 using Numbers = std::vector<std::int64_t>;
 
-TEST(Shares, AreEvenWithTheRestAmongTheFirst) {
+TEST(Shares, AreEvenAndGiveTheRemainderToTheFirstRanks) {
   EXPECT_EQ(even_split(8, 4), (Numbers{2, 2, 2, 2}));
   EXPECT_EQ(even_split(8, 3), (Numbers{3, 3, 2}));
   EXPECT_EQ(even_split(2, 2), (Numbers{1, 1}));
 }
 
 TEST(Shares, FollowSpeed) {
-  // One rank three times slower: 10 samples as 3, 3, 3, 1 take 3 units each; even ones would
-  // take 9.
+  // One rank is three times slower: 10 samples as 3, 3, 3, 1 take 3 units of time; an even split
+  // would take 9.
   EXPECT_EQ(split_by_speed(10, {1, 1, 1, 3}, 1), (Numbers{3, 3, 3, 1}));
   EXPECT_EQ(split_by_speed(8, {1, 1}, 1), (Numbers{4, 4}));
 }
 
-// Against all ways to share out a small batch.
-TEST(Shares, LetNobodyWaitLongerThanMust) {
+// Compared with all splits of a small batch.
+TEST(Shares, MinimiseTheTimeOfTheSlowestRank) {
   std::mt19937 random(7);
   std::uniform_real_distribution<double> any(0.5, 4);
   for (int i = 0; i < 50; ++i) {
@@ -42,13 +42,13 @@ TEST(Shares, LetNobodyWaitLongerThanMust) {
   }
 }
 
-TEST(Shares, StayUnlessATenthIsGained) {
+TEST(Shares, StayUnlessTheStepGetsATenthShorter) {
   EXPECT_EQ(better_split({4, 4}, {1.0, 1.05}, 1), std::nullopt);
   EXPECT_EQ(better_split({4, 4}, {1, 3}, 1), (Numbers{6, 2}));
   EXPECT_EQ(better_split({6, 2}, {1, 3}, 1), std::nullopt) << "it is there already";
 }
 
-TEST(OwnedRanges, AreWholeAndAligned) {
+TEST(OwnedRanges, CoverTheBufferAndAreAligned) {
   for (const std::int64_t elements : {0, 31, 32, 1000, 1 << 20})
     for (int servers = 1; servers <= 5; ++servers) {
       const auto ranges = cut_ranges(elements, std::vector<double>(std::size_t(servers), 1.0));
@@ -64,14 +64,14 @@ TEST(OwnedRanges, AreWholeAndAligned) {
     }
 }
 
-// BytePS: with 4 workers and k extra servers every link carries 1.5, 1.2 and 1.0 times the model.
+// BytePS: with 4 workers and k extra servers, every link carries 1.5, 1.2 and 1.0 times the model.
 TEST(OwnedRanges, CanFillAllLinksEvenly) {
   const double n = 4;
   for (const auto& [k, expected] : {std::pair{0, 1.5}, {2, 1.2}, {4, 1.0}}) {
     const auto weights = balanced_weights(int(n), k);
     EXPECT_NEAR(vectors_a_link(int(n), k), expected, 1e-12);
     EXPECT_NEAR(std::accumulate(weights.begin(), weights.end(), 0.0), 1, 1e-12);
-    // A worker sends its gradient but for its own part, and its part to the others.
+    // A worker sends its gradient except for its own part, and its part to the others.
     EXPECT_NEAR((1 - weights[0]) + weights[0] * (n - 1), expected, 1e-12);
     EXPECT_NEAR(k > 0 ? weights.back() * n : expected, expected, 1e-12);
   }

@@ -64,7 +64,7 @@ TEST(Buckets, BeginWithASmallOne) {
   EXPECT_EQ(buckets[3].layer, 0);
 }
 
-TEST(Buckets, OfFrozenLayersDoNotExist) {
+TEST(Buckets, LeaveOutFrozenLayers) {
   auto units = units_of({64, 64, 64});
   units[1].trainable = false;
   units[2].begin = 64;
@@ -111,7 +111,7 @@ TEST(DataParallel, BeginsEachReductionRightAfterTheBackwardThatCompletesIt) {
       }
 }
 
-TEST(Validate, RefusesReductionsThatAreTooEarlyMissingOrTwice) {
+TEST(Validate, RejectsReductionsThatAreTooEarlyMissingOrDuplicate) {
   const StepShape shape = shape_of(3, 2, 1);
   const Table good = data_parallel(shape);
   const auto refusal = [&](const Table& table) {

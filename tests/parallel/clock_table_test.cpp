@@ -1,5 +1,4 @@
-// Who works on what: the bookkeeping of the parameter servers, attacked with random delays, deaths
-// and newcomers.
+// The parameter servers' assignment of work, tested with random delays, deaths and newcomers.
 #include "echelon/parallel/server/clock_table.h"
 
 #include <gtest/gtest.h>
@@ -13,7 +12,7 @@
 namespace echelon {
 namespace {
 
-using Share = std::pair<std::int64_t, int>;  // of a step
+using Share = std::pair<std::int64_t, int>;  // step and share
 
 std::optional<Share> taken(ClockTable& table, int worker) {
   const auto task = table.take(worker);
@@ -22,14 +21,14 @@ std::optional<Share> taken(ClockTable& table, int worker) {
 
 void finish(ClockTable& table, int worker) { table.done(worker, *table.task_of(worker)); }
 
-// Runs a table to its end: workers that hold a task finish it in a random order, applied updates
-// lag behind, workers die and join. Checks the invariants on the way.
+// Runs a table to its end: workers finish their tasks in a random order, updates are applied late,
+// workers die and join. Checks the invariants on the way.
 struct Simulation {
   int shares;
   std::int64_t steps, bound;
   unsigned seed;
   bool deaths = false;
-  std::int64_t oldest = 0;  // gradient that was applied
+  std::int64_t oldest = 0;  // staleness of an applied gradient
 
   void run() {
     std::mt19937 random(seed);
@@ -42,10 +41,10 @@ struct Simulation {
     std::int64_t applied = 0;
     for (int turns = 0; !table.finished(); ++turns) {
       ASSERT_LT(turns, 200000) << "it does not end";
-      // Some workers are asked far less often than others.
+      // Some workers are picked far less often than others.
       auto pick = random() % (workers.size() + 1);
       if (seed % 2 && pick < workers.size() && random() % (1 + 10 * pick) != 0) continue;
-      if (pick == workers.size()) {  // the owner applies the next update
+      if (pick == workers.size()) {  // the server applies the next update
         if (const auto step = table.order(applied)) {
           ASSERT_EQ(std::ssize(step->shares), shares);
           for (int j = 0; j < shares; ++j) {
@@ -87,7 +86,7 @@ struct Simulation {
   }
 };
 
-TEST(ClockTable, NeverLetsAGradientBeOlderThanTheBound) {
+TEST(ClockTable, NeverAppliesAGradientOlderThanTheBound) {
   for (const std::int64_t bound : {0, 1, 3})
     for (const int shares : {1, 2, 5})
       for (unsigned seed = 0; seed < 20; ++seed) {
@@ -127,8 +126,8 @@ TEST(ClockTable, AppliesInTheOrderOfCompletionWithoutABound) {
   EXPECT_EQ(table.order(1)->clock, 0);
 }
 
-// Two slow workers whose steps are equally old: neither may be let go so late that the other misses
-// the bound.
+// Two slow workers hold up steps that are equally old: neither may be released so late that the
+// other misses the bound.
 TEST(ClockTable, LetsNoStepWaitUntilItIsTooOld) {
   ClockTable table(1, 0, 10, 2);
   const int a = table.join("a"), b = table.join("b"), c = table.join("c");
@@ -180,7 +179,7 @@ TEST(ClockTable, GivesASlowWorkerFewerShares) {
   EXPECT_EQ(done[0] + done[1] + done[2] + done[3], 400);
 }
 
-TEST(ClockTable, KeepsAShareForAWorkerThatComesLate) {
+TEST(ClockTable, KeepsAShareForAWorkerThatJoinsLate) {
   ClockTable table(2, 3, 10, 0, ClockTable::Shares::to_each_its_own);
   const int early = table.join("early");
   ASSERT_EQ(taken(table, early), Share(3, 0));
@@ -207,7 +206,7 @@ TEST(ClockTable, StopsAfterTheStepsThatWereBegun) {
   EXPECT_TRUE(table.finished());
 }
 
-TEST(ClockTable, AbandonsWhatIsNotComplete) {
+TEST(ClockTable, AbandonsIncompleteSteps) {
   ClockTable table(2, 4, 100, 3);
   const int a = table.join("a"), b = table.join("b");
   ASSERT_EQ(taken(table, a), Share(4, 0));
@@ -228,7 +227,7 @@ TEST(ClockTable, AbandonsWhatIsNotComplete) {
   EXPECT_EQ(table.version(), 5);
 }
 
-TEST(ClockTable, RefusesWhatAWorkerDidNotHave) {
+TEST(ClockTable, RejectsATaskThatTheWorkerDoesNotHold) {
   ClockTable table(2, 0, 10, 0);
   const int a = table.join("rank 1");
   table.take(a);
@@ -236,8 +235,8 @@ TEST(ClockTable, RefusesWhatAWorkerDidNotHave) {
   EXPECT_THROW(table.take(a), InvalidArgument) << "one at a time";
 }
 
-// Somebody who was given up on may finish after all.
-TEST(ClockTable, TakesAShareFromTheWorkerThatHasItNow) {
+// A worker that was dropped may finish after all.
+TEST(ClockTable, AcceptsAShareOnlyFromItsPresentHolder) {
   ClockTable table(1, 0, 10, 3);
   const int slow = table.join("slow"), quick = table.join("quick");
   const Task before = *table.take(slow);
@@ -251,7 +250,7 @@ TEST(ClockTable, TakesAShareFromTheWorkerThatHasItNow) {
   EXPECT_EQ(table.order(0)->shares, std::vector<Task>{now});
 }
 
-TEST(ClockTable, KnowsWhatMayStillBeRead) {
+TEST(ClockTable, KnowsWhichVersionsMayStillBeRead) {
   ClockTable table(2, 0, 10, 3);
   const int a = table.join("a"), b = table.join("b"), c = table.join("c");
   const Task first = *table.take(a), second = *table.take(b), looks = table.read(c);
@@ -263,8 +262,8 @@ TEST(ClockTable, KnowsWhatMayStillBeRead) {
   ASSERT_EQ(table.held().size(), 1u) << "who takes a share reads nothing else";
 }
 
-// However many workers are slow, no more gradients wait than for so many steps.
-TEST(ClockTable, BeginsNoMoreStepsThanMayWait) {
+// However many workers are slow, only the gradients of a limited number of steps wait.
+TEST(ClockTable, LimitsTheStepsThatAreBegunButNotApplied) {
   const int shares = 20;
   ClockTable table(shares, 0, 1000, ClockTable::unbounded);
   for (int i = 0; i <= shares; ++i) table.join("worker");

@@ -31,8 +31,7 @@ int count(const std::string& text, const std::string& part) {
   return found;
 }
 
-// What is wrong with the tags of a document: each is closed, in the order in which they were
-// opened.
+// What is wrong with the tags of a document: each must be closed, and tags must nest.
 std::string unbalanced(const std::string& xml) {
   std::vector<std::string> open;
   for (std::size_t at = xml.find('<'); at != std::string::npos; at = xml.find('<', at + 1)) {
@@ -78,7 +77,7 @@ TEST(PipelineText, KeepsTheLastDigitsOfANumberThatDoesNotFit) {
             "rank 0 |F0F1F2F3F4F5F6F7F8F9F0F1B0==B1==B2==B3==B4==B5==B6==B7==B8==B9==B10=B11=| 0%");
 }
 
-TEST(PipelineText, LeavesTheMiddleOutWhereSlotsWouldBeTooNarrow) {
+TEST(PipelineText, LeavesTheMiddleOutIfSlotsWouldBeTooNarrow) {
   const auto drawn = lines(draw_text(simulated(PipelineOrder::zero_bubble, {8, 32, 1}), 80));
   EXPECT_EQ(drawn[0],
             "rank 0 |FFFFFFFF       IWFIWFIWFIWFIWFI .. IWFIWFIWFIWFIWFIWIWIWIWIWIWIWIW| 7%");
@@ -104,7 +103,7 @@ TEST(PipelineText, FitsItsWidthWhateverTheTimes) {
             "a drawing of a pipeline needs 40 or more columns: 39 are too few");
 }
 
-TEST(PipelineText, CallsItsRowsAsItIsTold) {
+TEST(PipelineText, UsesTheGivenRowNames) {
   const std::vector<std::string> rows = {"stage 0 (rank 0)", "stage 1 (rank 12)"};
   EXPECT_EQ(draw_text(simulated(PipelineOrder::gpipe, {2, 1, 1}), 60, rows),
             "stage 0 (rank 0)  |F0---               B0========| 50%\n"
@@ -117,7 +116,7 @@ TEST(PipelineText, CallsItsRowsAsItIsTold) {
             "a drawing of a pipeline needs 47 or more columns: 46 are too few");
 }
 
-TEST(PipelineText, TakesTimesAsClocksGiveThem) {
+TEST(PipelineText, AcceptsMeasuredTimes) {
   Timeline measured;
   measured.ranks = {{{{Slot::Kind::forward, 0, 0}, -0.001, 0.010}},
                     {{{Slot::Kind::forward, 0, 0}, 0.011, 0.0203}}};
@@ -155,11 +154,11 @@ TEST(PipelineSvg, DrawsPredictedAndMeasuredOnOneScale) {
   EXPECT_EQ(unbalanced(svg), "");
   EXPECT_LT(svg.find(">predicted: 6.00 ms, bubble 100.0%<"),
             svg.find(">measured: 8.00 ms, bubble 100.0%<"));
-  // 838 pixels for 8 ms: a backward of 2 ms has as many in both.
+  // There are 838 pixels for 8 ms: a backward of 2 ms is equally wide in both.
   EXPECT_EQ(count(svg, "width=\"209.50\" height=\"22\" fill=\"#e69f00\""), 4);
 }
 
-TEST(PipelineSvg, CallsItsRowsAsItIsToldAndHasRoomForANote) {
+TEST(PipelineSvg, UsesTheGivenRowNamesAndShowsTheNote) {
   const Timeline timeline = simulated(PipelineOrder::gpipe, {2, 1, 1});
   const std::string svg = draw_svg(timeline, timeline,
                                    {.title = "two",

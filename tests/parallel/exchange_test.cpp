@@ -1,4 +1,4 @@
-// Everything that a step sends passes the Exchange it was given, and nothing passes beside it.
+// Everything that a step sends passes through the Exchange it was given, and nothing bypasses it.
 #include "echelon/step/exchange.h"
 
 #include <ATen/TensorOperators.h>
@@ -30,10 +30,11 @@
 namespace echelon {
 namespace {
 
-// Counts what is sent by purpose, and halves every gradient that ranks sum: an encoding that shows.
+// Counts sent bytes by purpose and halves every gradient that ranks sum: an encoding with a visible
+// effect.
 class Halving final : public Exchange {
  public:
-  std::map<std::string, std::int64_t> bytes;  // that went in, by purpose
+  std::map<std::string, std::int64_t> bytes;  // input bytes, by purpose
 
  protected:
   Work begin_sum(Communicator& ranks, const at::Tensor& slice, const Parcel& parcel) override {
@@ -78,10 +79,10 @@ Stack model() {
   return stack;
 }
 
-// What one step of plain SGD changes, by one rank of two that have the same batch.
+// The change by one step of plain SGD, on one of two ranks that have the same batch.
 struct Step {
   at::Tensor change;
-  RankCosts walked;  // with bytes as they go into the exchange
+  RankCosts walked;  // with bytes as they enter the exchange
 };
 Step step(std::int64_t stage, const std::shared_ptr<Exchange>& exchange, Group& group) {
   const auto ranks = native_communicator(group.shared_from_this());
@@ -127,7 +128,7 @@ Step step(std::int64_t stage, const std::shared_ptr<Exchange>& exchange, Group& 
   return {values() - before, walk(table, costs)};
 }
 
-TEST(Exchange, IsWhatEveryGradientOfAStepPasses) {
+TEST(Exchange, SeesEveryGradientOfAStep) {
   for (std::int64_t stage = 0; stage <= 3; ++stage) {
     SCOPED_TRACE(fmt::format("stage {}", stage));
     run_ranks_well({.world = 2}, [&](Group& group) {
@@ -142,7 +143,7 @@ TEST(Exchange, IsWhatEveryGradientOfAStepPasses) {
   }
 }
 
-// ZeRO-1 and 2 publish parameters after the update, which is no action of the table.
+// ZeRO-1 and 2 publish parameters after the update, which is not an action of the table.
 TEST(Exchange, IsGivenTheBytesThatTheWalkCounts) {
   for (std::int64_t stage = 0; stage <= 3; ++stage) {
     SCOPED_TRACE(fmt::format("stage {}", stage));

@@ -19,7 +19,7 @@ namespace echelon {
 namespace {
 
 struct Piece {
-  int number = -1;  // in the order in which they were made
+  int number = -1;  // in the order of allocation
   std::int64_t elements = 0;
   at::ScalarType type = at::kFloat;
   std::int64_t numel() const { return elements; }
@@ -35,7 +35,7 @@ struct Pool {
   GroupMemory<Piece> memory;
 };
 
-TEST(GroupMemory, IsUsedAgainByTheNextGroupThatFits) {
+TEST(GroupMemory, IsReusedByTheNextGroupThatFits) {
   Pool pool({10, 8, 12});
   EXPECT_EQ(pool.memory.gather(0).number, 0);
   EXPECT_EQ(pool.memory.gather(1).number, 1);
@@ -60,7 +60,7 @@ TEST(GroupMemory, KeepsGradientsUntilTheirScatterIsFinished) {
   EXPECT_EQ(pool.memory.alloc_grads(2).number, 0);
 }
 
-TEST(GroupMemory, ScattersSumsInPlaceOfGradients) {
+TEST(GroupMemory, ScattersSumsInsteadOfGradients) {
   Pool pool({10, 10}, /*fp32_sums=*/true);
   EXPECT_EQ(pool.memory.alloc_grads(0).type, at::kBFloat16);
   const int sums = pool.memory.widen(0).number;
@@ -73,9 +73,9 @@ TEST(GroupMemory, ScattersSumsInPlaceOfGradients) {
   EXPECT_EQ(pool.made, 3);
 }
 
-// Groups of one size share all memory: the pool has as much as values and gradients ever hold at
-// once.
-TEST(GroupMemory, TakesWhatTheWalkHoldsWhereGroupsAreAlike) {
+// Groups of equal size share all memory: the pool holds as much as values and gradients ever hold
+// at once.
+TEST(GroupMemory, TakesWhatTheWalkHoldsIfGroupsAreEqual) {
   Stack stack;
   const int layers = 6;
   for (int l = 0; l < layers; ++l)

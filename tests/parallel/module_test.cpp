@@ -1,4 +1,4 @@
-// DataParallel over a user's module: ranks as threads, compared with one process in fp64.
+// DataParallel on a user's module: ranks are threads, compared with one process in fp64.
 #include <gtest/gtest.h>
 
 #include <ATen/Parallel.h>
@@ -40,9 +40,9 @@ struct NetImpl : nn::Module {
 };
 TORCH_MODULE(Net);
 
-// The same first values on one process and, by rank 0's broadcast, on all.
+// The same initial values in one process and, by rank 0's broadcast, on all ranks.
 Net make_net(std::uint64_t seed) {
-  static std::mutex mutex;  // torch's generator is everybody's
+  static std::mutex mutex;  // torch's generator is global
   const std::lock_guard lock(mutex);
   at::manual_seed(seed);
   return {};
@@ -68,7 +68,7 @@ at::Tensor flat(const Net& net) {
 
 struct Case {
   bool drop_grads = true;  // zero_grad's default
-  int pieces = 1;          // of accumulation
+  int pieces = 1;          // micro-batches of accumulation
   double bucket_mib = 0;
 };
 
@@ -94,7 +94,7 @@ at::Tensor train(Net net, const Case& one, int rank, int world, DataParallel* pa
   return flat(net);
 }
 
-TEST(DataParallelModule, TrainsAsOneProcessDoes) {
+TEST(DataParallelModule, TrainsLikeOneProcess) {
   at::set_num_threads(1);
   samples();
   for (const bool drop : {true, false})
@@ -122,7 +122,7 @@ TEST(DataParallelModule, TrainsAsOneProcessDoes) {
       }
 }
 
-TEST(DataParallelModule, CountsWhatOneRankDidNotReachAsZeroThere) {
+TEST(DataParallelModule, CountsUnreachedParametersAsZeroOnThatRank) {
   at::set_num_threads(1);
   samples();
   run_ranks_well({.world = 2}, [&](Group& group) {
@@ -131,7 +131,7 @@ TEST(DataParallelModule, CountsWhatOneRankDidNotReachAsZeroThere) {
     const at::Tensor input = samples().input.narrow(0, 12 * group.rank(), 12);
     net->forward(input, group.rank() == 0).sum().backward();
     parallel.wait();
-    // On one process: half of each, since the mean is over two ranks.
+    // In one process: half of each, because the mean is over two ranks.
     alone->forward(samples().input.narrow(0, 0, 12), true).sum().div(2).backward();
     alone->forward(samples().input.narrow(0, 12, 12), false).sum().div(2).backward();
     for (const auto& item : net->named_parameters()) {
@@ -145,7 +145,7 @@ TEST(DataParallelModule, CountsWhatOneRankDidNotReachAsZeroThere) {
   });
 }
 
-TEST(DataParallelModule, RefusesASecondBackwardWhileGradientsAreBeingAveraged) {
+TEST(DataParallelModule, RejectsASecondBackwardWhileGradientsAreBeingAveraged) {
   run_ranks_well({.world = 2}, [](Group& group) {
     Net net = make_net(1);
     DataParallel parallel(*net, native_communicator(group.shared_from_this()),
@@ -157,7 +157,7 @@ TEST(DataParallelModule, RefusesASecondBackwardWhileGradientsAreBeingAveraged) {
   });
 }
 
-TEST(DataParallelModule, SharesBuffers) {
+TEST(DataParallelModule, BroadcastsBuffers) {
   run_ranks_well({.world = 3}, [](Group& group) {
     nn::BatchNorm1d norm(4);
     norm->running_mean.fill_(group.rank() + 1);
@@ -166,11 +166,11 @@ TEST(DataParallelModule, SharesBuffers) {
   });
 }
 
-TEST(DataParallelModule, LetsGoOfTheModule) {
+TEST(DataParallelModule, ReleasesTheModule) {
   run_ranks_well({.world = 2}, [](Group& group) {
     Net net = make_net(1);
     { DataParallel parallel(*net, native_communicator(group.shared_from_this()), {}); }
-    net->forward(samples().input).sum().backward();  // nobody is waited for
+    net->forward(samples().input).sum().backward();  // waits for no one
     EXPECT_TRUE(net->first->weight.grad().defined());
   });
 }

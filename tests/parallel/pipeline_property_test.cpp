@@ -1,5 +1,5 @@
-// Schedules of random shapes, from the pure function to steps that ran: no rank waits for ever, and
-// every micro-batch is counted once.
+// Schedules of random shapes, from the pure function to executed steps: no deadlock, and every
+// micro-batch counts once.
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
@@ -21,8 +21,8 @@
 namespace echelon {
 namespace {
 
-// y = w x; the loss is the mean of its input. With all w = 1 the gradient of each is the mean of
-// the batch, to which every micro-batch gives something else: one in another's place shows.
+// y = w x; the loss is the mean of its input. With all w = 1, the gradient of each w is the mean of
+// the batch. Every micro-batch contributes a different value, so a swapped micro-batch is noticed.
 class Times : public Layer {
  public:
   explicit Times(int index) : name_(fmt::format("times{}", index)) {}
@@ -87,8 +87,7 @@ TEST(PipelineProperty, RandomShapesRunWithoutDeadlock) {
     const auto stages =
         balance(std::vector<LayerCost>(std::size_t(layers)), BalanceBy::count, name, shape);
     const auto owners = layer_owners(stages, shape);
-    // Of sizes that differ by one, and with values that grow: a message of another micro-batch has
-    // other numbers.
+    // Sizes differ by one, and values grow: a message of another micro-batch has other numbers.
     const int samples = shape.micro_batches + up_to(shape.micro_batches) - 1;
     const at::Tensor batch = at::arange(1, 2 * samples + 1, at::kDouble).view({samples, 2});
     const double mean = batch.mean().item<double>();
@@ -105,8 +104,8 @@ TEST(PipelineProperty, RandomShapesRunWithoutDeadlock) {
       update.load(random_values(1));
       Executor executor(stack, &update, table, step,
                         {.neighbours = shape.ranks > 1 ? Neighbours{ranks, owners} : Neighbours{}});
-      // A rate that leaves w = 1 at first, so that the second step, in which sizes are known and
-      // messages begin to come early, has the same numbers to show; then one that moves it.
+      // The first rate leaves w = 1, so that the second step, in which sizes are known and receives
+      // are posted early, must give the same numbers. The second rate changes w.
       for (const double rate : {0.0, 1 / mean}) {
         update.rate().fill_(rate);
         const double loss = executor.run(batch, batch).item<double>();

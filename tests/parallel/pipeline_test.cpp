@@ -1,4 +1,4 @@
-// Whole steps over the ranks of a pipeline, against one process.
+// Whole steps on the ranks of a pipeline, compared with one process.
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
@@ -63,7 +63,7 @@ Trained trained(const Table& table, StepShape shape, const std::vector<Batch>& b
   return result;
 }
 
-// As even as can be.
+// As even as possible.
 std::vector<StageLayers> even_stages(int stages) {
   std::vector<StageLayers> all;
   for (int s = 0; s < stages; ++s) all.push_back({layers * s / stages, layers * (s + 1) / stages});
@@ -111,7 +111,7 @@ TEST(Pipeline, EqualsOneProcessUnderEverySchedule) {
         expect_one_process(name, {.ranks = ranks, .micro_batches = micro_batches});
 }
 
-TEST(Pipeline, EqualsOneProcessWithSeveralChunksARank) {
+TEST(Pipeline, EqualsOneProcessWithSeveralChunksPerRank) {
   for (const int chunks : {2, 4})
     for (const int micro_batches : {2, 4, 6})
       expect_one_process(PipelineOrder::interleaved,
@@ -130,7 +130,7 @@ TEST(Pipeline, EqualsOneProcessWithUnevenMicroBatches) {
   expect_one_process(PipelineOrder::zero_bubble, {.ranks = 2, .micro_batches = 4}, false, 3);
 }
 
-// A forward sends one tensor of b s h over each boundary and micro-batch, a backward as much.
+// A forward sends one tensor of b s h per boundary and micro-batch, and a backward sends as much.
 TEST(Pipeline, SendsAnActivationAndItsGradientOverEachBoundary) {
   at::set_num_threads(1);
   const PipelineShape shape{.ranks = 3, .micro_batches = 4};
@@ -149,7 +149,7 @@ TEST(Pipeline, SendsAnActivationAndItsGradientOverEachBoundary) {
     std::uint64_t bytes = 0;
     for (const auto& entry : ranks->ledger().entries())
       if (entry.tag == "activations") bytes += entry.bytes;
-    const int messages = ranks->rank() == 1 ? 2 : 1;  // up and down, or one of them
+    const int messages = ranks->rank() == 1 ? 2 : 1;  // up and down, or only one of them
     EXPECT_EQ(bytes, std::uint64_t(messages) * steps * 4 * (2 * 8 * 16) * 8);
   });
 }

@@ -31,7 +31,7 @@ bool possible(PipelineOrder name, const PipelineShape& shape) {
                                             : shape.chunks == 1;
 }
 
-// All shapes of up to 8 ranks, 4 micro-batches a rank and 4 chunks that a schedule can have.
+// All shapes that a schedule supports, with up to 8 ranks, 4 micro-batches per rank and 4 chunks.
 template <class Visit>
 void for_all(PipelineOrder name, Visit&& visit) {
   for (int p = 1; p <= 8; ++p)
@@ -46,8 +46,8 @@ std::string words(PipelineOrder name, const PipelineShape& shape) {
          " chunks";
 }
 
-// An independent judge: tensors that are put somewhere and taken away once. A slot that misses one
-// waits; the schedule runs if at last nothing waits and nothing is left over.
+// An independent judge: each tensor is stored and taken away once. A slot whose input is missing
+// waits. The schedule runs if in the end nothing waits and nothing is left over.
 bool runs(const PipelineSchedule& schedule, const PipelineShape& shape) {
   enum What { activation, kept, gradient, kept_for_weight, complete };
   std::set<std::tuple<What, int, int>> store;
@@ -84,7 +84,7 @@ bool runs(const PipelineSchedule& schedule, const PipelineShape& shape) {
   return std::size_t(done) == store.size() && done == shape.stages() * shape.micro_batches;
 }
 
-// Draws that a test can repeat.
+// Random numbers that a test can repeat.
 class Draw {
  public:
   explicit Draw(std::string_view purpose) : key_(derive_key(1, purpose)) {}
@@ -156,7 +156,7 @@ TEST(PipelineSchedules, AddGradientsInTheOrderOfTheMicroBatches) {
     });
 }
 
-TEST(PipelineSchedules, RefuseShapesThatCannotBeAndNameTheNearestThatCan) {
+TEST(PipelineSchedules, RejectImpossibleShapesAndNameTheNearestPossibleOne) {
   EXPECT_EQ(refusal(PipelineOrder::interleaved, {4, 6, 2}),
             "pipeline of 4 ranks, interleaved, needs micro-batches that divide by 4: 6 do not, 4 "
             "and 8 do");
@@ -180,7 +180,7 @@ TEST(PipelineSchedules, RefuseShapesThatCannotBeAndNameTheNearestThatCan) {
   }
 }
 
-TEST(PipelineSchedules, HaveFormulasForTheSameShapesAlone) {
+TEST(PipelineSchedules, HaveFormulasOnlyForTheShapesTheySupport) {
   const PipelineShape six{4, 6, 2};
   const std::string refused = refusal(PipelineOrder::interleaved, six);
   EXPECT_EQ(thrown<InvalidArgument>([&] { ideal_bubble(PipelineOrder::interleaved, six); }),
@@ -194,7 +194,7 @@ TEST(PipelineSchedules, HaveFormulasForTheSameShapesAlone) {
             "rank 4 is not in a pipeline of 4 ranks");
 }
 
-// Two ranks, two micro-batches; a case changes something about it.
+// Two ranks and two micro-batches; each case breaks something.
 struct Broken {
   PipelineShape shape{2, 2, 1};
   PipelineSchedule schedule = gpipe(shape);
@@ -237,7 +237,7 @@ TEST(PipelineValidator, NamesABackwardBeforeItsForward) {
       "slot 0 of rank 0, backward(chunk 0, micro-batch 0), cannot run: its forward has not run");
 }
 
-TEST(PipelineValidator, NamesAnInputPartWithoutItsWeightPartAndTheOtherWayRound) {
+TEST(PipelineValidator, NamesAnInputPartWithoutItsWeightPartAndTheReverse) {
   Broken b;
   b.split[0].pop_back();
   EXPECT_EQ(refusal(b.split, b.shape),

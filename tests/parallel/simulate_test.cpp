@@ -30,7 +30,7 @@ std::string words(PipelineOrder name, const PipelineShape& shape) {
          " chunks";
 }
 
-// Begin and end of a rank's slots, one after the other.
+// Begin and end of a rank's slots, in sequence.
 std::vector<double> times(const Timeline& timeline, std::size_t rank) {
   std::vector<double> all;
   for (const TimedSlot& one : timeline.ranks[rank]) {
@@ -58,7 +58,7 @@ TEST(PipelineSimulation, HasTheBubbleOfTheFormulas) {
     }
 }
 
-TEST(PipelineSimulation, SaysTheBubbleAndTheIdleShareByFormula) {
+TEST(PipelineSimulation, PrintsTheFormulasOfTheBubbleAndTheIdleTime) {
   EXPECT_EQ(ideal_bubble_text(PipelineOrder::one_f_one_b, {4, 8, 1}), "(p-1)/m = 3/8 = 37.5 %");
   EXPECT_EQ(ideal_idle_text(PipelineOrder::one_f_one_b, {4, 8, 1}),
             "(p-1)/(m+p-1) = 3/11 = 27.3 %");
@@ -104,7 +104,7 @@ TEST(PipelineSimulation, HasTheSameBubbleWhateverABackwardCosts) {
       }
 }
 
-TEST(PipelineSimulation, HasTheBubbleOfQiForPartsOfUnequalCostUpToALongWeightPart) {
+TEST(PipelineSimulation, MatchesQiForPartsOfUnequalCostUnlessTheWeightPartIsLong) {
   const auto formula = [](int p, int m, const StageCosts& c) {
     return (p - 1) * (c.forward + c.input - c.weight) / (m * (c.forward + c.input + c.weight));
   };
@@ -123,9 +123,9 @@ TEST(PipelineSimulation, HasTheBubbleOfQiForPartsOfUnequalCostUpToALongWeightPar
 
 // Rank 0: forward 1, backward 2. Rank 1: forward 2, backward 3.
 //
-// Rank 0 runs F0 F1 B0 F2 B1 B2, rank 1 F0 B0 F1 B1 F2 B2. Rank 1 has its first input at 1 and is
-// busy from then on, 5 for each micro-batch, so it ends at 16; rank 0 has the last gradient then
-// and takes 2 more.
+// Rank 0 runs F0 F1 B0 F2 B1 B2, rank 1 F0 B0 F1 B1 F2 B2. Rank 1 gets its first input at time 1
+// and is busy from then on, 5 per micro-batch, so it ends at 16. Rank 0 then gets the last gradient
+// and needs 2 more.
 TEST(PipelineSimulation, TimesUnequalStagesAsComputedByHand) {
   const PipelineShape shape{2, 3, 1};
   const Timeline timeline = simulate(one_f_one_b(shape), shape, {{1, 1, 1}, {2, 2, 1}});
@@ -139,8 +139,8 @@ TEST(PipelineSimulation, TimesUnequalStagesAsComputedByHand) {
   EXPECT_DOUBLE_EQ(timeline.bubble(), 3.0 / 15);
 }
 
-// One micro-batch there and back, 2 and 1 forward, 2 and 3 backward: 8 in all, of which the first
-// rank works 5, longer than the second.
+// One micro-batch forward and back, 2 and 1 forward, 2 and 3 backward: 8 in total. The first rank
+// works 5 of them, longer than the second.
 TEST(PipelineSimulation, MeasuresTheBubbleAgainstTheBusiestRank) {
   const PipelineShape shape{2, 1, 1};
   const Timeline timeline = simulate(gpipe(shape), shape, {{2, 2, 1}, {1, 1, 1}});
@@ -148,10 +148,10 @@ TEST(PipelineSimulation, MeasuresTheBubbleAgainstTheBusiestRank) {
   EXPECT_DOUBLE_EQ(timeline.bubble(), 3.0 / 5);
 }
 
-// The three micro-batches above with half a second each way. Rank 1 begins that much later and is
-// busy as before; what rank 0 sends meanwhile is there in time. The last gradient is under way for
-// as long again.
-TEST(PipelineSimulation, DelaysWhatWaitsForATransferAlone) {
+// The three micro-batches above with transfers of half a second. Rank 1 begins that much later and
+// is then busy as before, because what rank 0 sends meanwhile arrives in time. The last gradient
+// takes the same time again.
+TEST(PipelineSimulation, DelaysOnlySlotsThatWaitForATransfer) {
   const PipelineShape shape{2, 3, 1};
   const Timeline timeline = simulate(one_f_one_b(shape), shape, {{1, 1, 1}, {2, 2, 1}}, 0.5);
   EXPECT_EQ(times(timeline, 0), (std::vector<double>{0, 1, 1, 2, 7, 9, 9, 10, 12, 14, 17, 19}));
@@ -180,14 +180,14 @@ TEST(PipelineSimulation, SendsNothingWithinARank) {
   EXPECT_EQ(timeline.bubble(), 0);
 }
 
-TEST(PipelineSimulation, HidesLongerTransfersWhereRanksBeginWithMoreForwards) {
+TEST(PipelineSimulation, HidesLongerTransfersIfRanksBeginWithMoreForwards) {
   const PipelineShape shape{4, 16, 1};
   for (const double transfer : {0.1, 0.5, 1.0})
     EXPECT_LT(simulated(PipelineOrder::interleaved, shape, {1, 1, 1}, transfer).end(),
               simulated(PipelineOrder::one_f_one_b, shape, {1, 1, 1}, transfer).end());
 }
 
-TEST(PipelineSimulation, RefusesNumbersThatAreMissingOrNone) {
+TEST(PipelineSimulation, RejectsMissingNegativeAndNonFiniteNumbers) {
   const PipelineShape shape{2, 2, 1};
   const auto refusal = [&](const std::vector<StageCosts>& costs,
                            const std::vector<double>& transfer) {
@@ -202,7 +202,7 @@ TEST(PipelineSimulation, RefusesNumbersThatAreMissingOrNone) {
             "a transfer from stage 0 to the next takes a time of 0 or more seconds: nan is none");
 }
 
-TEST(PipelineSimulation, ThrowsWhereRanksWaitForEachOther) {
+TEST(PipelineSimulation, ThrowsIfRanksDeadlock) {
   const PipelineShape shape{2, 2, 1};
   PipelineSchedule schedule = gpipe(shape);
   std::swap(schedule[0][1], schedule[0][2]);
@@ -212,8 +212,7 @@ TEST(PipelineSimulation, ThrowsWhereRanksWaitForEachOther) {
             "forward(chunk 0, micro-batch 1), waits for chunk 0 of rank 0");
 }
 
-// The first slot that begins before its rank is free or what it waits for has arrived; "" if none
-// does.
+// The first slot that begins before its rank is free or its input has arrived; "" if none does.
 std::string too_early(const Timeline& timeline, const PipelineShape& shape, double transfer) {
   const auto at = [&](int stage, int m) {
     return std::size_t(stage) * std::size_t(shape.micro_batches) + std::size_t(m);
@@ -252,8 +251,8 @@ std::string too_early(const Timeline& timeline, const PipelineShape& shape, doub
   return found;
 }
 
-// Whatever the costs, nothing begins too early, and the step takes no less than its busiest rank
-// works and no more than all of it in a row.
+// Whatever the costs, no slot begins too early, and the step takes at least the work of its busiest
+// rank and at most the sum of all work.
 TEST(PipelineSimulation, KeepsEveryDependencyOfTenThousandRandomPipelines) {
   const Key key = derive_key(1, "random pipelines");
   std::uint64_t counter = 0;
@@ -268,7 +267,7 @@ TEST(PipelineSimulation, KeepsEveryDependencyOfTenThousandRandomPipelines) {
     const PipelineSchedule schedule = make_schedule(name, shape);
     ASSERT_NO_THROW(validate(schedule, shape)) << words(name, shape);
     std::vector<StageCosts> costs;
-    double longest = 0, sum = 0;  // of a rank's work; of everything, in a row
+    double longest = 0, sum = 0;  // of a rank's work; of all work
     for (int stage = 0; stage < shape.stages(); ++stage)
       costs.push_back({0.5 + uniform_at(key, counter++), uniform_at(key, counter++), 0.5});
     const double transfer = uniform_at(key, counter++);

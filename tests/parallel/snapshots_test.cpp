@@ -1,4 +1,4 @@
-// What a parameter server keeps for readers.
+// The versions that a parameter server keeps for readers.
 #include "echelon/parallel/server/snapshots.h"
 
 #include <ATen/TensorOperators.h>
@@ -13,7 +13,7 @@ double value(const at::Tensor& of) { return of.mean().item<double>(); }
 
 Task task(std::int64_t number, std::int64_t version) { return {0, 0, number, version}; }
 
-TEST(Snapshots, KeepAVersionUntilWhoWasPromisedItHasReadIt) {
+TEST(Snapshots, KeepAPromisedVersionUntilItIsRead) {
   Snapshots snapshots;
   snapshots.begin(values(5), 5);
   const Task early = task(1, 5), late = task(2, 5);
@@ -28,7 +28,7 @@ TEST(Snapshots, KeepAVersionUntilWhoWasPromisedItHasReadIt) {
   EXPECT_EQ(value(snapshots.read(task(4, 7))), 7);
 }
 
-TEST(Snapshots, LetGoOfWhatNobodyHasInHandAnyMore) {
+TEST(Snapshots, DropVersionsThatNoWorkerHolds) {
   Snapshots snapshots;
   snapshots.begin(values(0), 0);
   snapshots.publish(values(1), {task(1, 0), task(2, 0)});
@@ -38,7 +38,7 @@ TEST(Snapshots, LetGoOfWhatNobodyHasInHandAnyMore) {
   EXPECT_EQ(value(snapshots.read(task(2, 0))), 0);
 }
 
-TEST(Snapshots, GiveTheirMemoryForTheNextVersionWhereNobodyReads) {
+TEST(Snapshots, ReuseTheirMemoryIfNobodyReadsIt) {
   Snapshots snapshots;
   snapshots.begin(values(0), 0);
   EXPECT_FALSE(snapshots.reuse({task(1, 0)}).defined()) << "it is yet to be read";

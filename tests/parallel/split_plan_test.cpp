@@ -1,4 +1,4 @@
-// Which parameters a plan splits, of a user's layers too, and what it refuses.
+// Which parameters a plan splits, including those of a user's layers, and what it rejects.
 #include "echelon/nn/split_plan.h"
 
 #include <ATen/Parallel.h>
@@ -21,7 +21,7 @@ namespace {
 
 using namespace split_training;
 
-// A user's layer, of pieces: it says nothing of rows.
+// A user's layer made of building blocks; it does not say how it treats rows.
 class Mlp : public Layer {
  public:
   void declare(Declaration& declaration) override {
@@ -51,7 +51,7 @@ Stack mlp() {
   return stack;
 }
 
-TEST(SplitPlan, SplitsLayersOfAUser) {
+TEST(SplitPlan, SplitsAUsersLayers) {
   at::set_num_threads(1);
   at::manual_seed(1);
   const at::Tensor input = at::randn({7, 5}, at::kDouble), target = at::randn({7, 3}, at::kDouble);
@@ -101,7 +101,7 @@ TEST(SplitPlan, LaysOutWithoutRanks) {
           if (segment.counted) counted += segment.numel;
         }
     }
-    // 37 rows of a table are padded to 40; norms, biases of row splits and positions are whole.
+    // A table of 37 rows is padded to 40; norms, biases of row splits and positions are whole.
     const std::int64_t padding = 3 * width * (tied ? 1 : 2),
                        whole = width * (tokens + 1 + 2 + blocks * 6);
     EXPECT_EQ(counted, gpt(model).parameter_count() + padding);
@@ -113,7 +113,7 @@ std::string refusal(const SplitPlan& plan, Stack stack, int parts, bool sequence
   return thrown<InvalidArgument>([&] { apply(plan, stack, parts, 0, sequence); });
 }
 
-TEST(SplitPlan, RefusesSizesThatDoNotDivide) {
+TEST(SplitPlan, RejectsSizesThatDoNotDivide) {
   const auto of_heads = [](std::int64_t count, int parts) {
     ModelOptions model = sizes();
     model.heads = count;
@@ -125,7 +125,8 @@ TEST(SplitPlan, RefusesSizesThatDoNotDivide) {
   EXPECT_EQ(of_heads(1, 2),
             "the 1 head of transformer.h.0.attn.c_attn.weight cannot be shared out over "
             "parallel.tensor = 2: 2 heads could, or over tensor 1");
-  // 24 columns of a query are 4, 6, 8 or 12 heads; 10 and 15 divide over 5, and are none of them.
+  // A query of 24 columns has 4, 6, 8 or 12 heads. 10 and 15 are divisible by 5, but are not among
+  // them.
   EXPECT_EQ(of_heads(12, 5),
             "the 12 heads of transformer.h.0.attn.c_attn.weight cannot be shared out over "
             "parallel.tensor = 5: they could over tensor 3 or 4");
@@ -139,7 +140,7 @@ TEST(SplitPlan, RefusesSizesThatDoNotDivide) {
             "mlp.up.weight has 12 columns, which are not queries, keys and values of 5 heads");
 }
 
-TEST(SplitPlan, RefusesNamesThatNothingHas) {
+TEST(SplitPlan, RejectsUnknownNames) {
   EXPECT_EQ(refusal(SplitPlan().column("*.upp").row("mlp.down"), mlp(), 2),
             "no parameter of the model is named *.upp.weight or *.upp.bias, which the split plan "
             "has");
@@ -150,7 +151,7 @@ TEST(SplitPlan, RefusesNamesThatNothingHas) {
             "two rules of the split plan name mlp.up.weight");
 }
 
-TEST(SplitPlan, RefusesWhatAPieceCannotDo) {
+TEST(SplitPlan, RejectsSplitsThatALayerDoesNotSupport) {
   Stack wrapped;
   wrapped.add(UserModule("body", {part::Linear{4, 4}}).layer());
   EXPECT_EQ(refusal(SplitPlan().column("body.0"), std::move(wrapped), 2),
@@ -165,7 +166,7 @@ TEST(SplitPlan, RefusesWhatAPieceCannotDo) {
             "parameter transformer.wpe.weight belongs to a layer that cannot be split");
 }
 
-// Ties itself to a table, and knows nothing of parts.
+// Ties itself to a table and does not support parts.
 class Borrower : public Layer {
  public:
   void declare(Declaration& declaration) override { declaration.tied("transformer.wte.weight"); }
@@ -173,14 +174,14 @@ class Borrower : public Layer {
   at::Tensor backward(const at::Tensor& grad, Pass&) override { return grad; }
 };
 
-TEST(SplitPlan, RefusesATableThatAnotherLayerNeedsWhole) {
+TEST(SplitPlan, RejectsATableThatAnotherLayerNeedsWhole) {
   Stack stack = gpt(sizes());
   stack.add(std::make_unique<Borrower>());
   EXPECT_EQ(refusal(gpt_plan(sizes()), std::move(stack), 2),
             "parameter transformer.wte.weight belongs to a layer that cannot be split");
 }
 
-TEST(SplitPlan, RefusesPartsOfColumnsThatNothingTakes) {
+TEST(SplitPlan, RejectsColumnPartsThatNothingConsumes) {
   EXPECT_EQ(
       refusal(SplitPlan().column("mlp.up"), mlp(), 3),
       "mlp.down.weight is whole, and comes after mlp.up.weight, which is split by columns and "
@@ -193,7 +194,7 @@ TEST(SplitPlan, RefusesPartsOfColumnsThatNothingTakes) {
             "columns and gives it its part");
 }
 
-TEST(SplitPlan, RefusesToSplitRowsUnderAProductThatIsWhole) {
+TEST(SplitPlan, RejectsSplitRowsUnderAWholeProduct) {
   SplitPlan plan;
   plan.vocabulary("transformer.wte").column("*.mlp.c_fc").row("*.mlp.c_proj");
   EXPECT_EQ(refusal(plan, gpt(sizes()), 2, /*sequence=*/true),
@@ -202,7 +203,7 @@ TEST(SplitPlan, RefusesToSplitRowsUnderAProductThatIsWhole) {
   EXPECT_EQ(refusal(plan, gpt(sizes()), 2), "(nothing was thrown)");
 }
 
-TEST(SplitPlan, LeavesAStackAloneThatItRefuses) {
+TEST(SplitPlan, LeavesARejectedStackUnchanged) {
   Stack stack = mlp();
   EXPECT_THROW(apply(SplitPlan().column("mlp.up"), stack, 3, 0), InvalidArgument);
   for (const auto& parameter : stack.parameters()) {

@@ -1,5 +1,5 @@
-// A small GPT whose products ranks split between them, trained for a few steps: what one process
-// has then, and what ranks have together.
+// A small GPT whose matrix products are split over ranks, trained for a few steps: the result of
+// one process, and the combined result of the ranks.
 #pragma once
 
 #include <ATen/ops/equal.h>
@@ -55,7 +55,7 @@ inline std::vector<Batch> batches_of(std::int64_t samples, std::int64_t vocab) {
   return all;
 }
 
-// The gradients of inputs first, those of weights after all of them.
+// All gradients of inputs first, then all gradients of weights.
 inline Table with_deferred_weight_grads(const Table& table) {
   Table changed;
   std::vector<Action> later;
@@ -84,7 +84,7 @@ struct Stages {
   PipelineOrder schedule;
 };
 
-// A few steps of one process, or of a rank that has parts, of all layers or those of its stage.
+// A few steps of one process, or of a rank that has parts of all layers or of its stage's layers.
 inline Trained trained(const Case& c, const std::vector<Batch>& batches,
                        const std::shared_ptr<Communicator>& ranks = nullptr,
                        const Stages& stages = {}) {
@@ -128,7 +128,7 @@ inline Trained trained(const Case& c, const std::vector<Batch>& batches,
   return result;
 }
 
-// All ranks' parts put together; what is whole must be the same on all of them, to the bit.
+// All ranks' parts put together. Whole parameters must be bitwise equal on all ranks.
 inline Values assembled(const std::vector<Trained>& ranks) {
   Values all;
   for (const auto& [name, split] : ranks.front().splits) {

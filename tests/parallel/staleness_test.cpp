@@ -13,7 +13,7 @@
 namespace echelon {
 namespace {
 
-// Gradients of a known direction and a known noise, as ranks with these shares would see them. The
+// Gradients with a known direction and known noise, as ranks with these samples would see them. The
 // true gradient turns by `turn` in every update.
 GradientNoise measured(const std::vector<double>& samples, double signal, double variance,
                        std::int64_t lag, double turn) {
@@ -48,7 +48,7 @@ GradientNoise measured(const std::vector<double>& samples, double signal, double
   return GradientNoise(all, int(samples.size()), batch);
 }
 
-TEST(GradientNoise, IsFoundAgain) {
+TEST(GradientNoise, IsEstimatedCorrectly) {
   for (const auto& samples : {std::vector<double>{4, 4}, {8, 2, 2}, {1, 1, 1, 13}}) {
     const auto noise = measured(samples, 3.0, 60.0, 2, 0.1);
     EXPECT_NEAR(noise.signal, 3.0, 0.1);
@@ -65,7 +65,7 @@ TEST(GradientNoise, TellsHowFastGradientsTurn) {
           << turn << " in an update, " << lag << " updates";
 }
 
-TEST(GradientNoise, IsInfiniteWhereThereIsNothingElse) {
+TEST(GradientNoise, IsInfiniteWithoutASignal) {
   const GradientNoise noise({.shares = 10, .means = 4, .products = 1, .steps = 1, .pairs = 1}, 2,
                             8);
   EXPECT_LT(noise.signal, 0);
@@ -73,8 +73,8 @@ TEST(GradientNoise, IsInfiniteWhereThereIsNothingElse) {
   EXPECT_EQ(noise.coherence, 0);
 }
 
-// Intervals that tell of nothing but noise disagree with each other.
-TEST(GradientNoise, KnowsWhenItKnowsNothing) {
+// Intervals that contain only noise disagree with each other.
+TEST(GradientNoise, IsUncertainWithoutASignal) {
   NoiseHistory sure(2, 8), unsure(2, 8);
   for (int i = 0; i < 20; ++i) {
     sure.add({.shares = 10.0 + i % 2, .means = 8, .products = 5, .steps = 1, .pairs = 1});
@@ -86,7 +86,7 @@ TEST(GradientNoise, KnowsWhenItKnowsNothing) {
   EXPECT_FALSE(unsure.noise().certain());
 }
 
-TEST(GradientProbe, ForgetsWhatIsTooLongAgo) {
+TEST(GradientProbe, PairsNoGradientsAcrossForget) {
   GradientProbe probe(1);
   const at::Tensor one = at::zeros({4}, at::kDouble).fill_(1);
   probe.mean(one);
@@ -108,12 +108,12 @@ StalenessCase fine() {
   return {3, 8, noise, 0.3, 0.12, false};
 }
 
-TEST(Staleness, IsForThoseWhoMeetTheCondition) {
+TEST(Staleness, IsAllowedOnlyUnderTheCondition) {
   EXPECT_FALSE(fine().objection());
   StalenessCase covered = fine();
   covered.noise.error = 0.6;
   EXPECT_NE(covered.objection().value_or("").find("noise"), std::string::npos);
-  // A tenth of the noise scale and three updates: (1 + 4/10) / (1 + 1/10).
+  // A tenth of the noise scale and a staleness of three: (1 + 4/10) / (1 + 1/10).
   EXPECT_NEAR(fine().cost(), 1.4 / 1.1, 1e-12);
 
   StalenessCase rising = fine();
@@ -124,31 +124,31 @@ TEST(Staleness, IsForThoseWhoMeetTheCondition) {
   turning.noise.coherence = 0.4;
   EXPECT_NE(turning.objection().value_or("").find("turn"), std::string::npos);
 
-  StalenessCase quiet = fine();  // every sample says the same: old gradients only cost
+  StalenessCase quiet = fine();  // all samples agree: stale gradients only cost
   quiet.noise.variance = 0.01;
   EXPECT_NE(quiet.objection().value_or("").find("pay"), std::string::npos);
 
-  StalenessCase even = fine();  // nobody waits for anybody
+  StalenessCase even = fine();  // no rank waits for another
   even.stale_seconds = 0.29;
   EXPECT_NE(even.objection().value_or("").find("pay"), std::string::npos);
 }
 
-TEST(Staleness, IsPredictedToTakeWhatAllWorkersTogetherTake) {
+TEST(Staleness, IsPredictedFromTheSpeedOfAllWorkers) {
   EXPECT_NEAR(stale_seconds({1, 1, 1, 1}, 0, 3), 1, 1e-12);
   EXPECT_NEAR(stale_seconds({1, 1, 1, 3}, 0, 3), 1.2, 1e-12);
   EXPECT_NEAR(stale_seconds({1, 1}, 0.5, 3), 1.5, 1e-12);
-  // The bound: while the slowest is at one share, two updates pass.
+  // The bound: while the slowest worker computes one share, two updates pass.
   EXPECT_NEAR(stale_seconds({1, 30}, 0, 1), 15, 1e-12);
 }
 
-TEST(LossBand, ReachesThreeDeviationsUp) {
+TEST(LossBand, ReachesThreeDeviationsAboveTheMean) {
   LossBand band(4);
   for (const double loss : {9.0, 1.0, 3.0, 1.0}) {
     EXPECT_FALSE(band.known());
     band.add(loss);
   }
   EXPECT_TRUE(band.known());
-  band.add(3.0);  // the first has gone
+  band.add(3.0);  // the first has dropped out
   EXPECT_NEAR(band.top(), 2 + 3 * std::sqrt(4.0 / 3.0), 1e-12);
 }
 

@@ -1,5 +1,5 @@
-// Whatever the placement, the slices of all owners tile every parameter once, and come back as they
-// were put.
+// Whatever the placement, the slices of all owners tile every parameter exactly once, and values
+// that are written can be read back.
 #include "echelon/optim/state_slices.h"
 
 #include <ATen/ops/equal.h>
@@ -61,7 +61,7 @@ TEST(StateSlices, OfOneOwnerAreWholeParameters) {
   EXPECT_EQ(update.kinds(), (std::vector<std::string>{"master", "exp_avg", "exp_avg_sq"}));
 }
 
-TEST(StateSlices, OfAllOwnersTileEveryParameterAndComeBack) {
+TEST(StateSlices, OfAllOwnersTileEveryParameterAndCanBeReadBack) {
   for (const int world : {1, 2, 3, 5})
     for (int stage = 1; stage <= 3; ++stage)
       for (const bool offload : {false, true}) {
@@ -99,7 +99,7 @@ TEST(StateSlices, OfAllOwnersTileEveryParameterAndComeBack) {
               const auto counts = update.owned_by(parameter);
               EXPECT_EQ(std::accumulate(counts.begin(), counts.end(), std::size_t{0}),
                         std::size_t(parameter.numel()));
-              // The same on every rank, and nothing like what was there.
+              // The same on every rank, and different from the previous values.
               at::Tensor values = at::randn(parameter.shape);
               ranks->broadcast(values, 0).wait();
               index.put(kind, parameter, values);

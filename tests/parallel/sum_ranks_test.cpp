@@ -1,5 +1,5 @@
 // Units whose gradients are summed over different ranks, on meshes with experts: every rank has the
-// same dense layers, ranks along `expert` have other experts, and all have other samples.
+// same dense layers, ranks along `expert` have different experts, and all have different samples.
 #include "echelon/comm/sum_ranks.h"
 
 #include <ATen/TensorOperators.h>
@@ -33,7 +33,7 @@ namespace echelon {
 namespace {
 
 constexpr Dimensions of_experts = {Dimension::data, Dimension::context};
-constexpr std::int64_t samples = 3;  // of a rank
+constexpr std::int64_t samples = 3;  // per rank
 constexpr int steps = 3;
 constexpr double rate = 0.1;
 
@@ -79,7 +79,7 @@ Stack model() {
   return stack;
 }
 
-// By name, of the expert ranks at this place.
+// Initial values by name, on the expert ranks at this place.
 std::map<std::string, at::Tensor> first_values(int expert) {
   static const auto all = [] {
     at::manual_seed(5);
@@ -120,7 +120,7 @@ struct Trained {
   std::vector<double> losses, norms;
 };
 
-// With plain torch, in one thread: what the rank at each position has in the end.
+// Computes with plain torch in one thread what the rank at each position must have in the end.
 std::vector<Trained> by_hand(const MeshShape& shape) {
   const int ranks = shape.ranks();
   std::vector<Trained> all;
@@ -144,7 +144,7 @@ std::vector<Trained> by_hand(const MeshShape& shape) {
     }
     double square = 0;  // of the whole model's gradient: dense layers once, and all experts
     for (const std::string name : names) {
-      std::map<int, at::Tensor> sums;  // by expert, where they are apart
+      std::map<int, at::Tensor> sums;  // by expert, if they are separate
       for (int r = 0; r < ranks; ++r) {
         const int expert = is_expert(name) ? place_at(shape, r).expert : 0;
         const at::Tensor& mine = grads[std::size_t(r)][name];
@@ -221,7 +221,7 @@ void expect_by_hand(const MeshShape& shape, std::int64_t stage, int micro_batche
   run_ranks_well({.world = shape.ranks()}, [&](Group& group) {
     const Trained seen = trained(stage, shape, group, plain_sgd(), micro_batches);
     expect_same(seen, expected[std::size_t(group.rank())]);
-    // Owners of slices know that the others have other experts.
+    // Owners of slices account for the other ranks' experts.
     for (std::size_t i = 0; i < seen.norms.size() && stage > 0; ++i)
       EXPECT_NEAR(seen.norms[i], expected[0].norms[i], 1e-13) << "step " << i;
   });
@@ -237,11 +237,11 @@ TEST(SumRanks, ExpertsAreOwnedByFewerRanksThanDenseLayersInEveryStage) {
       expect_by_hand({.data = 2, .expert = 2}, stage, micro_batches);
 }
 
-TEST(SumRanks, AnExpertThatOneRankHasIsNotExchanged) {
+TEST(SumRanks, AnExpertOnASingleRankIsNotExchanged) {
   for (const std::int64_t stage : {0, 1, 2, 3}) {
     for (const int micro_batches : {1, 3}) expect_by_hand({.expert = 2}, stage, micro_batches);
-    // Of the gradients, the two dense layers alone: 40 and 18 elements, padded to 64 and 32, or to
-    // 64 each where two own them.
+    // Only the gradients of the two dense layers: 40 and 18 elements, padded to 64 and 32, or to 64
+    // each if there are two owners.
     run_ranks_well({.world = 2}, [&](Group& group) {
       trained(stage, {.expert = 2}, group, plain_sgd());
       std::uint64_t sent = 0;
@@ -253,7 +253,7 @@ TEST(SumRanks, AnExpertThatOneRankHasIsNotExchanged) {
   }
 }
 
-// LAMB needs the norm of every parameter, which its owners have slices of.
+// LAMB needs the norm of every parameter, of which each owner has a slice.
 TEST(SumRanks, NormsOfParametersAreSummedOverTheirOwners) {
   OptimOptions lamb;
   lamb.name = OptimizerKind::lamb;
@@ -268,7 +268,7 @@ TEST(SumRanks, NormsOfParametersAreSummedOverTheirOwners) {
   });
 }
 
-TEST(SumRanks, BucketsAndGroupsHoldUnitsOfOneSet) {
+TEST(SumRanks, BucketsAndGroupsHoldUnitsSummedOverTheSameRanks) {
   Stack stack = model();
   Stack::Allocation allocation;
   allocation.shards = 4;
@@ -289,7 +289,7 @@ TEST(SumRanks, BucketsAndGroupsHoldUnitsOfOneSet) {
   EXPECT_EQ(buckets.back().begin, 0);
 }
 
-TEST(SumRanks, AUnitHasParametersOfOneSet) {
+TEST(SumRanks, AUnitHasParametersSummedOverTheSameRanks) {
   class Both final : public Layer {
    public:
     void declare(Declaration& declaration) override {
@@ -310,7 +310,7 @@ TEST(SumRanks, AUnitHasParametersOfOneSet) {
   EXPECT_EQ(stack.units()[1].summed_over, of_experts);
 }
 
-TEST(SumRanks, RefusesSharesPerHostOfUnitsThatAreSummedOverOtherRanks) {
+TEST(SumRanks, RejectsShardsPerHostOfUnitsSummedOverOtherRanks) {
   run_ranks_well({.world = 4}, [&](Group& group) {
     Mesh mesh = make_mesh(native_communicator(group.shared_from_this()), {.data = 2, .expert = 2});
     const SumRanks sums(mesh.over(batch_dimensions),

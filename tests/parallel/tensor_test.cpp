@@ -1,4 +1,4 @@
-// Layers whose products ranks split between them, against one process.
+// Layers whose matrix products are split over ranks, compared with one process.
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
@@ -66,7 +66,7 @@ TEST(TensorParallel, EqualsOneProcessWithRecompute) {
       }
 }
 
-TEST(TensorParallel, EqualsOneProcessWithWeightsLater) {
+TEST(TensorParallel, EqualsOneProcessWithDeferredWeightGradients) {
   for (const bool sequence : {false, true})
     for (const int ranks : {2, 4})
       for (const auto recompute : {Recompute::none, Recompute::selective}) {
@@ -76,7 +76,7 @@ TEST(TensorParallel, EqualsOneProcessWithWeightsLater) {
       }
 }
 
-// 36 divides over 2, 3 and 4; of 5 the last of four ranks has none.
+// The vocabulary of 36 is divisible by 2, 3 and 4. Of 5, the last of four ranks has none.
 TEST(TensorParallel, EqualsOneProcessWhateverTheVocabulary) {
   for (const bool sequence : {false, true})
     for (const std::int64_t vocab : {2, 5, 36})
@@ -88,7 +88,7 @@ TEST(TensorParallel, EqualsOneProcessWhateverTheVocabulary) {
       }
 }
 
-// Micro-batches of 4 and 5 samples: 24 and 30 rows, of which a rank's end within a sample.
+// Micro-batches of 4 and 5 samples: 24 and 30 rows. A rank's rows end within a sample.
 TEST(TensorParallel, EqualsOneProcessWithUnevenMicroBatches) {
   for (const bool sequence : {false, true})
     for (const int ranks : {2, 3}) {
@@ -98,7 +98,8 @@ TEST(TensorParallel, EqualsOneProcessWithUnevenMicroBatches) {
     }
 }
 
-// Four ranks: two stages of two that split products. A tied table is cut in two and on both stages.
+// Four ranks: two stages of two tensor-parallel ranks. A tied table is cut in two and is on both
+// stages.
 TEST(TensorParallel, EqualsOneProcessInAPipeline) {
   at::set_num_threads(1);
   for (const auto schedule : {PipelineOrder::one_f_one_b, PipelineOrder::zero_bubble})
@@ -135,7 +136,7 @@ TEST(TensorParallel, EqualsOneProcessInAPipeline) {
 }
 
 struct Sent {
-  std::map<std::string, std::uint64_t> bytes;  // by tag, of all ranks
+  std::map<std::string, std::uint64_t> bytes;  // by tag, over all ranks
 };
 
 Sent sent(const Case& c, int ranks) {
@@ -151,12 +152,12 @@ Sent sent(const Case& c, int ranks) {
   return all;
 }
 
-// Closed forms, for all ranks together: an all-reduce of n bytes sends 2 (p-1) n, an all-gather or
-// a reduce-scatter half of that.
+// Closed forms for all ranks together: an all-reduce of n bytes sends 2 (p-1) n, an all-gather or a
+// reduce-scatter half of that.
 constexpr std::uint64_t passes = steps * micro_batches, rows = 8 / micro_batches * tokens;
 constexpr std::uint64_t activation = rows * width * sizeof(double);  // b s h
 
-TEST(TensorParallel, SendsFourAllReducesABlock) {
+TEST(TensorParallel, SendsFourAllReducesPerBlock) {
   for (const int ranks : {2, 3, 4}) {
     SCOPED_TRACE(ranks);
     const std::uint64_t all_reduce = 2 * std::uint64_t(ranks - 1);
@@ -168,9 +169,10 @@ TEST(TensorParallel, SendsFourAllReducesABlock) {
   }
 }
 
-// In a block: two all-gathers and two reduce-scatters forward; backward as many, and the gathers of
-// two inputs that were kept split. The embedding has one of each; the head gathers its input twice.
-TEST(TensorParallel, SendsTenHalvesABlockWhereRowsAreSplit) {
+// Per block: two all-gathers and two reduce-scatters in forward. Backward has the same, plus the
+// all-gathers of two inputs that were kept split. The embedding has one of each; the head gathers
+// its input twice.
+TEST(TensorParallel, SendsTenHalvesPerBlockIfRowsAreSplit) {
   for (const int ranks : {2, 3, 4}) {
     SCOPED_TRACE(ranks);
     const auto half = std::uint64_t(ranks - 1), all_reduce = 2 * half;
@@ -182,9 +184,9 @@ TEST(TensorParallel, SendsTenHalvesABlockWhereRowsAreSplit) {
   }
 }
 
-// The second run of a block stops before its last product, so it adds one all-reduce and not two;
-// with rows split, two all-gathers and a reduce-scatter.
-TEST(TensorParallel, SendsLittleMoreToComputeABlockAgain) {
+// The recompute of a block stops before its last product, so it adds one all-reduce instead of two;
+// with rows split, two all-gathers and one reduce-scatter.
+TEST(TensorParallel, SendsLittleMoreToRecomputeABlock) {
   const std::uint64_t half = passes * activation;  // of two ranks
   for (const bool sequence : {false, true}) {
     Case c{.sequence = sequence};
@@ -215,7 +217,7 @@ TEST(TensorParallel, GivesWholeLogitsAndTheLossWithoutTraining) {
     });
 }
 
-// One forward and backward by hand; the gradients of this rank's parts.
+// Computes one forward and backward by hand and returns the gradients of this rank's parts.
 Values gradients(const ModelOptions& model, at::ScalarType type, const Batch& batch,
                  const std::shared_ptr<Communicator>& ranks, bool sequence,
                  std::map<std::string, Split>* splits = nullptr) {
@@ -241,7 +243,8 @@ Values gradients(const ModelOptions& model, at::ScalarType type, const Batch& ba
   return all;
 }
 
-// Against one process in fp64, as far off as one process in the same type is, or a few roundings.
+// Compared with one process in fp64: the error is that of one process in the same type, or a few
+// roundings.
 TEST(TensorParallel, HasTheGradientsOfOneProcessInNarrowTypes) {
   at::set_num_threads(1);
   const Batch batch = batches_of(4, sizes().vocab).front();

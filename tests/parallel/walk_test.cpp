@@ -1,4 +1,4 @@
-// Walks over the tables of strategies, beside the closed forms of their papers.
+// Walks over the tables of strategies, compared with the closed forms of their papers.
 #include "echelon/step/walk.h"
 
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@ std::vector<StageLayers> stages_of(const PipelineShape& shape) {
   return stages;
 }
 
-// Every second layer may be computed again.
+// Every second layer may be recomputed.
 std::vector<Table> pipeline(PipelineOrder schedule, const PipelineShape& shape,
                             bool recompute = false) {
   const auto stages = stages_of(shape);
@@ -121,8 +121,8 @@ TEST(PipelineWalk, RunsTheSlotsOfItsSchedule) {
           computing += end - begin;
         }
         EXPECT_EQ(order, schedule[rank]) << "rank " << rank;
-        // A recompute is a part of its slot. One that comes first does not wait for the gradient
-        // that its backward waits for.
+        // A recompute is part of its slot. A recompute that comes first does not wait for the
+        // gradient that its backward waits for.
         EXPECT_GE(computing, sums[rank].computing);
         if (!recompute) {
           EXPECT_EQ(computing, sums[rank].computing);
@@ -179,7 +179,7 @@ TEST(ZeroWalk, CountsGathersAndScattersByFormula) {
   const int layers = 5;
   for (int m = 1; m <= 3; ++m) {
     const StepShape shape = sharded(layers, m, true);
-    // The last group stays from forward to backward, the first from one micro-batch to the next.
+    // The last group is kept from forward to backward, the first from one micro-batch to the next.
     const int gathers = m * (2 * layers - 2) + 1;
     for (const Scatter scatter : {Scatter::micro_batch, Scatter::step}) {
       const RankCosts sum = walk(zero_table(shape, 0, scatter), group_costs(layers));
@@ -191,7 +191,7 @@ TEST(ZeroWalk, CountsGathersAndScattersByFormula) {
   }
 }
 
-TEST(ZeroWalk, HoldsAllGradientsWhereTheyGoOnceAStep) {
+TEST(ZeroWalk, HoldsAllGradientsIfScatteredOncePerStep) {
   const StepShape shape = sharded(4, 3, false);
   const RankCosts sum = walk(zero_table(shape, 0, Scatter::step), group_costs(4));
   EXPECT_EQ(sum.gradients.peak, 4 * group_bytes);
@@ -199,12 +199,12 @@ TEST(ZeroWalk, HoldsAllGradientsWhereTheyGoOnceAStep) {
   EXPECT_EQ(sum.values.peak, 0) << "every rank has all values";
 }
 
-TEST(ZeroWalk, WaitsForTheFirstGatherAndTheLastScatterAlone) {
+TEST(ZeroWalk, WaitsOnlyForTheFirstGatherAndTheLastScatter) {
   const StepShape shape = sharded(4, 1, true);
   const RankCosts sum = walk(zero_table(shape, 0, Scatter::micro_batch), group_costs(4));
   EXPECT_EQ(sum.exposed, 2);
   EXPECT_EQ(sum.end, sum.computing + 2);
-  // Exchanges that take longer than the computation between them run without a gap.
+  // Transfers that take longer than the computation between them run without a gap.
   StepCosts slow = group_costs(4);
   for (auto& group : slow.groups) group.gather.seconds = group.scatter.seconds = 10;
   const RankCosts bound = walk(zero_table(shape, 0, Scatter::micro_batch), slow);

@@ -34,7 +34,7 @@ std::ptrdiff_t count(const Table& table, Kind kind, int group) {
   });
 }
 
-// The most bytes of groups that are there or coming at once.
+// The most bytes of groups that are unsharded or being gathered at once.
 std::int64_t peak_bytes(const Table& table, const std::vector<std::int64_t>& bytes) {
   std::int64_t now = 0, peak = 0;
   for (const auto& action : table) {
@@ -44,8 +44,8 @@ std::int64_t peak_bytes(const Table& table, const std::vector<std::int64_t>& byt
   return peak;
 }
 
-TEST(ZeroTable, BringsEveryGroupTogetherAsOftenAsItMust) {
-  // Four layers of a group each, and a loss without parameters.
+TEST(ZeroTable, GathersEveryGroupAsOftenAsNeeded) {
+  // Four layers with one group each, and a loss without parameters.
   const std::vector<std::vector<int>> uses = {{0}, {1}, {2}, {3}, {}};
   for (int micro_batches = 1; micro_batches <= 3; ++micro_batches)
     for (int stage = 1; stage <= 3; ++stage) {
@@ -54,8 +54,8 @@ TEST(ZeroTable, BringsEveryGroupTogetherAsOftenAsItMust) {
       validate(table, shape);
       for (int g = 0; g < 4; ++g) {
         EXPECT_EQ(count(table, Kind::scatter, g), stage >= 2 ? micro_batches : 1);
-        // Forward and backward; the last stays in between, the first from one micro-batch to the
-        // next.
+        // Gathered in forward and backward. The last group is kept in between, the first from one
+        // micro-batch to the next.
         const int gathers = g == 3 ? micro_batches : g == 0 ? micro_batches + 1 : 2 * micro_batches;
         EXPECT_EQ(count(table, Kind::gather, g), stage == 3 ? gathers : 0) << "group " << g;
       }
@@ -74,7 +74,7 @@ TEST(ZeroTable, KeepsATiedGroupForTheLayersThatUseIt) {
   EXPECT_EQ(count(table, Kind::gather, 2), 1);
 }
 
-TEST(ZeroTable, GathersNoMoreForARecompute) {
+TEST(ZeroTable, GathersNothingMoreForARecompute) {
   auto shape = shared(2, 3, {{0}, {1}, {2}, {3}, {0, 3}}, 4);
   const std::vector<std::int64_t> bytes = {10, 10, 10, 10};
   const auto plain = zero(shape, bytes, 25);
@@ -84,7 +84,7 @@ TEST(ZeroTable, GathersNoMoreForARecompute) {
   for (int g = 0; g < 4; ++g)
     EXPECT_EQ(count(table, Kind::gather, g), count(plain, Kind::gather, g)) << "group " << g;
   EXPECT_EQ(peak_bytes(table, bytes), peak_bytes(plain, bytes));
-  // A layer that is computed again needs its parameters there.
+  // A recomputed layer needs its parameters.
   Table early = table;
   const auto again = std::find_if(early.begin(), early.end(),
                                   [](const Action& a) { return a.kind == Kind::recompute; });
@@ -106,7 +106,7 @@ TEST(ZeroTable, IsValidForEveryModel) {
     std::vector<std::vector<int>> uses;
     for (int l = 0; l < layers; ++l) {
       std::set<int> mine;
-      if (l < groups) mine.insert(l);  // every group is somebody's
+      if (l < groups) mine.insert(l);  // every group has a user
       for (int extra = draw(3); extra > 0; --extra) mine.insert(draw(std::min(groups, l + 1)));
       uses.emplace_back(mine.begin(), mine.end());
     }
@@ -116,7 +116,7 @@ TEST(ZeroTable, IsValidForEveryModel) {
     for (int l = 0; l < layers; ++l) shape.recompute.push_back(draw(2) == 0);
     const auto table = zero(shape, bytes, draw(300));
     ASSERT_NO_THROW(validate(table, shape)) << "round " << round;
-    // Without any one of its exchanges it is not.
+    // Without any one of its exchanges it is invalid.
     const auto at = std::size_t(draw(int(table.size())));
     if (table[at].kind != Kind::recompute &&
         (table[at].kind < Kind::gather || table[at].kind > Kind::scatter))
