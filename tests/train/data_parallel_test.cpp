@@ -1,4 +1,4 @@
-// Several ranks train as one process does: ranks as threads, in fp64.
+// Several ranks train like one process: ranks are threads, in fp64.
 #include <gtest/gtest.h>
 
 #include <ATen/Parallel.h>
@@ -31,7 +31,7 @@ struct Case {
   double bucket_mib = 0;
 };
 
-// All parameters after five steps, one after another.
+// All parameters after five steps, concatenated.
 at::Tensor trained(const Case& one, std::shared_ptr<Communicator> ranks,
                    std::vector<StepReport>* reports = nullptr) {
   Stack stack = gpt(tiny);
@@ -56,7 +56,8 @@ at::Tensor trained(const Case& one, std::shared_ptr<Communicator> ranks,
 TEST(DataParallel, EqualsOneProcess) {
   at::set_num_threads(1);
   for (const int micro_batches : {1, 2})
-    for (const double mib : {0.0, 1e-6, 100.0}) {  // by the links; a bucket a layer; one for all
+    // Chosen by the links; one bucket per layer; one bucket for all.
+    for (const double mib : {0.0, 1e-6, 100.0}) {
       const Case one{micro_batches, mib};
       std::vector<StepReport> alone;
       const at::Tensor expected = trained(one, nullptr, &alone);
@@ -83,7 +84,7 @@ TEST(DataParallel, EqualsOneProcess) {
     }
 }
 
-TEST(DataParallel, SendsWhatTheClosedFormSays) {
+TEST(DataParallel, SendsTheBytesOfTheClosedForm) {
   at::set_num_threads(1);
   Stack stack = gpt(tiny);
   stack.allocate(at::kCPU, at::kDouble, Gradients::yes);
@@ -104,7 +105,7 @@ TEST(DataParallel, SendsWhatTheClosedFormSays) {
     }
 }
 
-// Counts what is read of the tokens, of which it has the first.
+// The first of the tokens; counts how many samples are read.
 class Counted : public Dataset {
  public:
   explicit Counted(std::int64_t size) : size_(size) {}
@@ -120,7 +121,7 @@ class Counted : public Dataset {
   std::int64_t size_;
 };
 
-// One rank alone would take ever smaller pieces, the more ranks there are.
+// A rank that validates alone would use smaller pieces the more ranks there are.
 TEST(DataParallel, RanksSplitAValidation) {
   at::set_num_threads(1);
   const auto trainer_on = [](Stack& stack, std::shared_ptr<Communicator> ranks, int zero) {
@@ -153,8 +154,9 @@ TEST(DataParallel, RanksSplitAValidation) {
     });
 }
 
-// The mean is over what was seen, also where ranks were allowed data of different sizes.
-TEST(DataParallel, AValidationOnDatasetsOfDifferentSizesIsTheMeanOfWhatWasSeen) {
+// The mean is over the samples that were seen, even if ranks are allowed datasets of different
+// sizes.
+TEST(DataParallel, ValidatesDatasetsOfDifferentSizesByTheMeanOverSeenSamples) {
   at::set_num_threads(1);
   run_ranks_well({.world = 2}, [&](Group& group) {
     Stack stack = gpt(tiny);
@@ -163,7 +165,7 @@ TEST(DataParallel, AValidationOnDatasetsOfDifferentSizesIsTheMeanOfWhatWasSeen) 
         {.train = {.steps = 1, .batch = 24, .precision = Precision::fp64}, .optim = {.warmup = 0}},
         native_communicator(group.shared_from_this()));
     const double all = trainer.evaluate(tokens(), 12);
-    // The second rank has nothing beyond the first piece, which is the first rank's.
+    // The second rank has nothing beyond the first piece, which belongs to the first rank.
     const double some = trainer.evaluate_together(Counted(group.rank() == 0 ? 24 : 12), 24);
     EXPECT_NEAR(some, all, bound);
   });
@@ -190,8 +192,8 @@ TEST(DataParallel, NoticesRanksThatDriftApart) {
               "after step 8 the parameters of rank 2 are not those of rank 0: the ");
 }
 
-// A user's module, with first values of torch's own generator and with running statistics.
-TEST(DataParallel, BeginsWithTheFirstRanksValuesAndEndsWithItsStatistics) {
+// A user's module, with initial values from torch's own generator and with running statistics.
+TEST(DataParallel, StartsWithRankZerosValuesAndEndsWithItsStatistics) {
   at::set_num_threads(1);
   at::manual_seed(4);
   const TensorDataset data(at::randn({40, 6}, at::kDouble), at::randn({40, 1}, at::kDouble));

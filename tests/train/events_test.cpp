@@ -1,4 +1,4 @@
-// What a trainer tells of a run, in order, to whoever listens.
+// The events of a run, in order, as observers see them.
 #include "echelon/train/events.h"
 
 #include <gtest/gtest.h>
@@ -59,7 +59,7 @@ struct Listened {
   std::vector<std::int64_t> steps;
 };
 
-TEST(Events, ComeInTheOrderInWhichThingsHappen) {
+TEST(Events, ComeInTheOrderOfTheRun) {
   const ScratchFolder folder;
   Listened run;
   run.trainer->run_until(2);
@@ -75,7 +75,7 @@ TEST(Events, ComeInTheOrderInWhichThingsHappen) {
   EXPECT_EQ(run.steps, (std::vector<std::int64_t>{1, 2, 3})) << "on_step hears the steps alone";
 }
 
-TEST(Events, HaveAFaultBeforeItIsThrown) {
+TEST(Events, ReportAFaultBeforeItIsThrown) {
   Listened run(/*spoiled=*/true);
   EXPECT_THROW(run.trainer->run(), NotFinite);
   ASSERT_EQ(run.heard.size(), 1u);

@@ -1,6 +1,6 @@
-// train.reduce=fp32 in a pipeline: whatever the order of a step, what the update gets is the sum of
-// the micro-batches' gradients, each computed by itself in the model's type, to the rounding of
-// fp32. Ranks as threads.
+// train.reduce=fp32 in a pipeline. Whatever the order of a step, the update gets the sum of the
+// micro-batches' gradients, each computed separately in the model's type, to the rounding of fp32.
+// Ranks are threads.
 #include <gtest/gtest.h>
 
 #include <ATen/Parallel.h>
@@ -76,14 +76,14 @@ PlanOptions job_of(const Case& one) {
   return job;
 }
 
-// By parameter, one after another as all_parameters gives them, in fp64: the first values, the sum
-// of the micro-batches' gradients, and that of their magnitudes.
+// For all parameters, concatenated as in all_parameters, in fp64: the initial values, the sum of
+// the micro-batches' gradients, and the sum of their magnitudes.
 struct Sums {
   at::Tensor first, sum, magnitude;
 };
 
-// Every micro-batch by itself, in one process. A tied table is two here, with the same values,
-// since its two gradients come from two ranks.
+// Computes every micro-batch separately, in one process. A tied table is two tables with the same
+// values here, because its two gradients come from two ranks.
 Sums micro_batches_apart(const Case& one) {
   PlanOptions job = job_of(one);
   job.model.tied = false;
@@ -132,8 +132,9 @@ Sums micro_batches_apart(const Case& one) {
   return sums;
 }
 
-// How far the masters after one step are from those of the exact sum, in roundings of fp32: of the
-// largest number that was rounded on the way, element by element. The largest of all elements.
+// The distance of the masters after one step from those of the exact sum, in fp32 roundings of the
+// largest number that was rounded on the way, element by element. Returns the largest of all
+// elements.
 double roundings_away(const Case& one) {
   at::set_num_threads(1);
   tokens();
@@ -153,7 +154,7 @@ double roundings_away(const Case& one) {
   return worst;
 }
 
-// Sums of 16 numbers round at most 15 times, and the update twice.
+// A sum of 16 numbers rounds at most 15 times, and the update twice.
 constexpr double most = 18;
 
 void expect_fp32_sums(const Case& one) { EXPECT_LT(roundings_away(one), most) << to_string(one); }
@@ -167,7 +168,7 @@ TEST(Fp32Sums, HoldUnderZeroBubble) {
   expect_fp32_sums({.stage = 2, .recompute = Recompute::selective});
 }
 
-TEST(Fp32Sums, HoldWhereAGroupIsOfSeveralLayers) {
+TEST(Fp32Sums, HoldIfAGroupHasSeveralLayers) {
   for (int stage = 1; stage <= 3; ++stage) {
     expect_fp32_sums({.stage = stage, .group = 100});
     expect_fp32_sums(
@@ -175,7 +176,7 @@ TEST(Fp32Sums, HoldWhereAGroupIsOfSeveralLayers) {
   }
 }
 
-TEST(Fp32Sums, HoldWhereGradientsGoToTheirOwnersOnceAStep) {
+TEST(Fp32Sums, HoldIfGradientsAreScatteredOncePerStep) {
   for (int stage = 2; stage <= 3; ++stage)
     for (const auto schedule :
          {PipelineOrder::gpipe, PipelineOrder::one_f_one_b, PipelineOrder::zero_bubble})
@@ -183,14 +184,14 @@ TEST(Fp32Sums, HoldWhereGradientsGoToTheirOwnersOnceAStep) {
   expect_fp32_sums({.pipeline = 1, .stage = 2, .scatter = ScatterOption::step});
 }
 
-TEST(Fp32Sums, HoldForTablesThatTwoStagesShare) {
+TEST(Fp32Sums, HoldForTablesTiedAcrossStages) {
   for (int stage = 0; stage <= 3; ++stage)
     for (const auto schedule : {PipelineOrder::one_f_one_b, PipelineOrder::zero_bubble})
       expect_fp32_sums({.stage = stage, .schedule = schedule, .tied = true});
 }
 
-// The bound above tells sums in bf16.
-TEST(Fp32Sums, AreToldFromSumsInTheModelsOwnType) {
+// The bound above distinguishes sums in bf16.
+TEST(Fp32Sums, AreDistinguishedFromSumsInTheModelsType) {
   for (const int stage : {0, 2})
     EXPECT_GT(roundings_away({.stage = stage, .reduce = ReduceType::automatic}), 100 * most);
 }

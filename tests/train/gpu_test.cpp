@@ -1,6 +1,6 @@
 // What only a GPU can show: recorded steps equal eager ones, a step that is not finite never
-// reaches the weights, every attention kernel agrees with the CPU, and a restored run goes on.
-// Skipped where there is no GPU.
+// reaches the weights, every attention kernel agrees with the CPU, and a restored run continues.
+// Skipped without a GPU.
 #include <gtest/gtest.h>
 
 #include "echelon/data/dataset.h"
@@ -63,7 +63,7 @@ TEST_F(Gpu, RecordedStepsGiveTheBitsOfEagerOnes) {
   }
 }
 
-// Head widths 32, 160 and 13 take different kernels; see attention.h.
+// Head widths 32, 160 and 13 use different kernels; see attention.h.
 TEST_F(Gpu, EveryAttentionKernelAgreesWithTheCpu) {
   struct Case {
     std::int64_t width, heads;
@@ -94,7 +94,7 @@ TEST_F(Gpu, AStepThatIsNotFiniteNeverReachesTheWeights) {
   }
 }
 
-TEST_F(Gpu, ARestoredRunGoesOnWithTheSameBits) {
+TEST_F(Gpu, ARestoredRunContinuesWithTheSameBits) {
   const ScratchFolder folder;
   const auto model = small();
   const RandomTokens data(model.vocab, model.context, 1);

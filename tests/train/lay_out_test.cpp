@@ -1,5 +1,4 @@
-// A trainer whose ranks become fewer, or more, goes on as one process would: in fp64, ranks as
-// threads.
+// A trainer that loses or gains ranks continues like one process: in fp64, ranks are threads.
 #include <gtest/gtest.h>
 
 #include <ATen/Parallel.h>
@@ -27,7 +26,7 @@ namespace echelon {
 namespace {
 
 constexpr double bound = 1e-12;
-constexpr std::int64_t before = 2;  // steps, on the first ranks
+constexpr std::int64_t before = 2;  // steps on the first ranks
 
 PlanOptions job_of(const ParallelOptions& parallel, const ZeroOptions& zero = {}) {
   PlanOptions job = tiny_options(OptimizerKind::adamw, /*clip=*/1, /*micro_batches=*/2);
@@ -69,7 +68,8 @@ void expect_half_go_on(const PlanOptions& job, int world = 4) {
     expect_same_run(seen, expected, bound);
     EXPECT_EQ(trainer->layout().mesh.all->size(), world / 2);
 
-    // What the ranks before had is gone: it takes what a trainer takes that is made for these.
+    // The memory of the previous ranks is freed: the trainer uses as much as one that was made for
+    // these ranks.
     const MemoryUse now = trainer->memory().now();
     trainer.reset();
     Stack other = gpt(job.model);
@@ -84,9 +84,9 @@ void expect_half_go_on(const PlanOptions& job, int world = 4) {
   });
 }
 
-TEST(LayOut, DataRanksGoOnWhenSomeLeave) { expect_half_go_on(job_of({})); }
+TEST(LayOut, DataRanksContinueWhenSomeLeave) { expect_half_go_on(job_of({})); }
 
-TEST(LayOut, OwnersOfSlicesGoOnWhenSomeLeave) {
+TEST(LayOut, OwnersOfSlicesContinueWhenSomeLeave) {
   for (const std::int64_t stage : {1, 2, 3}) {
     SCOPED_TRACE(fmt::format("stage {}", stage));
     expect_half_go_on(job_of({.zero = stage}, {.group = 0}));
@@ -94,18 +94,18 @@ TEST(LayOut, OwnersOfSlicesGoOnWhenSomeLeave) {
   expect_half_go_on(job_of({.zero = 3}, {.offload = Offload::host}));
 }
 
-TEST(LayOut, PipelinesGoOnWhenSomeLeave) {
+TEST(LayOut, PipelinesContinueWhenSomeLeave) {
   expect_half_go_on(job_of({.pipeline = 2}));
   expect_half_go_on(job_of({.zero = 3, .pipeline = 2}), 8);
 }
 
-TEST(LayOut, RanksThatSplitMatricesGoOnWhenOthersLeave) {
+TEST(LayOut, TensorRanksContinueWhenOthersLeave) {
   expect_half_go_on(job_of({.tensor = 2}));
   expect_half_go_on(job_of({.zero = 3, .tensor = 2}), 8);
 }
 
-// Those that are there already lay the model out again, and newcomers make a trainer.
-TEST(LayOut, RanksGoOnWithNewcomersAndThenAlone) {
+// Existing ranks lay the model out again, and newcomers construct a trainer.
+TEST(LayOut, RanksContinueWithNewcomersAndThenAlone) {
   at::set_num_threads(1);
   const PlanOptions job = job_of({.zero = 3});
   const TinyRun expected = tiny_run(job, nullptr);
@@ -136,14 +136,14 @@ TEST(LayOut, RanksGoOnWithNewcomersAndThenAlone) {
   });
 }
 
-// A user's module shows what its layer has, under every layout.
+// A user's module has its layer's parameters in every layout.
 TEST(LayOut, GivesAUsersModuleItsParametersBack) {
   at::set_num_threads(1);
   const ScratchFolder folder;
   at::manual_seed(1);
   const TensorDataset data(at::randn({32, 6}), at::randn({32, 2}));
   const at::Tensor x = at::randn({4, 6}, at::kDouble);
-  // torch's generator, which makes a module's first values, is everybody's: one module is made at a
+  // Modules take their initial values from torch's global generator, so they are made one at a
   // time, with the same values.
   const auto module = [] {
     static std::mutex turn;
@@ -187,7 +187,7 @@ TEST(LayOut, GivesAUsersModuleItsParametersBack) {
   });
 }
 
-TEST(LayOut, IsRefusedForRanksThatTheOptionsAreNotForAndLeavesAllAsItWas) {
+TEST(LayOut, RejectsRanksThatDoNotFitTheOptionsAndChangesNothing) {
   at::set_num_threads(1);
   const PlanOptions job = job_of({.zero = 2, .data = 2});
   const TinyRun expected = tiny_run(job, nullptr);
@@ -206,7 +206,7 @@ TEST(LayOut, IsRefusedForRanksThatTheOptionsAreNotForAndLeavesAllAsItWas) {
   });
 }
 
-TEST(LayOut, IsRefusedWhereTooFewRanksWouldShareTheStateOut) {
+TEST(LayOut, RejectsTooFewRanksToShardTheState) {
   const PlanOptions job = job_of({.zero = 3, .pipeline = 2});
   run_ranks_well({.world = 4}, [&](Group& group) {
     const auto all = native_communicator(group.shared_from_this());
@@ -222,7 +222,7 @@ TEST(LayOut, IsRefusedWhereTooFewRanksWouldShareTheStateOut) {
   });
 }
 
-TEST(LayOut, ThatFailedIsSaidByEveryCallUntilOneSucceeds) {
+TEST(LayOut, FailureIsReportedByEveryCallUntilOneSucceeds) {
   at::set_num_threads(1);
   PlanOptions job = job_of({.pipeline = 2});
   job.pipeline.stages = "1,3";

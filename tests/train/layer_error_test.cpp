@@ -1,4 +1,4 @@
-// What goes wrong inside a layer, as one sentence that names it.
+// An error inside a layer is reported in one sentence that names the layer.
 #include <gtest/gtest.h>
 
 #include <ATen/Parallel.h>
@@ -26,7 +26,7 @@ LossFunction mean_square() {
   return [](const at::Tensor& a, const at::Tensor& b) { return at::mse_loss(a, b); };
 }
 
-// Throws an error of the user's own, in forward or in backward.
+// Throws a user's own error, in forward or in backward.
 class Faulty : public Layer {
  public:
   explicit Faulty(bool in_backward) : in_backward_(in_backward) {}
@@ -48,7 +48,7 @@ std::string error_of_run(Stack& stack) {
   return thrown<Error>([&] { trainer.run(); });
 }
 
-TEST(LayerError, NamesTheLayerAndWhatItWasGiven) {
+TEST(LayerError, NamesTheLayerAndItsInput) {
   Stack stack;
   stack.add(UserModule("body", {part::Linear{6, 5}}).layer())
       .add(UserModule("head", {part::Tanh{}, part::Linear{7, 4}}).layer())
@@ -66,7 +66,7 @@ TEST(LayerError, NamesTheLossToo) {
   EXPECT_EQ(error.find('\n'), std::string::npos) << error;
 }
 
-TEST(LayerError, KeepsWhatAUsersLayerThrew) {
+TEST(LayerError, KeepsTheErrorOfAUsersLayer) {
   Stack forward;
   forward.add(std::make_unique<Faulty>(/*in_backward=*/false)).add(loss_layer(mean_square()));
   EXPECT_EQ(error_of_run(forward), "layer 0, forward of [8, 6]: no such word");
@@ -84,7 +84,7 @@ TEST(LayerError, KeepsWhatAUsersLayerThrew) {
   }
 }
 
-TEST(LayerError, NamesLayersByWhatTheirParametersHaveInCommon) {
+TEST(LayerError, NamesLayersByTheCommonPrefixOfTheirParameters) {
   const Stack stack = gpt({.layers = 2, .width = 8, .heads = 2, .vocab = 16, .context = 4});
   EXPECT_EQ(stack.name_of(0), "layer 0 (transformer)");
   EXPECT_EQ(stack.name_of(1), "layer 1 (transformer.h.0)");

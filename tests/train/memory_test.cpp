@@ -1,4 +1,4 @@
-// Bytes that each rank holds and sends, by category, against the closed forms of ZeRO.
+// Bytes that each rank holds and sends, by category, compared with the closed forms of ZeRO.
 #include <gtest/gtest.h>
 
 #include <ATen/Parallel.h>
@@ -15,8 +15,8 @@ const ModelOptions tiny = {
     .layers = 2, .width = 16, .heads = 2, .vocab = 32, .context = 8, .tied = false};
 constexpr std::uint64_t steps = 2;
 
-// Elements of the flat buffer, from the sizes alone: every parameter is padded to 32, and what is
-// shared out over N ranks, a group a layer, to 32 N.
+// Elements of the flat buffer, computed from the sizes alone: every parameter is padded to 32, and
+// a group of one layer that is sharded over N ranks is padded to 32 N.
 struct Flat {
   std::uint64_t parameters = 0, elements = 0, last_group = 0;
 
@@ -37,16 +37,16 @@ struct Flat {
   }
 };
 
-struct Bytes {  // of an element
+struct Bytes {  // per element
   Precision precision;
   std::uint64_t value, gradient, state;
 };
 constexpr Bytes types[] = {
     {Precision::fp32, 4, 4, 8}, {Precision::bf16, 2, 2, 12}, {Precision::fp16, 2, 2, 12}};
 
-// M bytes of gradients: every rank sends 2M(N-1)/N in a step of data parallel and stages 1 and 2,
-// and 3M(N-1)/N in stage 3, less U(N-1)/N for the last group, which stays from forward to backward.
-// Stages 1 and 2 also give out the first values.
+// With M bytes of gradients, every rank sends 2M(N-1)/N per step in data parallelism and stages 1
+// and 2. In stage 3 it sends 3M(N-1)/N, less U(N-1)/N for the last group, which is kept from
+// forward to backward. Stages 1 and 2 also broadcast the initial values.
 std::uint64_t traffic(int stage, std::uint64_t m, std::uint64_t u, std::uint64_t n) {
   return (stage < 3 ? (2 * steps + 1) * m : steps * (3 * m - u)) / n * (n - 1);
 }
@@ -77,7 +77,7 @@ Held trained(const TrainOptions& options, Group& group, int stage, Flat& flat) {
   return held;
 }
 
-TEST(Memory, AndTrafficOfEveryStageAreTheClosedForm) {
+TEST(Memory, AndTrafficOfEveryStageMatchTheClosedForms) {
   at::set_num_threads(1);
   for (const auto& type : types)
     for (const int world : {2, 3, 4, 8})
@@ -92,8 +92,8 @@ TEST(Memory, AndTrafficOfEveryStageAreTheClosedForm) {
           EXPECT_EQ(held.memory[MemoryKind::parameters], type.value * (stage >= 3 ? part : n));
           EXPECT_EQ(held.memory[MemoryKind::gradients], type.gradient * (stage >= 2 ? part : n));
           EXPECT_EQ(held.memory[MemoryKind::optimizer], type.state * (stage >= 1 ? part : n));
-          // 16 Psi and its parts, and no more padding than 31 elements a parameter and 32 N - 1 a
-          // layer.
+          // The total is 16 Psi and its parts, and at most 31 elements of padding per parameter and
+          // 32 N - 1 per layer.
           EXPECT_EQ(type.value + type.gradient + type.state, 16U);
           EXPECT_GE(n, flat.parameters);
           EXPECT_LE(n - flat.parameters,

@@ -1,4 +1,4 @@
-// Ranks that each have a part of a model train as one process does: ranks as threads, in fp64.
+// Ranks that each have a part of a model train like one process: ranks are threads, in fp64.
 #include <gtest/gtest.h>
 
 #include <ATen/Parallel.h>
@@ -124,7 +124,7 @@ TEST(Mesh, PipelinesOfSeveralDataRanksEqualOneProcess) {
   expect_one_process({.data = 3, .stage = 2, .micro_batches = 3, .tied = false});
 }
 
-TEST(Mesh, GradientsOfAPipelineGoToTheirOwnersWhenTold) {
+TEST(Mesh, GradientsOfAPipelineAreScatteredWhenTold) {
   for (int stage = 2; stage <= 3; ++stage)
     for (const auto scatter : {ScatterOption::micro_batch, ScatterOption::step})
       for (const auto schedule : {PipelineOrder::gpipe, PipelineOrder::one_f_one_b,
@@ -147,7 +147,7 @@ TEST(Mesh, OffloadAndOptimisersOfWholeParametersEqualOneProcess) {
 TEST(Mesh, SplitMatricesEqualOneProcess) {
   for (const bool sequence : {true, false})
     for (const int tensor : {2, 3}) {
-      const bool rows = sequence && tensor == 2;  // 8 tokens do not divide by 3
+      const bool rows = sequence && tensor == 2;  // 8 tokens are not divisible by 3
       expect_one_process({.pipeline = 1, .tensor = tensor, .dropout = 0.1, .sequence = rows});
       expect_one_process(
           {.pipeline = 1, .tensor = tensor, .tied = false, .sequence = sequence, .vocab = 35});
@@ -181,7 +181,7 @@ TEST(Mesh, AllThreeDimensionsEqualOneProcess) {
                       .offload = Offload::host});
 }
 
-// A state fits any mesh: it is written by one, and others go on from it.
+// A state fits any mesh: one mesh writes it, and others continue from it.
 TEST(Mesh, AStateFitsEveryMesh) {
   at::set_num_threads(1);
   const ScratchFolder folder;
@@ -215,8 +215,8 @@ TEST(Mesh, AStateFitsEveryMesh) {
             bound);
 }
 
-// Each rank has a file of its own: of another step, or of another run.
-TEST(Mesh, RanksThatRestoreDifferentStatesAreTold) {
+// Each rank has its own file, from another step or another run.
+TEST(Mesh, ReportsRanksThatRestoreDifferentStates) {
   at::set_num_threads(1);
   const ScratchFolder folder;
   const auto save = [&](const Case& one, std::int64_t steps, const char* name) {
@@ -251,8 +251,8 @@ TEST(Mesh, RanksThatRestoreDifferentStatesAreTold) {
   }
 }
 
-// Where data ranks sum in an order that depends on where an element lies (a ring of three), the
-// copies of a tied table must not part: a state has one of them.
+// If data-parallel ranks sum in an order that depends on an element's position (a ring of three),
+// the copies of a tied table must not diverge: a state has only one of them.
 TEST(Mesh, CopiesOfATiedParameterStayTheSame) {
   at::set_num_threads(1);
   for (const int stage : {0, 1, 2, 3}) {
@@ -265,7 +265,7 @@ TEST(Mesh, CopiesOfATiedParameterStayTheSame) {
         Stack stack = model(one);
         const auto trainer = trainer_of(one, stack, native_communicator(ranks.shared_from_this()));
         trainer->reduce_by(Algorithm::ring);
-        trainer->run();  // it compares copies after every step, also where ranks have slices alone
+        trainer->run();  // compares copies after every step, even if ranks have only slices
         const at::Tensor value = stack.find("transformer.wte.weight")->value;
         if (stage < 3) copies[std::size_t(ranks.rank())] = value.clone();
       });
@@ -275,8 +275,8 @@ TEST(Mesh, CopiesOfATiedParameterStayTheSame) {
   }
 }
 
-// Running statistics have the model's type where the layer is, and so on the ranks that write and
-// read them.
+// Running statistics have the model's type on the rank with the layer, and so on the ranks that
+// write and read them.
 TEST(Mesh, StatisticsOfAStageAreInTheState) {
   at::set_num_threads(1);
   at::manual_seed(6);
@@ -334,7 +334,7 @@ class Product : public Layer {
   Linear linear_;
 };
 
-// The last rank has the loss alone: nothing to own, sum or update.
+// The last rank has only the loss: nothing to own, sum or update.
 TEST(Mesh, ARankWithoutParametersTrainsWithTheOthers) {
   at::set_num_threads(1);
   at::manual_seed(5);
@@ -364,7 +364,7 @@ TEST(Mesh, ARankWithoutParametersTrainsWithTheOthers) {
     });
 }
 
-TEST(Mesh, GivesBlocksThatAreAlikeOneTime) {
+TEST(Mesh, GivesEqualBlocksTheSameTime) {
   at::set_num_threads(1);
   Stack stack = model({});
   const RandomTokens data(32, 8, 1);
@@ -389,7 +389,7 @@ std::string refusal(const Case& one) {
   return why;
 }
 
-TEST(Mesh, RefusesWhatDoesNotComeOutEven) {
+TEST(Mesh, RejectsSizesThatDoNotFit) {
   EXPECT_NE(
       refusal({.schedule = PipelineOrder::interleaved, .chunks = 4}).find("the model has 6 layers"),
       std::string::npos);

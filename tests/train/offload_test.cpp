@@ -1,5 +1,5 @@
-// State that is kept in the host's memory or on disk trains to the same bits as state that stays
-// beside the model.
+// State offloaded to host memory or disk trains to the same bits as state that stays with the
+// model.
 #include <gtest/gtest.h>
 
 #include <ATen/Parallel.h>
@@ -37,7 +37,7 @@ struct Case {
 ZeroOptions zero_of(const Case& one, const ScratchFolder& folder) {
   ZeroOptions zero;
   zero.group = 0;
-  zero.piece = 0.02;  // a slice has several
+  zero.piece = 0.02;  // a slice has several pieces
   zero.offload = one.offload;
   zero.shard = one.shard;
   if (one.offload == Offload::disk) zero.offload_path = folder.path().string();
@@ -65,7 +65,7 @@ OptimOptions optim_of(const Case& one) {
 
 Stack model() { return gpt({.layers = 2, .width = 64, .heads = 2, .vocab = 64, .context = 16}); }
 
-// Parameters of rank 0; with `saved`, after a state was written there and read by another trainer.
+// Parameters of rank 0. With `saved`: after a state was written there and read by another trainer.
 at::Tensor trained(const Case& one, const std::filesystem::path& saved = {},
                    Offload read_by = Offload::none) {
   at::set_num_threads(1);
@@ -141,7 +141,7 @@ TEST_P(OffloadTo, TrainsToRoundingWithOptimisersOfWholeParameters) {
   }
 }
 
-TEST_P(OffloadTo, GoesOnFromAStateThatAnotherTierWrote) {
+TEST_P(OffloadTo, ContinuesFromAStateThatAnotherTierWrote) {
   const ScratchFolder folder;
   Case one{.stage = GetParam(), .precision = Precision::bf16};
   const at::Tensor expected = trained(one);
@@ -154,7 +154,7 @@ TEST_P(OffloadTo, GoesOnFromAStateThatAnotherTierWrote) {
 
 INSTANTIATE_TEST_SUITE_P(Stages, OffloadTo, testing::Values(1, 2, 3));
 
-// Every host a copy of everything: sums are rounded in another order.
+// Every host has a copy of everything: sums are rounded in another order.
 TEST(Hybrid, EqualsShardingOverAllRanks) {
   for (int stage = 1; stage <= 3; ++stage) {
     Case one{
@@ -165,7 +165,7 @@ TEST(Hybrid, EqualsShardingOverAllRanks) {
   }
 }
 
-// Sums of bf16 gradients in fp32, in another order: their last bits differ, and now and then the
+// Sums of bf16 gradients in fp32, in another order: their last bits differ, and sometimes also the
 // bf16 value that a step computes with.
 TEST(Hybrid, SumsInFp32AcrossHosts) {
   for (int stage = 1; stage <= 3; ++stage) {
@@ -182,7 +182,7 @@ TEST(Hybrid, SumsInFp32AcrossHosts) {
   }
 }
 
-TEST(Hybrid, NeedsAsManyRanksOnEveryHost) {
+TEST(Hybrid, NeedsEquallyManyRanksOnEveryHost) {
   run_ranks_well({.world = 3, .hosts = 2}, [&](Group& group) {
     const auto ranks = native_communicator(group.shared_from_this());
     EXPECT_EQ(thrown<InvalidArgument>([&] { owners_of(ranks, true); }).substr(0, 53),
@@ -201,7 +201,7 @@ std::unique_ptr<Tier> tier_in(const std::filesystem::path& folder) {
                    {10000, 96}, ordinary());
 }
 
-TEST(DiskTier, GivesBackWhatIsWritten) {
+TEST(DiskTier, ReadsBackWhatWasWritten) {
   const ScratchFolder folder;
   const auto tier = tier_in(folder.path());
   const Tier::Run whole{0, 0, 0, 10000}, first{0, 0, 0, 4096}, rest{0, 0, 4096, 5904},
@@ -224,7 +224,7 @@ TEST(DiskTier, GivesBackWhatIsWritten) {
   EXPECT_EQ(tier->take(other)[95].item<float>(), 7);
 }
 
-// The file as a process leaves it that is killed now.
+// The file that a process leaves if it is killed now.
 std::string after_a_kill(const std::function<void(Tier&)>& before) {
   const ScratchFolder folder, copy;
   const std::string name = "echelon-rank-1.slices";
@@ -241,7 +241,7 @@ std::string after_a_kill(const std::function<void(Tier&)>& before) {
   return next->left_behind();
 }
 
-TEST(DiskTier, SaysWhatAKilledProcessLeft) {
+TEST(DiskTier, ReportsWhatAKilledProcessLeft) {
   const Tier::Run run{0, 0, 0, 10000};
   const auto write = [&](Tier& tier) {
     tier.take(run).fill_(5);
@@ -260,7 +260,7 @@ TEST(DiskTier, SaysWhatAKilledProcessLeft) {
             std::string::npos);
 }
 
-TEST(DiskTier, SaysThatADamagedFileIsLost) {
+TEST(DiskTier, ReportsADamagedFileAsLost) {
   const ScratchFolder folder, copy;
   const std::string name = "echelon-rank-1.slices";
   {
@@ -277,7 +277,7 @@ TEST(DiskTier, SaysThatADamagedFileIsLost) {
             std::string::npos);
 }
 
-TEST(DiskTier, IsRefusedWhereThereIsNoRoomForIt) {
+TEST(DiskTier, IsRejectedIfTheDiskIsTooFull) {
   const ScratchFolder folder;
   const auto huge = [&] {
     disk_tier(folder.path().string(), 0, 1, {{"master", at::kFloat, MemoryKind::optimizer, false}},

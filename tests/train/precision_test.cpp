@@ -1,4 +1,4 @@
-// fp16 with its loss scale, and sums of gradients in fp32: ranks as threads.
+// fp16 with its loss scale, and sums of gradients in fp32. Ranks are threads.
 #include <gtest/gtest.h>
 
 #include <ATen/Parallel.h>
@@ -40,7 +40,7 @@ TensorDataset samples() {
   return {x, x.select(1, 0).sin().unsqueeze(1)};
 }
 
-// Steps (1-based, by call) whose gradients overflow fp16, while the loss stays as it is.
+// Steps (1-based, by call) whose gradients overflow fp16, while the loss is unchanged.
 LossFunction overflowing(std::vector<int> steps) {
   return [steps = std::move(steps), call = 0](const at::Tensor& a, const at::Tensor& b) mutable {
     ++call;
@@ -50,7 +50,7 @@ LossFunction overflowing(std::vector<int> steps) {
   };
 }
 
-// A small network of three layers under a trainer, made anew the same way.
+// A small network of three layers with a trainer, always constructed the same way.
 struct Job {
   Job(const TrainOptions& train, LossFunction loss, std::shared_ptr<Communicator> ranks = nullptr,
       int stage = 0) {
@@ -156,8 +156,8 @@ TEST(Fp16, EveryRankSkipsTheStepThatOverflowsOnOne) {
     }
 }
 
-// Halved by overflows and doubled by good steps, on both sides of where it is saved.
-TEST(Fp16, GoesOnInTheMiddleOfItsHistoryBitForBit) {
+// The scale is halved by overflows and doubled by good steps, before and after the save.
+TEST(Fp16, ContinuesBitForBitInTheMiddleOfItsHistory) {
   at::set_num_threads(1);
   const std::vector<int> bad = {1, 2, 9};
   for (int world = 1; world <= 2; ++world)
@@ -193,7 +193,7 @@ TEST(Fp16, GoesOnInTheMiddleOfItsHistoryBitForBit) {
     }
 }
 
-TEST(Fp16, BeginsItsScaleAnewFromAStateOfAnotherPrecision) {
+TEST(Fp16, ResetsItsScaleForAStateOfAnotherPrecision) {
   const ScratchFolder folder;
   TrainOptions wide = half(4);
   wide.precision = Precision::bf16;
@@ -236,8 +236,8 @@ TEST(Fp16, EndsAtALossThatIsNotFiniteWhateverTheScale) {
   EXPECT_TRUE(at::equal(masters(bad), masters(good)));
 }
 
-// A user's loss is computed in fp32: squares of 300 and their sum are beyond fp16.
-TEST(Fp16, GivesLossFunctionsWhatTheyNeedToStayFinite) {
+// A user's loss is computed in fp32: squares of 300 and their sum exceed fp16.
+TEST(Fp16, ComputesLossFunctionsInFp32) {
   TrainOptions train = half(3);
   Job job(train, [](const at::Tensor& a, const at::Tensor& b) {
     EXPECT_EQ(a.scalar_type(), at::kFloat);
@@ -249,7 +249,7 @@ TEST(Fp16, GivesLossFunctionsWhatTheyNeedToStayFinite) {
   EXPECT_EQ(job.stack.type(), at::kHalf);
 }
 
-TEST(Fp16, IsNotForParameterServers) {
+TEST(Fp16, IsRejectedWithParameterServers) {
   Job job(half(3), overflowing({}));
   Ledger ledger;
   EXPECT_EQ(
@@ -286,7 +286,7 @@ OptimOptions plain_sgd() {
   return optim;
 }
 
-// The gradients that a backward over one piece of the first batch leaves, in the model's type.
+// The gradients of a backward over one piece of the first batch, in the model's type.
 at::Tensor piece_gradient(const TrainOptions& train, int piece, int pieces) {
   Stack stack = gpt(tiny);
   stack.allocate(at::kCPU, compute_type(train), Gradients::yes);
@@ -305,7 +305,7 @@ at::Tensor piece_gradient(const TrainOptions& train, int piece, int pieces) {
   return stack.grads().clone();
 }
 
-// Masters after one step from given sums.
+// The masters after one step with given sums.
 at::Tensor masters_from(const TrainOptions& train, const at::Tensor& sums) {
   Stack stack = gpt(tiny);
   stack.allocate(at::kCPU, compute_type(train), Gradients::fp32_sums);
@@ -346,10 +346,10 @@ at::Tensor masters_of(const TrainOptions& train, int world, int stage,
   return result;
 }
 
-// Two ranks of two micro-batches. Sums of two numbers do not depend on their order, so the sums are
-// known to the bit: first over a rank's micro-batches, then over ranks; in stages 2 and 3 every
-// micro-batch goes to its owner, so first over ranks.
-TEST(Fp32Sums, AreExactlyTheSumsOfWhatEachBackwardLeaves) {
+// Two ranks with two micro-batches. Sums of two numbers do not depend on their order, so the sums
+// are known to the bit: first over a rank's micro-batches, then over ranks. In stages 2 and 3 every
+// micro-batch is reduced to its owner, so first over ranks.
+TEST(Fp32Sums, AreExactlyTheSumsOfEachBackwardsGradients) {
   at::set_num_threads(1);
   tokens();
   for (const auto type : {Precision::bf16, Precision::fp16}) {

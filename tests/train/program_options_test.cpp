@@ -1,4 +1,4 @@
-// Options that a program sets are checked as a user's are, and named by the keys of a job.
+// Options that a program sets are checked like a user's, and are named by the keys of a job.
 #include <gtest/gtest.h>
 
 #include <ATen/ops/mse_loss.h>
@@ -43,7 +43,7 @@ TEST(ProgramOptions, AreCheckedAndNamedByTheirKeys) {
   expect_named(error({}, {}, {}, {.schedule = PipelineOrder(4), .stages = {}}),
                "pipeline.schedule");
   expect_named(error({}, {}, {}, {}, {.rate = -1}), "optim.rate");
-  // Options that do not go together are refused in the words of a job.
+  // Incompatible options are rejected with the same message as in a job.
   EXPECT_EQ(
       error({}, {}, {.offload = Offload::host}),
       "zero.offload keeps what parallel.zero shares out: set parallel.zero too, to 1, 2 or 3, "

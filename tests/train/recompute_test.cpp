@@ -1,5 +1,5 @@
-// Training with recompute and dropout: the same bits as without recompute, and the same masks for
-// every way to cut a batch.
+// Training with recompute and dropout: the same bits as without recompute, and the same masks
+// however a batch is cut.
 #include <gtest/gtest.h>
 
 #include <ATen/Parallel.h>
@@ -114,8 +114,7 @@ TEST(Dropout, ChangesTheLossInTrainingAndNotInValidation) {
   EXPECT_EQ(a.evaluate(tokens(), 20), b.evaluate(tokens(), 20));
 }
 
-// Samples that are all alike and parameters that never change: only masks can make two losses
-// differ.
+// All samples are equal and parameters never change: only masks can make two losses differ.
 TEST(Dropout, DrawsNewMasksInEveryStepAndForEverySeed) {
   at::set_num_threads(1);
   const at::Tensor text = at::randint(32, {1, 9}).expand({60, 9});
@@ -173,7 +172,7 @@ TEST(Dropout, TrainsTheSameOnAnyRanks) {
   expect_same({.dropout = 0.1, .micro_batches = 2, .shares = {11, 3, 10}}, 3);
 }
 
-TEST(Dropout, GoesOnFromASavedStateBitForBit) {
+TEST(Dropout, ContinuesBitForBitFromASavedState) {
   at::set_num_threads(1);
   ScratchFolder folder;
   const Case one{.dropout = 0.2, .recompute = Recompute::full, .precision = Precision::fp32};
@@ -188,7 +187,7 @@ TEST(Dropout, GoesOnFromASavedStateBitForBit) {
   EXPECT_TRUE(at::equal(all_parameters(second, ends), whole.parameters));
 }
 
-// A user's layers, with statistics and torch's own dropout.
+// A user's layers, with running statistics and torch's own dropout.
 TEST(Recompute, TrainsAUsersModulesToTheSameBits) {
   at::set_num_threads(1);
   at::manual_seed(8);

@@ -40,13 +40,13 @@ constexpr const char* advice =
     "; give every rank the whole dataset, of which the trainer gives it its part of each batch, or "
     "set TrainOptions::allow_other_data if that is meant";
 
-TEST(SameDataset, IsFineWhereAllRanksHaveIt) {
+TEST(SameDataset, AcceptsTheSameDatasetOnAllRanks) {
   for (const auto& words : said(3, [](int) { return numbers(10); }))
     EXPECT_EQ(words, "(nothing was thrown)");
 }
 
-// What people do who come from a sampler that cuts the data over the ranks.
-TEST(SameDataset, RefusesRanksThatHaveAPartEach) {
+// What users do who are used to a sampler that splits the data over the ranks.
+TEST(SameDataset, RejectsRanksThatEachHaveAPart) {
   for (const auto& words : said(2, [](int rank) { return numbers(rank == 0 ? 10 : 9); }))
     EXPECT_EQ(words,
               std::string("ranks have different datasets: rank 1 has 9 samples and rank 0 has "
@@ -54,14 +54,14 @@ TEST(SameDataset, RefusesRanksThatHaveAPartEach) {
                   advice);
 }
 
-TEST(SameDataset, RefusesOtherSamplesInAsMany) {
+TEST(SameDataset, RejectsDifferentSamplesInDatasetsOfEqualSize) {
   for (const auto& words : said(3, [](int rank) { return numbers(10, rank == 2 ? 0.5 : 0); }))
     EXPECT_EQ(words, std::string("ranks have different datasets: sample 0 of rank 2 is not that of "
                                  "rank 0") +
                          advice);
 }
 
-// Random crops and the like.
+// Like random crops.
 class Drawn : public Dataset {
  public:
   explicit Drawn(std::int64_t size) : size_(size) {}
@@ -76,7 +76,7 @@ class Drawn : public Dataset {
   std::int64_t size_;
 };
 
-TEST(SameDataset, ComparesSamplesThatAreDrawnAnewByTheirNumberAlone) {
+TEST(SameDataset, ComparesRandomSamplesOnlyByTheirNumber) {
   run_ranks_well({.world = 2}, [&](Group& group) {
     const auto ranks = native_communicator(group.shared_from_this());
     require_same_dataset(Drawn(10), *ranks, false);
@@ -84,8 +84,8 @@ TEST(SameDataset, ComparesSamplesThatAreDrawnAnewByTheirNumberAlone) {
   });
 }
 
-TEST(SameDataset, IsWhatATrainerOfSeveralRanksAsksFor) {
-  // By no rank, by all, and by one of them: ranks that are told different things still meet.
+TEST(SameDataset, IsRequiredByATrainerOfSeveralRanks) {
+  // Set on no rank, on all, and on one: ranks with different settings still make the same calls.
   for (const auto& allowed :
        {std::array{false, false}, {true, true}, {true, false}, {false, true}}) {
     std::atomic<int> refused = 0;

@@ -1,5 +1,5 @@
-// What tests of several ways to train have in common: a little data, a job on it, what it comes to,
-// and a model's parameters.
+// Shared by tests of several ways to train: a little data, a job on it, its result, and a model's
+// parameters.
 #pragma once
 
 #include <ATen/TensorOperators.h>
@@ -19,9 +19,9 @@
 
 namespace echelon {
 
-// 60 sequences of 8 tokens below 32, and what follows each.
+// Data: 60 sequences of 8 tokens below 32, and the next token of each.
 inline const TensorDataset& tokens() {
-  static const TensorDataset data = [] {  // once: torch's generator is everybody's
+  static const TensorDataset data = [] {  // once: torch's generator is global
     at::manual_seed(3);
     const at::Tensor text = at::randint(32, {60, 9});
     return TensorDataset(text.narrow(1, 0, 8).contiguous(), text.narrow(1, 1, 8).contiguous());
@@ -29,7 +29,7 @@ inline const TensorDataset& tokens() {
   return data;
 }
 
-// All of them, one after another; where they are shared out, every rank calls it.
+// All parameters, concatenated. If they are sharded, every rank calls it.
 inline at::Tensor all_parameters(Stack& stack, Trainer& trainer) {
   std::vector<at::Tensor> all;
   for (const auto& parameter : stack.parameters())
@@ -37,7 +37,7 @@ inline at::Tensor all_parameters(Stack& stack, Trainer& trainer) {
   return at::cat(all);
 }
 
-// In fp64, where ranks look after every step whether they still agree.
+// In fp64; ranks check after every step that they still agree.
 inline PlanOptions tiny_options(OptimizerKind optimizer = OptimizerKind::adamw, double clip = 1,
                                 std::int64_t micro_batches = 1) {
   PlanOptions job;
@@ -49,11 +49,11 @@ inline PlanOptions tiny_options(OptimizerKind optimizer = OptimizerKind::adamw, 
   job.optim.name = optimizer;
   job.optim.clip = clip;
   job.optim.warmup = 2;
-  if (optimizer == OptimizerKind::lars) job.optim.rate = 5;  // times optim.trust
+  if (optimizer == OptimizerKind::lars) job.optim.rate = 5;  // multiplied by optim.trust
   return job;
 }
 
-// On the tokens above. One process (null) has none of what is for ranks.
+// Trains on the tokens above. One process (null) ignores the options for ranks.
 inline std::unique_ptr<Trainer> tiny_trainer(const PlanOptions& job, Stack& stack,
                                              std::shared_ptr<Communicator> ranks) {
   const bool alone = !ranks;

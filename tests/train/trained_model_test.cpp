@@ -1,5 +1,5 @@
-// What a user does with a trained model, in every layout: infer, save_weights, gather, and what is
-// refused before gather. Ranks as threads, in fp64, compared with one process.
+// What a user does with a trained model in every layout: infer, save_weights, gather, and what is
+// rejected before gather. Ranks are threads, in fp64, compared with one process.
 #include <gtest/gtest.h>
 
 #include <ATen/Parallel.h>
@@ -29,7 +29,7 @@
 #include "tests/nn/user_module.h"
 #include "tests/train/tiny.h"
 
-// More than this at once cannot be had: for a test that runs out of memory.
+// The largest allocation that succeeds: for a test that runs out of memory.
 static thread_local std::size_t largest_new = std::numeric_limits<std::size_t>::max();
 
 [[gnu::noinline]] void* operator new(std::size_t bytes) {
@@ -169,13 +169,13 @@ void on_ranks(const Case& one, const std::function<void(std::shared_ptr<Communic
                  [&](Group& group) { body(native_communicator(group.shared_from_this())); });
 }
 
-TEST(TrainedModel, OfModulesIsThatOfOneProcessInEveryLayout) {
+TEST(TrainedModel, OfModulesEqualsOneProcessInEveryLayout) {
   at::set_num_threads(1);
   const ScratchFolder folder;
   const at::Tensor x = numbers().get(std::vector<std::int64_t>{3, 1, 30}).input;
   Model one_process;
   const auto alone = trainer_of({}, one_process, nullptr);
-  // Statistics of a batch norm are of a rank's own samples: the layouts that split a batch are
+  // A batch norm has the statistics of a rank's own samples: layouts that split a batch are
   // compared with the same split, further down.
   alone->run_until(3);
   const at::Tensor output = alone->infer(x);
@@ -202,7 +202,8 @@ TEST(TrainedModel, CanBeUsedAndTrainedOnInEveryLayout) {
   at::set_num_threads(1);
   const ScratchFolder folder;
   const at::Tensor x = numbers().get(std::vector<std::int64_t>{3, 1, 30}).input;
-  // By the number of ranks that split the batch: the first layout of each is the model for others.
+  // By the number of ranks that split the batch: the first layout of each is the reference for
+  // others.
   std::map<int, std::filesystem::path> expected;
   for (const Case& one : module_cases(folder)) {
     const int data = one.parallel.pipeline == 2 ? one.world / 2 : one.world;
@@ -234,14 +235,14 @@ TEST(TrainedModel, CanBeUsedAndTrainedOnInEveryLayout) {
         EXPECT_TRUE(at::equal(fresh.first.parameters()[i], model.first.parameters()[i])) << i;
       EXPECT_EQ(model.first.children(), 3u);
 
-      // Training goes on as if nobody had looked.
+      // Training continues as if nothing had been read.
       trainer->run();
       EXPECT_EQ(trainer->step(), 5);
       trainer->gather();
       expect_close(model.call(x), trainer->infer(x), "the modules, trained on");
       trainer->save_weights(last);
       const at::Tensor seen = all_parameters(model.stack, *trainer);
-      trainer.reset();  // its files on disk are its own
+      trainer.reset();  // its files on disk belong to it
       trainer = trainer_of(one, uninterrupted, ranks);
       trainer->run();
       EXPECT_TRUE(at::equal(all_parameters(uninterrupted.stack, *trainer), seen));
@@ -253,10 +254,10 @@ TEST(TrainedModel, CanBeUsedAndTrainedOnInEveryLayout) {
   }
 }
 
-TEST(TrainedModel, OfAGptIsThatOfOneProcessInEveryLayout) {
+TEST(TrainedModel, OfAGptEqualsOneProcessInEveryLayout) {
   at::set_num_threads(1);
   const ScratchFolder folder;
-  // Five tokens do not divide over two ranks that split rows, nor do three samples of them.
+  // Neither five tokens nor three samples of them are divisible by two ranks that split rows.
   const at::Tensor x = at::randint(33, {3, 5});
   at::Tensor output;
   const auto use = [&](const Case& one, std::shared_ptr<Communicator> ranks) {
@@ -278,7 +279,7 @@ TEST(TrainedModel, OfAGptIsThatOfOneProcessInEveryLayout) {
   }
 }
 
-// The masters, not what they were rounded to.
+// The masters, not their rounded values.
 TEST(TrainedModel, WeightsOfANarrowModelAreItsMasters) {
   at::set_num_threads(1);
   const ScratchFolder folder;
@@ -309,7 +310,7 @@ TEST(TrainedModel, WeightsOfANarrowModelAreItsMasters) {
 }
 
 // One sentence that says what to call; no zeros in a file, no crash.
-TEST(TrainedModel, ModulesThatAreElsewhereRefuseToBeUsed) {
+TEST(TrainedModel, RejectsTheUseOfShardedModules) {
   at::set_num_threads(1);
   const ScratchFolder folder;
   const at::Tensor x = numbers().get(std::vector<std::int64_t>{3, 1, 30}).input;
@@ -351,13 +352,13 @@ TEST(TrainedModel, ModulesThatAreElsewhereRefuseToBeUsed) {
       }
       trainer->gather();
       EXPECT_EQ(model.call(x).size(1), 4);
-      trainer->run();  // drops what was gathered
+      trainer->run();  // drops the gathered copies
       if (one.parallel.zero == 3) expect_refusal(model, model.second, "second", "0.weight");
     });
   }
 }
 
-TEST(TrainedModel, ObserversOfAStepFindModulesAsTheyAreBetweenCalls) {
+TEST(TrainedModel, ShowsObserversTheModulesAsBetweenCalls) {
   at::set_num_threads(1);
   const at::Tensor x = numbers().get(std::vector<std::int64_t>{3, 1, 30}).input;
   const Case one{"zero 3", {.zero = 3}};
@@ -379,7 +380,7 @@ TEST(TrainedModel, ObserversOfAStepFindModulesAsTheyAreBetweenCalls) {
   });
 }
 
-TEST(TrainedModel, IsTheSameWhereAnObserverGathersItInEveryStep) {
+TEST(TrainedModel, IsTheSameIfAnObserverGathersItInEveryStep) {
   at::set_num_threads(1);
   const at::Tensor x = at::randint(33, {4, 8});
   for (const Case& one : gpt_cases())
@@ -404,7 +405,7 @@ TEST(TrainedModel, IsTheSameWhereAnObserverGathersItInEveryStep) {
     });
 }
 
-// Those that every rank has whole (tensor: norms; zero 3: what is frozen) among them.
+// Including those that every rank has whole (tensor: norms; zero 3: frozen ones).
 TEST(TrainedModel, IsGatheredIntoCopiesThatAUserMayChange) {
   at::set_num_threads(1);
   const auto change_all = [](const Stack& stack) {
@@ -439,8 +440,8 @@ TEST(TrainedModel, IsGatheredIntoCopiesThatAUserMayChange) {
     });
 }
 
-// In stages 2 and 3 gradients have memory while backward runs: afterwards there are none to read.
-TEST(TrainedModel, GradientsThatAreGoneAreUndefined) {
+// In stages 2 and 3, gradients have memory only while backward runs: afterwards none can be read.
+TEST(TrainedModel, FreedGradientsAreUndefined) {
   at::set_num_threads(1);
   const Case one{"zero 2", {.zero = 2}};
   on_ranks(one, [&](std::shared_ptr<Communicator> ranks) {
@@ -453,7 +454,7 @@ TEST(TrainedModel, GradientsThatAreGoneAreUndefined) {
   });
 }
 
-// Every rank learns that nothing was written, and can go on.
+// Every rank learns that nothing was written, and can continue.
 TEST(TrainedModel, AFileThatCannotBeWrittenFailsOnEveryRank) {
   at::set_num_threads(1);
   const ScratchFolder folder;
@@ -473,8 +474,8 @@ TEST(TrainedModel, AFileThatCannotBeWrittenFailsOnEveryRank) {
   EXPECT_TRUE(folder.names().empty());
 }
 
-// Whatever the error is: here there is no memory for the file's header.
-TEST(TrainedModel, AnErrorOfAnotherKindWhileAStateIsWrittenLeavesNobodyWaiting) {
+// Whatever the error is: here, the allocation of the file's header fails.
+TEST(TrainedModel, AnyErrorWhileAStateIsWrittenLeavesNoRankWaiting) {
   at::set_num_threads(1);
   const ScratchFolder folder;
   const Case one{"zero 3", {.zero = 3}};
@@ -497,7 +498,7 @@ TEST(TrainedModel, AnErrorOfAnotherKindWhileAStateIsWrittenLeavesNobodyWaiting) 
   EXPECT_TRUE(folder.names().empty());
 }
 
-TEST(TrainedModel, IsNotTrainedByASecondTrainerWhichWouldBeginAnew) {
+TEST(TrainedModel, RejectsASecondTrainerThatWouldRestartIt) {
   at::set_num_threads(1);
   for (const Case& one : {Case{"data"}, Case{"zero 3", {.zero = 3}}})
     on_ranks(one, [&](std::shared_ptr<Communicator> ranks) {
@@ -511,8 +512,8 @@ TEST(TrainedModel, IsNotTrainedByASecondTrainerWhichWouldBeginAnew) {
     });
 }
 
-// The stages behind it still wait for what it did not send.
-TEST(TrainedModel, ARankOfAPipelineThatFailedSendsNothingMore) {
+// The following stages still wait for what it did not send.
+TEST(TrainedModel, AFailedPipelineRankSendsNothingMore) {
   at::set_num_threads(1);
   const Case one{"pipeline", {.pipeline = 2}};
   on_ranks(one, [&](std::shared_ptr<Communicator> ranks) {

@@ -44,8 +44,8 @@ TensorDataset samples() {
   return {x, x.select(1, 0).sin().add(x.select(1, 1).mul(x.select(1, 2)).mul(0.3)).unsqueeze(1)};
 }
 
-// A user's network with all that a state must keep: matrices, biases, running statistics, a frozen
-// parameter.
+// A user's network with everything that a state must keep: matrices, biases, running statistics, a
+// frozen parameter.
 struct NetImpl : nn::Module {
   NetImpl() {
     hidden = register_module("hidden", nn::Linear(3, 24));
@@ -88,7 +88,7 @@ OptimOptions optimizer(OptimizerKind name = OptimizerKind::adamw) {
   return optim;
 }
 
-// A network in a stack under a trainer, each made anew the same way.
+// A network in a stack with a trainer, always constructed the same way.
 struct Job {
   explicit Job(const TrainOptions& train, const OptimOptions& optim = optimizer(),
                LossFunction loss = mean_square) {
@@ -104,7 +104,7 @@ struct Job {
   std::unique_ptr<Trainer> trainer;
 };
 
-// Everything that two runs must share to be one: parameters, masters, buffers.
+// Everything that must be equal in two equal runs: parameters, masters, buffers.
 void expect_same_bits(Job& a, Job& b, const std::string& when) {
   EXPECT_EQ(a.trainer->step(), b.trainer->step()) << when;
   for (const auto& p : a.stack.parameters()) {
@@ -168,7 +168,7 @@ TEST(Trainer, ReportsTheLossBeforeTheUpdateOnTheSamplersBatch) {
   EXPECT_NEAR(run.reports[0].loss, loss.item<double>(), 1e-12);
 }
 
-TEST(Trainer, GivesTheSameBitsForTheSameSeedAndOthersForAnother) {
+TEST(Trainer, GivesTheSameBitsForTheSameSeedAndDifferentBitsForAnother) {
   const auto trained = [](std::int64_t seed) {
     Stack stack = gpt({.layers = 2, .width = 16, .heads = 2, .vocab = 32, .context = 8});
     const RandomTokens data(32, 8, 1);
@@ -187,7 +187,7 @@ TEST(Trainer, GivesTheSameBitsForTheSameSeedAndOthersForAnother) {
   EXPECT_FALSE(at::equal(one.second, other.second));
 }
 
-TEST(Trainer, GoesOnFromASavedStateBitForBit) {
+TEST(Trainer, ContinuesBitForBitFromASavedState) {
   ScratchFolder folder;
   for (const auto name : {OptimizerKind::adamw, OptimizerKind::sgd}) {
     for (const auto precision : {Precision::fp64, Precision::fp32, Precision::bf16}) {
@@ -198,7 +198,7 @@ TEST(Trainer, GoesOnFromASavedStateBitForBit) {
       whole.trainer->run();
       first.trainer->run_until(13);
       first.trainer->save(folder / "state");
-      second.trainer->run_until(3);  // whatever it did before must not matter
+      second.trainer->run_until(3);  // what it did before must not matter
       second.trainer->restore(folder / "state");
       expect_same_bits(first, second, when + ", restored");
       second.trainer->run();
@@ -220,7 +220,7 @@ TEST(Trainer, IsNotDisturbedByASaveOrAnEvaluation) {
   expect_same_bits(plain, watched, "watched");
 }
 
-TEST(Trainer, RefusesAStateThatDoesNotFitAndStaysAsItWas) {
+TEST(Trainer, RejectsAStateThatDoesNotFitAndStaysUnchanged) {
   ScratchFolder folder;
   const auto path = folder / "state";
   const auto refusal = [&](Job& run) {
@@ -261,7 +261,7 @@ TEST(Trainer, RefusesAStateThatDoesNotFitAndStaysAsItWas) {
           advice);
 }
 
-TEST(Trainer, RefusesTheStateOfADeeperModel) {
+TEST(Trainer, RejectsTheStateOfADeeperModel) {
   ScratchFolder folder;
   const RandomTokens data(32, 8, 1);
   const ModelOptions sizes{.layers = 3, .width = 16, .heads = 2, .vocab = 32, .context = 8};
@@ -277,7 +277,7 @@ TEST(Trainer, RefusesTheStateOfADeeperModel) {
       << sentence;
 }
 
-TEST(Trainer, RefusesAFileThatIsNoState) {
+TEST(Trainer, RejectsAFileThatIsNotAState) {
   ScratchFolder folder;
   Job run(training(10));
   write_tensors(folder / "weights", {{"w", {1}, at::kFloat, [] { return at::empty({1}); }}}, {});
@@ -291,7 +291,7 @@ TEST(Trainer, RefusesAFileThatIsNoState) {
             std::string::npos);
 }
 
-// A loss that goes wrong at its seventh call.
+// A loss that fails at its seventh call.
 LossFunction poisoned(double value, bool only_the_gradient) {
   auto calls = std::make_shared<int>(0);
   return [calls, value, only_the_gradient](const at::Tensor& output, const at::Tensor& target) {
@@ -303,7 +303,7 @@ LossFunction poisoned(double value, bool only_the_gradient) {
   };
 }
 
-TEST(Trainer, StopsAtALossThatIsNotFiniteWithTheWeightsBeforeIt) {
+TEST(Trainer, StopsAtANonFiniteLossWithTheWeightsBeforeIt) {
   struct Case {
     double value;
     bool only_the_gradient;
@@ -336,7 +336,7 @@ TEST(Trainer, StopsAtALossThatIsNotFiniteWithTheWeightsBeforeIt) {
   }
 }
 
-TEST(Trainer, GoesOnAfterALossThatWasNotFiniteOnceItIsRestored) {
+TEST(Trainer, ContinuesAfterANonFiniteLossOnceRestored) {
   ScratchFolder folder;
   Job run(training(20), optimizer(), poisoned(std::nan(""), false)), whole(training(20));
   run.trainer->run_until(4);
@@ -363,7 +363,7 @@ TEST(Trainer, EndsAfterAWholeStepWhenToldToStop) {
   expect_same_bits(stopped, whole, "stopped and gone on");
 }
 
-TEST(Trainer, MovesWhatTrainsAndNothingElse) {
+TEST(Trainer, ChangesOnlyTrainableParameters) {
   Job run(training(10));
   std::vector<at::Tensor> before;
   for (const auto& p : run.stack.parameters()) before.push_back(p.value.clone());
@@ -391,8 +391,8 @@ TEST(Trainer, GivesTheSameParametersHoweverTheBatchIsCut) {
     TrainOptions train = training(5, Precision::fp64);
     train.micro_batches = micro_batches;
     Trainer(stack, data, {.train = train, .optim = optimizer()}).run();
-    // Adam turns the key bias's gradient, which is zero but for rounding, into whole steps: leave
-    // it out.
+    // Adam turns the gradient of the key bias, which is zero except for rounding, into whole steps:
+    // leave it out.
     for (const auto& p : stack.parameters()) {
       if (p.name.ends_with("c_attn.bias")) at::Tensor(p.value).zero_();
     }
@@ -418,7 +418,7 @@ TEST(Trainer, EvaluatesTheMeanOverTheSamplesAskedFor) {
   }
 }
 
-TEST(Trainer, TakesItsFirstValuesFromASource) {
+TEST(Trainer, TakesItsInitialValuesFromASource) {
   Job run(training(10, Precision::bf16));
   run.trainer->load([](const Parameter&, at::Tensor out) { out.fill_(0.1); });
   EXPECT_EQ(run.trainer->master(*run.stack.find("net.hidden.weight"))[0][0].item<float>(), 0.1F);
@@ -430,7 +430,7 @@ TEST(Trainer, AccountsForTheModelsMemoryExactly) {
   struct Case {
     Precision precision;
     OptimizerKind name;
-    std::uint64_t parameters, gradients, optimizer;  // bytes an element
+    std::uint64_t parameters, gradients, optimizer;  // bytes per element
   };
   for (const auto& [precision, name, parameters, gradients, state] :
        {Case{Precision::fp32, OptimizerKind::adamw, 4, 4, 8},
@@ -454,7 +454,7 @@ TEST(Trainer, AccountsForTheModelsMemoryExactly) {
   }
 }
 
-TEST(Trainer, RefusesOptionsThatDoNotFit) {
+TEST(Trainer, RejectsInvalidOptions) {
   const auto refusal = [](const TrainOptions& train) {
     return thrown<InvalidArgument>([&] { Job run(train); });
   };

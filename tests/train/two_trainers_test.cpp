@@ -1,5 +1,5 @@
-// A trainer leaves nothing behind in its thread between calls: several can be used in turn on one
-// thread, and at once on several.
+// A trainer leaves nothing behind in its thread between calls: several trainers can be used in turn
+// on one thread, and concurrently on several.
 #include <gtest/gtest.h>
 
 #include <ATen/Parallel.h>
@@ -30,7 +30,7 @@ struct Trained {
   MemoryUse now, at_peak;
 };
 
-// A trainer with its model, a few steps at a time.
+// A trainer with its model, run for a few steps at a time.
 class Course {
  public:
   explicit Course(std::int64_t width)
@@ -71,7 +71,7 @@ void expect_same(const Trained& seen, const Trained& expected) {
   }
 }
 
-TEST(TwoTrainers, InTurnOnOneThreadAreAsEachIsAlone) {
+TEST(TwoTrainers, InTurnOnOneThreadTrainLikeEachAlone) {
   at::set_num_threads(1);
   const Trained narrow = alone(16), wide = alone(48);
   EXPECT_GT(wide.at_peak.total(), 2 * narrow.at_peak.total());
@@ -86,7 +86,7 @@ TEST(TwoTrainers, InTurnOnOneThreadAreAsEachIsAlone) {
   expect_same(other.end(), wide);
 }
 
-TEST(TwoTrainers, AtOnceOnTwoThreadsAreAsEachIsAlone) {
+TEST(TwoTrainers, ConcurrentlyOnTwoThreadsTrainLikeEachAlone) {
   at::set_num_threads(1);
   const Trained narrow = alone(16), wide = alone(48);
   Trained one, other;

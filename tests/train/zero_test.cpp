@@ -1,4 +1,4 @@
-// Ranks that share a model's state out train as one process does: ranks as threads, in fp64.
+// Ranks with sharded state train like one process: ranks are threads, in fp64.
 #include <gtest/gtest.h>
 
 #include <ATen/Parallel.h>
@@ -59,14 +59,14 @@ TEST(Zero, EqualsOneProcessWithAccumulation) { expect_one_process({.micro_batche
 TEST(Zero, EqualsOneProcessWithoutPrefetchAndClipping) {
   expect_one_process({.clip = 0, .prefetch = 0});
 }
-TEST(Zero, EqualsOneProcessWithAHeadOfItsOwn) { expect_one_process({.tied = false}); }
+TEST(Zero, EqualsOneProcessWithAnUntiedHead) { expect_one_process({.tied = false}); }
 TEST(Zero, EqualsOneProcessWithOneGroup) { expect_one_process({.group = 100}); }
 TEST(Zero, EqualsOneProcessForOptimisersOfWholeParameters) {
   expect_one_process({.optimizer = OptimizerKind::lars});
   expect_one_process({.optimizer = OptimizerKind::lamb, .micro_batches = 2});
 }
 
-// Ranks that take unequal parts of a batch, as parallel.shares=speed has them.
+// Ranks that take unequal parts of a batch, as with parallel.shares=speed.
 TEST(Zero, EqualsOneProcessWithUnevenShares) {
   at::set_num_threads(1);
   Case one{.micro_batches = 2};
@@ -84,7 +84,7 @@ TEST(Zero, EqualsOneProcessWithUnevenShares) {
     });
 }
 
-// An owner that is alone works in its slices: nothing is lent, nor moved but across hosts.
+// A single owner works in its slices: it takes no pooled memory and communicates only across hosts.
 TEST(Zero, EqualsOneProcessWithOneOwner) {
   at::set_num_threads(1);
   for (const int micro_batches : {1, 3}) {
@@ -111,7 +111,7 @@ TEST(Zero, EqualsOneProcessWithOneOwner) {
   }
 }
 
-// Over messages as over shared memory.
+// Over messages as well as over shared memory.
 TEST(Zero, EqualsOneProcessAcrossHosts) {
   at::set_num_threads(1);
   Case one;
@@ -165,7 +165,7 @@ TEST(Zero, TrainsAModule) {
 }
 
 // A state fits any stage and any number of ranks.
-TEST(Zero, GoesOnFromAnyStatesOfAnyStage) {
+TEST(Zero, ContinuesFromStatesOfAnyStage) {
   at::set_num_threads(1);
   const ScratchFolder folder;
   const at::Tensor expected = tiny_run(job_of({}), nullptr).parameters;
