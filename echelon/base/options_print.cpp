@@ -14,6 +14,13 @@ namespace echelon {
 
 namespace {
 
+// Also of a value that the enum does not have, which check_options refuses.
+std::string name_in(const EnumOption& option) {
+  const std::size_t position = option.get(option.value);
+  return position < option.names.size() ? std::string(option.names[position])
+                                        : fmt::format("value {}", position);
+}
+
 std::string toml_value(const Fields::Value& value) {
   struct Visitor {
     std::string operator()(const bool* value) const { return *value ? "true" : "false"; }
@@ -25,9 +32,7 @@ std::string toml_value(const Fields::Value& value) {
       for (const auto& value : *values) items.push_back(toml_string(value));
       return fmt::format("[{}]", fmt::join(items, ", "));
     }
-    std::string operator()(const EnumOption& option) const {
-      return toml_string(option.names[option.get(option.value)]);
-    }
+    std::string operator()(const EnumOption& option) const { return toml_string(name_in(option)); }
   };
   return std::visit(Visitor{}, value);
 }
@@ -154,8 +159,7 @@ std::string to_toml(const Fields& fields, Comments comments) {
 
 std::string text_of(const Fields::Field& field) {
   if (const auto* text = std::get_if<std::string*>(&field.value)) return **text;
-  if (const auto* option = std::get_if<EnumOption>(&field.value))
-    return std::string(option->names[option->get(option->value)]);
+  if (const auto* option = std::get_if<EnumOption>(&field.value)) return name_in(*option);
   return toml_value(field.value);
 }
 

@@ -98,11 +98,14 @@ void Waiting::fail(const std::vector<int>& missing) {
   int last = -1;
   for (const int rank : missing) {
     const auto chained = chain(rank, waits);
-    for (const int one : chained)
+    for (std::size_t i = 0; i < chained.size(); ++i) {
+      const bool earlier = i > 0 && waits.at(chained[i - 1]).number < place_.wait.number;
       names += (names.empty() ? ""
-                : one == rank ? ", "
+                : i == 0      ? ", "
+                : earlier     ? ", which in an earlier call waited for "
                               : ", which waits for ") +
-               endpoint_.health().name(one);
+               endpoint_.health().name(chained[i]);
+    }
     if (last < 0) last = chained.back();
   }
   const auto message = fmt::format("{} reached its deadline; still waiting for {}", what_(), names);

@@ -22,7 +22,12 @@ constexpr int intervals_to_know = 8;  // before anything is decided
 // However a phase ends, the trainer drops its servers before they are destroyed.
 struct UsingServers {
   explicit UsingServers(Trainer& of) : trainer(of) {}
-  ~UsingServers() { trainer.drop_servers(); }
+  ~UsingServers() {
+    try {
+      trainer.drop_servers();
+    } catch (const std::exception&) {  // the phase's own error is the one to report
+    }
+  }
   UsingServers(const UsingServers&) = delete;
   UsingServers& operator=(const UsingServers&) = delete;
   Trainer& trainer;

@@ -35,7 +35,8 @@ Frame PeerRoute::frame() const {
       .frame(number_of(MeetingFrame::route));
 }
 
-PeerRoute PeerRoute::read(const Frame& frame, const std::string& peer, const PeerTree& tree) {
+PeerRoute PeerRoute::read(const Frame& frame, const std::string& peer, const PeerTree& tree,
+                          int rank) {
   if (frame.kind != number_of(MeetingFrame::route))
     throw Corrupt(peer + " did not say where to get the ranks' peer info");
   FrameReader reader(frame, peer);
@@ -46,6 +47,9 @@ PeerRoute PeerRoute::read(const Frame& frame, const std::string& peer, const Pee
   route.relay.host = reader.text(256);
   route.relay.port = std::uint16_t(reader.number_at_most(65535));
   reader.end();
+  if (route.parent != 0 && route.parent != tree.parent(rank))
+    throw Corrupt(fmt::format("{} names rank {} as the parent of rank {}, which is rank {}", peer,
+                              route.parent, rank, tree.parent(rank)));
   if (route.parent != 0 && (route.relay.host.empty() || route.relay.port == 0))
     throw Corrupt(fmt::format("{} did not say where rank {} listens", peer, route.parent));
   return route;

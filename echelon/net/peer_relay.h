@@ -5,7 +5,9 @@
 //   rank r -> parent   fetch: the meeting's number, r
 //   parent -> rank r   pages (peer_pages.h), once the parent has all of them
 //
-// Meanwhile both look at the assembly (assembly.h): a rank that dies on the way is named by rank 0.
+// While they wait for each other, both look at the assembly (assembly.h): a rank that dies on the
+// way is named by rank 0. A connection that is being made, or a page that is being read, is bounded
+// by the deadline alone.
 #pragma once
 
 #include <condition_variable>
@@ -37,7 +39,9 @@ struct PeerRoute {
   Address relay = {};         // where the parent listens
 
   Frame frame() const;
-  static PeerRoute read(const Frame& frame, const std::string& peer, const PeerTree& tree);
+  // As `rank` was told by `peer`.
+  static PeerRoute read(const Frame& frame, const std::string& peer, const PeerTree& tree,
+                        int rank);
 };
 
 // Writes bytes to many streams at a time: one that is slow or far away delays nobody else. Streams

@@ -197,7 +197,7 @@ Gathered Rendezvous::visit(const std::string& peer_info, Deadline deadline) {
   write_frame(rank_0, mine.frame(), deadline);
   const Frame answer = wait_for_answer(rank_0, deadline);
   if (kind_of_frame(answer) == MeetingFrame::misfit) throw_misfit(answer, rank_0.name());
-  const PeerRoute route = PeerRoute::read(answer, rank_0.name(), tree());
+  const PeerRoute route = PeerRoute::read(answer, rank_0.name(), tree(), rank);
 
   std::map<int, Assembly::Member> watched;
   watched[0] = {"at " + address.text(), std::move(stream)};
@@ -205,8 +205,9 @@ Gathered Rendezvous::visit(const std::string& peer_info, Deadline deadline) {
   Pages pages = route.parent == 0 ? read_pages(rank_0, world, deadline)
                                   : fetch_pages(*this, route, *assembly, deadline);
   if (pages.infos[std::size_t(rank)] != peer_info)
-    throw Corrupt(fmt::format("{} sent peer info of rank {} that this rank did not send",
-                              rank_0.name(), rank));
+    throw Corrupt(fmt::format(
+        "{} sent peer info of rank {} that this rank did not send",
+        route.parent == 0 ? rank_0.name() : fmt::format("rank {}", route.parent), rank));
   if (relay) relay->pass_on(pages.bytes, route.meeting, *assembly, deadline);
   return {std::move(pages.infos), assembly};
 }

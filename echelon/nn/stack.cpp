@@ -224,7 +224,7 @@ void point(const at::Tensor& tensor, void* data) {
 void attach(const at::Tensor& tensor, const at::Tensor& memory, at::Tensor& kept) {
   if (memory.numel() < tensor.numel() || memory.scalar_type() != tensor.scalar_type() ||
       memory.device() != tensor.device() || !memory.is_contiguous())
-    throw Error("a group of parameters was lent memory of another size, type or device");
+    throw Error("memory of another size, type or device was attached to a group of parameters");
   kept = memory;
   allow_memory(tensor);
   point(tensor, memory.data_ptr());
@@ -259,28 +259,28 @@ void Stack::allocate(at::Device device, at::ScalarType type, Gradients gradients
   std::int64_t trainable = 0, frozen = 0;
   for (const auto& unit : units_) (unit.trainable ? trainable : frozen) += unit.numel;
   const auto options = at::TensorOptions(device).dtype(type);
-  const auto place = [&](MemoryKind kind, bool lent, const Memory& memory, at::ScalarType of,
+  const auto place = [&](MemoryKind kind, bool pooled, const Memory& memory, at::ScalarType of,
                          at::Tensor& all, std::vector<at::Tensor>& by_group) {
     MemoryScope scope(kind);
-    if (!lent) all = memory ? memory(trainable, of) : at::zeros({trainable}, options.dtype(of));
+    if (!pooled) all = memory ? memory(trainable, of) : at::zeros({trainable}, options.dtype(of));
     for (const auto& group : groups_)
-      by_group.push_back(lent ? without_memory(group.numel, options.dtype(of))
-                              : all.narrow(0, group.begin, group.numel));
+      by_group.push_back(pooled ? without_memory(group.numel, options.dtype(of))
+                                : all.narrow(0, group.begin, group.numel));
   };
   for (auto* all : {&values_, &grads_, &sums_}) all->reset();
   for (auto* by_group : {&values_of_, &grads_of_, &sums_of_}) by_group->clear();
-  for (auto* lent : {&attached_values_, &attached_grads_, &attached_sums_})
-    lent->assign(groups_.size(), {});
+  for (auto* memory : {&attached_values_, &attached_grads_, &attached_sums_})
+    memory->assign(groups_.size(), {});
   fp32_sums_ = gradients == Gradients::fp32_sums;
   summed_.assign(units_.size(), false);
   place(MemoryKind::parameters, allocation.sliced_values, allocation.values, type, values_,
         values_of_);
-  const bool lent = allocation.sliced_gradients;
+  const bool pooled = allocation.sliced_gradients;
   if (gradients != Gradients::no)
-    place(MemoryKind::gradients, lent, fp32_sums_ ? Memory() : allocation.gradients, type, grads_,
+    place(MemoryKind::gradients, pooled, fp32_sums_ ? Memory() : allocation.gradients, type, grads_,
           grads_of_);
   if (fp32_sums_)
-    place(MemoryKind::gradients, lent, allocation.gradients, at::kFloat, sums_, sums_of_);
+    place(MemoryKind::gradients, pooled, allocation.gradients, at::kFloat, sums_, sums_of_);
   {
     MemoryScope scope(MemoryKind::parameters);
     frozen_ = at::zeros({frozen}, options);
@@ -446,7 +446,7 @@ bool Stack::has_values() const {
   for (int l = 0; l < size(); ++l)
     if (!has(l)) return false;
   return !pools_values() || std::all_of(attached_values_.begin(), attached_values_.end(),
-                                        [](const at::Tensor& lent) { return lent.defined(); });
+                                        [](const at::Tensor& memory) { return memory.defined(); });
 }
 
 void Stack::show() {

@@ -94,9 +94,10 @@ class Trainer {
   // The trainer starts like a new one: step() is 0, and parameters have their initial values.
   // Options, data, observers, notes, the probe and the memory account stay. split_batch(),
   // reduce_by() and adapt() were chosen for the previous ranks and are reset. Every rank of `ranks`
-  // calls it (null: one process); previous ranks need not exist any more. Throws InvalidArgument if
-  // parameter servers are in use or the options do not fit this number of ranks; the trainer is
-  // then unchanged. After any other error the only valid call is lay_out() again.
+  // calls it (null: one process); previous ranks need not exist any more. Throws InvalidArgument
+  // and leaves the trainer unchanged if parameter servers are in use or the options do not fit this
+  // number of ranks or its backend. After any later error (ranks with other data, hosts with
+  // different numbers of ranks under zero.shard=host) the only valid call is lay_out() again.
   void lay_out(std::shared_ptr<Communicator> ranks);
 
   // Pushes gradients to parameter servers, which own parameters and optimiser state, instead of
@@ -135,7 +136,10 @@ class Trainer {
 
   // Records the actions of every step (sync_trace.h).
   void trace(bool on);
-  const Executor& executor() const { return *executor_; }
+  const Executor& executor() const {
+    require_laid_out();
+    return *executor_;
+  }
 
   // Makes this rank compute slower by this factor (chaos.slow).
   void slow_down(double factor);
@@ -213,7 +217,7 @@ class Trainer {
   // servers, only the first worker may, and gets the version that save_weights() would write.
   at::Tensor master(const Parameter& parameter);
   bool uses_graph() const { return graph_wanted_; }
-  const std::vector<Bucket>& buckets() const { return executor_->shape().buckets; }
+  const std::vector<Bucket>& buckets() const { return executor().shape().buckets; }
   const MeshLayout& layout() const { return layout_; }
   // When gradients are reduce-scattered, and why; empty if there is no choice.
   const std::string& scatter_choice() const { return scatter_choice_; }
@@ -230,6 +234,7 @@ class Trainer {
   void forget_layout();
   void give_memory();
   void require_laid_out() const;
+  void build_layout(std::shared_ptr<Communicator> ranks);
   StepShape step_shape() const;
   Scatter when_to_scatter(const ZeroOptions& zero);
   // A parameter's tensor that this rank may have, on all ranks: collective if ranks have parts.

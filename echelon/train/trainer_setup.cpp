@@ -88,12 +88,33 @@ void Trainer::lay_out(std::shared_ptr<Communicator> ranks) {
     ranks = nullptr;
   require_can_run(options_, ranks ? ranks->size() : 1);
   mesh_of(parallel, ranks ? ranks->size() : 1);
+  if (train.graph == Switch::on && !stack_.capturable()) {
+    throw InvalidArgument(
+        "train.graph=on, but a layer of the model runs through autograd, which is not recorded; use auto or off");
+  }
+  if (train.graph == Switch::on && ranks && !ranks->recordable())
+    throw InvalidArgument(no_graph_over(ranks->backend()));
+  if (!ranks && (zero.offload != Offload::none || zero.shard != ShardOver::all))
+    throw InvalidArgument(
+        "zero.offload and zero.shard are for state that is sharded over ranks: give the trainer a "
+        "communicator");
   check_threads(train);
   if (train.threads > 0) at::set_num_threads(static_cast<int>(train.threads));
   const OnThread on_thread(*this);
   PartsInUse parts(stack_);
   parts.forget_whole();
   forget_layout();
+  try {
+    build_layout(std::move(ranks));
+  } catch (...) {
+    executor_.reset();  // so that calls say that the model is not laid out
+    throw;
+  }
+}
+
+// Everything that depends on the ranks.
+void Trainer::build_layout(std::shared_ptr<Communicator> ranks) {
+  const auto& [train, optim, parallel, zero, pipeline, split] = options_;
   all_ = std::move(ranks);
   if (all_) require_same_dataset(data_, *all_, train.allow_other_data);
   const at::Tensor sample = data_.get(std::vector<std::int64_t>{0}).input;
@@ -107,10 +128,6 @@ void Trainer::lay_out(std::shared_ptr<Communicator> ranks) {
   batch_split_ = even_split(train.batch, layout_.mesh.shape.data);
   by_speed_ = ranks_ && parallel.shares == BatchSplit::speed;
   split_every_ = parallel.shares_every;
-  if (train.graph == Switch::on && !stack_.capturable()) {
-    throw InvalidArgument(
-        "train.graph=on, but a layer of the model runs through autograd, which is not recorded; use auto or off");
-  }
   const bool recordable = !all_ || (all_->recordable() && layout_.pipeline.ranks == 1);
   if (train.graph == Switch::on && !recordable)
     throw InvalidArgument(no_graph_over(all_->backend()));
@@ -118,8 +135,8 @@ void Trainer::lay_out(std::shared_ptr<Communicator> ranks) {
       device_.is_cuda() && train.graph != Switch::off && stack_.capturable() && recordable;
   if (!ranks_ && (zero.offload != Offload::none || zero.shard != ShardOver::all))
     throw InvalidArgument(
-        "zero.offload and zero.shard are for a state that ranks share out: give the trainer a "
-        "communicator");
+        "zero.offload and zero.shard are for state that is sharded over data ranks, and this mesh "
+        "has one: give the trainer more ranks");
   give_memory();
   executor_->slow_down(slowness_);
   executor_->probe(probe_);
@@ -158,6 +175,9 @@ void Trainer::forget_layout() {
   step_ = stop_at_ = lag_ = 0;
   mixed_ = replicas_in_sync_ = begun_ = stop_told_ = false;
   digest_ = 0;
+  began_at_ = skipped_ = 0;
+  first_done_.reset();
+  last_done_.reset();
   busy_seconds_ = 0;
   busy_samples_ = 0;
   scales_.clear();

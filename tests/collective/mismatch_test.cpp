@@ -339,7 +339,7 @@ TEST(Absence, InAnEarlierCallIsTracedToItsRank) {
   });
   EXPECT_EQ(seen, "Timeout") << seen;
   EXPECT_TRUE(mentions(seen, "still waiting for rank 3 on")) << seen;
-  EXPECT_TRUE(mentions(seen, "which waits for rank 2 on")) << seen;
+  EXPECT_TRUE(mentions(seen, "which in an earlier call waited for rank 2 on")) << seen;
 }
 
 TEST(Absence, OfARankThatLeftIsPeerLost) {

@@ -41,13 +41,13 @@ TEST(PeerTree, GivesEveryRankOneParentAndFewChildren) {
 TEST(PeerRoute, ComesBackAsItWasAndIsChecked) {
   const PeerTree tree{.world = 40};
   const PeerRoute route{.meeting = 5, .parent = 2, .who = "pid 1 on a", .relay = {"10.0.0.1", 80}};
-  const PeerRoute same = PeerRoute::read(route.frame(), "rank 0", tree);
+  const PeerRoute same = PeerRoute::read(route.frame(), "rank 0", tree, 33);
   EXPECT_EQ(same.meeting, 5u);
   EXPECT_EQ(same.parent, 2);
   EXPECT_EQ(same.who, "pid 1 on a");
   EXPECT_EQ(same.relay.text(), "10.0.0.1:80");
   const auto read = [&](const Frame& frame) {
-    return outcome([&] { PeerRoute::read(frame, "rank 0", tree); });
+    return outcome([&] { PeerRoute::read(frame, "rank 0", tree, 33); });
   };
   Frame frame = route.frame();
   for (std::size_t size = 0; size < frame.payload.size(); ++size) {
@@ -57,6 +57,8 @@ TEST(PeerRoute, ComesBackAsItWasAndIsChecked) {
   }
   frame.payload.push_back({});
   EXPECT_EQ(read(frame), "Corrupt") << "bytes are left over";
+  EXPECT_EQ(read(PeerRoute{.parent = 1, .relay = {"10.0.0.1", 80}}.frame()), "Corrupt")
+      << "not the parent of rank 33";
   EXPECT_EQ(read(PeerRoute{.parent = 40, .relay = {"10.0.0.1", 80}}.frame()), "Corrupt");
   EXPECT_EQ(read(PeerRoute{.parent = 2, .relay = {"10.0.0.1", 0}}.frame()), "Corrupt") << "no port";
   EXPECT_EQ(read(PeerRoute{.parent = 2, .relay = {"", 80}}.frame()), "Corrupt") << "no host";
@@ -111,7 +113,8 @@ struct Job {
     auto stream = connect_proven(connect_tcp(meeting.address, in_time()), "rank 0", meeting.tls,
                                  meeting.token, in_time());
     write_frame(*stream, hello.frame(), in_time());
-    const auto route = PeerRoute::read(read_frame(*stream, in_time()), "rank 0", meeting.tree());
+    const auto route =
+        PeerRoute::read(read_frame(*stream, in_time()), "rank 0", meeting.tree(), meeting.rank);
     const auto pages = encode(read_frame(*stream, in_time()));
     return {std::move(stream), *relay, pages, route.meeting};
   }

@@ -244,11 +244,11 @@ def test_a_nan_is_reported_with_the_step_before_it(echelon):
     steps = metrics(echelon.folder / "runs" / "grows")
     assert steps[-1]["loss"] > steps[0]["loss"], "this rate makes the loss grow before it is NaN"
     assert (f"The loss was {steps[0]['loss']:.4g} at step 1 and {steps[-1]['loss']:.4g} at step {len(steps)}, so "
-            "training diverged: a lower optim.rate or optim.clip may help") in result.stderr, result.stderr
+            "training diverged: a lower optim.rate or clipping (optim.clip) may help") in result.stderr, result.stderr
     result = echelon.train("--name", "breaks", **settings, optim_rate=1e30)
     first, = metrics(echelon.folder / "runs" / "breaks")
     assert (f"The step before had a loss of {first['loss']:.4g} and a gradient norm of {first['grad_norm']:.4g}: a "
-            "lower optim.rate or optim.clip may help, or step 2 has unusual data") in result.stderr, result.stderr
+            "lower optim.rate or clipping (optim.clip) may help, or step 2 has unusual data") in result.stderr, result.stderr
 
 
 def test_a_run_that_met_a_nan_goes_on_with_a_lower_rate(echelon):

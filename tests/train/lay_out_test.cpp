@@ -237,6 +237,21 @@ TEST(LayOut, FailureIsReportedByEveryCallUntilOneSucceeds) {
               "the model is not laid out over any ranks, since lay_out() failed: call it again");
     EXPECT_THROW(trainer->infer(tokens().get(std::vector<std::int64_t>{0}).input), Error);
     EXPECT_THROW(trainer->reduce_by(Algorithm::ring), Error);
+    EXPECT_THROW(trainer->buckets(), Error);
+    EXPECT_THROW(trainer->executor(), Error);
+  });
+}
+
+TEST(LayOut, RejectsOptionsThatNeedRanksAndChangesNothing) {
+  at::set_num_threads(1);
+  const PlanOptions job = job_of({.zero = 2}, {.group = 0, .shard = ShardOver::host});
+  run_ranks_well({.world = 2}, [&](Group& group) {
+    auto all = native_communicator(group.shared_from_this());
+    Stack stack = gpt(job.model);
+    auto trainer = tiny_trainer(job, stack, all);
+    EXPECT_THROW(trainer->lay_out(nullptr), InvalidArgument);
+    trainer->run();
+    EXPECT_EQ(trainer->step(), job.train.steps);
   });
 }
 
