@@ -70,16 +70,16 @@ bool differ(const at::Tensor& values, int one, int other, Communicator& ranks) {
   return sums[std::size_t(one)] != sums[std::size_t(other)];
 }
 
-void require_same_state(const MasterUpdate& update, std::int64_t step, Communicator& ranks) {
-  const auto all = update.state();
-  const at::Device device = all.front().flat.device();
+void require_same_state(const Update& update, std::int64_t step, Communicator& ranks) {
   std::uint64_t sum = std::uint64_t(update.updates());
   if (const auto* scaling = update.loss_scale()) {
     const auto [scale, good_steps] = scaling->state();
     sum = (sum * 31 + std::bit_cast<std::uint64_t>(scale)) * 31 + std::uint64_t(good_steps);
   }
-  for (const auto& one : all) sum = sum * 31 + checksum_of(one.flat);
-  require_same_state(sum, step, device, ranks);
+  for (const auto& slice : update.slices())
+    slice.access(/*changes=*/false,
+                 [&](const at::Tensor& values) { sum = sum * 31 + checksum_of(values); });
+  require_same_state(sum, step, update.state_options().device(), ranks);
 }
 
 void require_same_state(std::uint64_t sum, std::int64_t step, at::Device device,
@@ -100,12 +100,13 @@ void require_same_state(std::uint64_t sum, std::int64_t step, at::Device device,
   }
 }
 
-void take_first_values(const Stack& stack, MasterUpdate& update, Communicator& ranks) {
+void take_first_values(const Stack& stack, Update& update, Communicator& ranks) {
   const at::NoGradGuard no_grad;
   const auto take = [&](const at::Tensor& value) {
     ranks.broadcast(value, 0, {.tag = "first values", .blocking = true}).wait();
   };
-  take(update.state().front().flat);
+  for (const auto& slice : update.slices())
+    if (slice.kind == update.kinds().front()) slice.access(/*changes=*/true, take);
   update.publish();
   each_fixed(stack, take);
 }

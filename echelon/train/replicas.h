@@ -6,7 +6,7 @@
 
 #include "echelon/comm/communicator.h"
 #include "echelon/nn/stack.h"
-#include "echelon/optim/master_update.h"
+#include "echelon/optim/update.h"
 
 namespace echelon {
 
@@ -22,13 +22,13 @@ bool differ(const at::Tensor& values, int one, int other, Communicator& ranks);
 
 // Ranks that resume from a saved state must all have the same state. Throws InvalidArgument naming
 // the first rank whose state differs.
-void require_same_state(const MasterUpdate& update, std::int64_t step, Communicator& ranks);
+void require_same_state(const Update& update, std::int64_t step, Communicator& ranks);
 // The same if each rank holds only a part: compares a digest of the file that each rank read.
 void require_same_state(std::uint64_t digest, std::int64_t step, at::Device device,
                         Communicator& ranks);
 
 // Broadcasts rank 0's parameters to all ranks.
-void take_first_values(const Stack& stack, MasterUpdate& update, Communicator& ranks);
+void take_first_values(const Stack& stack, Update& update, Communicator& ranks);
 // Broadcasts rank 0's buffers (running statistics, which each rank computes from its own samples).
 void take_first_buffers(const Stack& stack, Communicator& ranks);
 
