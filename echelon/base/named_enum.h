@@ -67,7 +67,7 @@ constexpr auto shown(const Value& value) {
   }
 }
 
-// What the job decides by itself unless it is told.
+// A setting that is decided automatically unless it is given.
 enum class Switch { automatic, on, off };
 constexpr auto names_of(Switch) { return names("auto", "on", "off"); }
 

@@ -1,10 +1,11 @@
 // The dimensions of a mesh of ranks, from the outermost to the innermost, and sets of them.
 #pragma once
 
-#include <array>
 #include <compare>
 #include <initializer_list>
 #include <string>
+
+#include "echelon/base/named_enum.h"
 
 namespace echelon {
 
@@ -15,9 +16,10 @@ enum class Dimension {
   expert,    // other experts, and other samples
   tensor,    // other columns or rows of the same matrices
 };
-inline constexpr std::array all_dimensions = {
-    Dimension::pipeline, Dimension::data, Dimension::context, Dimension::expert, Dimension::tensor};
-const char* to_string(Dimension dimension);  // "data"
+constexpr auto names_of(Dimension) {
+  return names("pipeline", "data", "context", "expert", "tensor");
+}
+inline constexpr auto all_dimensions = all_values<Dimension>;
 
 class Dimensions {
  public:

@@ -41,7 +41,7 @@ std::string named(const MeshShape& shape, Dimensions but = {}) {
   std::string text;
   for (const Dimension one : all_dimensions) {
     if (but.contains(one) || !is_named(one, shape)) continue;
-    text += fmt::format("{}{} {}", text.empty() ? "" : " x ", to_string(one), shape[one]);
+    text += fmt::format("{}{} {}", text.empty() ? "" : " x ", name_of(one), shape[one]);
   }
   return text;
 }
@@ -149,7 +149,7 @@ std::string draw_mesh(const MeshShape& shape, const std::vector<std::string>& ho
     const MeshPlace place = place_at(shape, column * shape.tensor);
     std::string text = fmt::format("data {}", place.data);
     for (const Dimension one : {Dimension::context, Dimension::expert})
-      if (shape[one] > 1) text += fmt::format(" {} {}", to_string(one), place[one]);
+      if (shape[one] > 1) text += fmt::format(" {} {}", name_of(one), place[one]);
     return text;
   };
   const auto box = [&](int stage, int column) {

@@ -235,7 +235,7 @@ TEST(Mesh, ConnectsRanksThatDifferAlongOneDimension) {
       for (const Dimension one : all_dimensions) {
         expect_members(made.along(one).get(), made, {one});
         if (made.along(one)) {
-          EXPECT_EQ(made.along(one)->rank(), made.place[one]) << to_string(one);
+          EXPECT_EQ(made.along(one)->rank(), made.place[one]) << name_of(one);
         }
       }
       EXPECT_EQ(made.rank_at(made.place), group.rank());
