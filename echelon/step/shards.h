@@ -11,6 +11,10 @@ class Shards {
   // Limit on reduce-scatters whose gradients hold memory at once: `alloc_grads` waits until fewer
   // are under way.
   static constexpr std::size_t most_scattering = 2;
+  // Whether the i-th of `under_way` reduce-scatters has to finish before another group gets memory.
+  static constexpr bool is_due(std::size_t i, std::size_t under_way) {
+    return i + most_scattering <= under_way;
+  }
 
   virtual ~Shards() = default;
 

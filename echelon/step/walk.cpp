@@ -193,10 +193,11 @@ class Rank {
         add(sum_.values, -group.values);
         return {now_, now_};
       case Kind::alloc_grads:
-        return open(a.group, group.gradients);
+        return alloc_grads(a.group, group.gradients);
       case Kind::scatter: {
         const Span scattered = exchange(group.scatter, Purpose::gradients);
-        scattering_.push_back({a.group, scattered.end, std::exchange(grown(open_, a.group), 0)});
+        scattering_.push_back(
+            {a.group, scattered.end, std::exchange(grown(allocated_, a.group), 0)});
         return scattered;
       }
       case Kind::tie:
@@ -255,18 +256,18 @@ class Rank {
     return on(lane, what.seconds, now_);
   }
 
-  Span open(int group, std::int64_t bytes) {
+  Span alloc_grads(int group, std::int64_t bytes) {
     const double begin = now_;
     std::vector<Scattering> left;
     for (std::size_t i = 0; i < scattering_.size(); ++i) {
-      if (scattering_[i].group == group || i + Shards::most_scattering <= scattering_.size())
+      if (scattering_[i].group == group || Shards::is_due(i, scattering_.size()))
         finish(scattering_[i]);
       else
         left.push_back(scattering_[i]);
     }
     scattering_ = std::move(left);
     add(sum_.gradients, bytes);
-    grown(open_, group) = bytes;
+    grown(allocated_, group) = bytes;
     return {begin, now_};
   }
 
@@ -348,7 +349,7 @@ class Rank {
   double up_ = 0, down_ = 0, exchange_ = 0, storage_ = 0;  // lanes: when each becomes free
   std::vector<double> fetched_, gathered_;                 // by group: when it is available
   std::vector<Scattering> scattering_;                     // in order
-  std::vector<std::int64_t> open_;                         // by group: bytes of its gradients
+  std::vector<std::int64_t> allocated_;                    // by group: bytes of its gradients
   std::vector<char> recomputed_;                           // by layer
   std::vector<bool> input_came_, gradient_came_;           // by layer and micro-batch
   std::int64_t message_bytes_ = 0;                         // part of the activations

@@ -82,8 +82,8 @@ struct StepCosts {
   std::vector<Transfer> boundaries = {};  // at l: a message between layers l and l + 1, either way
   std::vector<Transfer> buckets = {};     // reduce
   std::vector<Group> groups = {};
-  Transfer tie = {}, push = {};  // push: push
-  double update = 0;             // seconds
+  Transfer tie = {}, push = {};
+  double update = 0;  // seconds
 };
 
 // What a step costs one rank.

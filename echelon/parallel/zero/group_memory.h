@@ -42,7 +42,7 @@ class GroupMemory {
   std::vector<int> due(int group) const {
     std::vector<int> groups;
     for (std::size_t i = 0; i < scattering_.size(); ++i)
-      if (scattering_[i] == group || i + Shards::most_scattering <= scattering_.size())
+      if (scattering_[i] == group || Shards::is_due(i, scattering_.size()))
         groups.push_back(scattering_[i]);
     return groups;
   }
