@@ -407,9 +407,8 @@ void Trainer::collect(std::size_t leave) {
 
 // What may have made a step not finite, judged by the steps before it.
 std::string Trainer::likely_cause(std::int64_t step) const {
-  const std::string remedy = optim_.clip > 0
-                                 ? "a lower optim.rate or optim.clip may help"
-                                 : "a lower optim.rate or clipping (optim.clip) may help";
+  const char* lower = optim_.clip > 0 ? "lower optim.rate or optim.clip"
+                                      : "lower optim.rate or clipping (optim.clip)";
   const char* not_the_rate = "No update came before it, so optim.rate is not the cause";
   if (!scales_.empty()) {
     std::vector<std::string> changes;
@@ -419,20 +418,21 @@ std::string Trainer::likely_cause(std::int64_t step) const {
         "The loss scale was, from {}. fp16 has no numbers beyond 65504: train.precision=bf16{}",
         fmt::join(changes, ", "),
         no_update_yet() ? fmt::format(" may help. {}", not_the_rate)
-                        : fmt::format(", or {}", remedy));
+                        : fmt::format(", or a {} may help", lower));
   }
   if (no_update_yet())
     return fmt::format("{}: look at the weights it began with and at the data", not_the_rate);
   if (!last_done_ || last_done_->step != step_)  // parameter servers ran the steps before
-    return "A" + remedy.substr(1);
+    return fmt::format("A {} may help", lower);
   if (last_done_->loss > first_done_->loss)
     return fmt::format(
-        "The loss was {:.4g} at step {} and {:.4g} at step {}, so training diverged: {}",
-        first_done_->loss, first_done_->step, last_done_->loss, last_done_->step, remedy);
+        "The loss was {:.4g} at step {} and {:.4g} at step {}, so training diverged: a {} "
+        "may help",
+        first_done_->loss, first_done_->step, last_done_->loss, last_done_->step, lower);
   return fmt::format(
-      "The step before had a loss of {:.4g} and a gradient norm of {:.4g}: {}, or step {} has "
-      "unusual data",
-      last_done_->loss, last_done_->grad_norm, remedy, step);
+      "The step before had a loss of {:.4g} and a gradient norm of {:.4g}: a {} may help, or "
+      "step {} has unusual data",
+      last_done_->loss, last_done_->grad_norm, lower, step);
 }
 
 void Trainer::halt(std::int64_t step, double loss, double norm) {
