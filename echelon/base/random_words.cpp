@@ -4,8 +4,8 @@
 #include <array>
 #include <cstddef>
 
-#include "echelon/kernels/cpu/clones.h"
 #include "echelon/base/random.h"
+#include "echelon/kernels/cpu/clones.h"
 
 namespace echelon {
 namespace {

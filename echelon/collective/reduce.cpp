@@ -20,8 +20,8 @@
 #include <cstring>
 #include <type_traits>
 
-#include "echelon/kernels/cpu/clones.h"
 #include "echelon/base/error.h"
+#include "echelon/kernels/cpu/clones.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>

@@ -7,12 +7,9 @@
 #include <cstdint>
 #include <span>
 
-namespace echelon {
+#include "echelon/data/batch.h"
 
-struct Batch {
-  at::Tensor input;  // first dimension: samples
-  at::Tensor target;
-};
+namespace echelon {
 
 class Dataset {
  public:

@@ -91,9 +91,10 @@ bool Acceptor::has_room() const {
 }
 
 Acceptor::Newcomers::iterator Acceptor::least_promising() {
-  const auto silent = std::find_if(newcomers_.begin(), newcomers_.end(), [this](const Newcomer& one) {
-    return one.silent() && Deadline::Clock::now() - one.since() >= patience_.keep;
-  });
+  const auto silent =
+      std::find_if(newcomers_.begin(), newcomers_.end(), [this](const Newcomer& one) {
+        return one.silent() && Deadline::Clock::now() - one.since() >= patience_.keep;
+      });
   return silent != newcomers_.end() ? silent : newcomers_.begin();
 }
 

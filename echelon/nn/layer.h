@@ -1,5 +1,7 @@
 // A layer: a part of a model with its own forward and backward, cut from its neighbours at its
 // input and output. The executor passes it an input and keeps the Pass until it calls backward.
+// Most layers have one input and one output; several tensors can pass between layers as well
+// (forward_all). What all layers need and none changes, such as a mask, is in Pass::batch instead.
 //
 // There are two ways to get a layer:
 //   - wrap any torch::nn::Module (module_layer.h): autograd does the backward;
@@ -12,13 +14,17 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "echelon/data/batch.h"
 #include "echelon/nn/parameter.h"
 
 namespace echelon {
+
+using Tensors = std::vector<at::Tensor>;
 
 // One micro-batch on its way through one layer.
 struct Pass {
@@ -37,6 +43,8 @@ struct Pass {
   };
 
   std::vector<at::Tensor> saved;  // what forward keeps for backward
+  // The tensors of this micro-batch by name, whole on every rank; nullptr if there are none.
+  std::shared_ptr<const Batch> batch;
   at::Tensor
       target;  // last layer only: the loss's target; undefined: return the model's output instead
   double weight = 1;     // this micro-batch's fraction of the global mean; scales the gradients
@@ -113,13 +121,20 @@ class Layer {
 
   // The last layer of a Stack is the loss: it compares its input with pass.target and returns the
   // mean over the samples as a scalar. Without a target it returns the model's output.
-  virtual at::Tensor forward(const at::Tensor& input, Pass& pass) = 0;
+  virtual at::Tensor forward(const at::Tensor& input, Pass& pass);
 
   // Returns the gradient of the input, given the gradient of the output; undefined if the input has
   // no gradient. The loss gets an undefined gradient and uses pass.weight times pass.scale, before
   // anything is rounded to fp16. Adds parameter gradients to their buffers, or defers those of
   // matrices to pass.later (pass.defer_weight_grads).
-  virtual at::Tensor backward(const at::Tensor& grad_output, Pass& pass) = 0;
+  virtual at::Tensor backward(const at::Tensor& grad_output, Pass& pass);
+
+  // The same for a layer with several inputs or outputs, which overrides these instead. Between
+  // layers, tensors are told apart by their position. Gradients have the positions of their
+  // tensors, and are undefined for tensors that are not floating-point. The executor calls only
+  // these. A layer with one input refuses several.
+  virtual Tensors forward_all(const Tensors& inputs, Pass& pass);
+  virtual Tensors backward_all(const Tensors& grad_outputs, Pass& pass);
 
   // Whether forward keeps more than its input for backward. Recomputing pays only then.
   virtual bool keeps_more_than_input() const { return true; }

@@ -19,4 +19,9 @@ namespace echelon {
 using LossFunction = std::function<at::Tensor(const at::Tensor& output, const at::Tensor& target)>;
 std::unique_ptr<Layer> loss_layer(LossFunction loss);
 
+// The same for a model with several outputs, or a loss that reads more of the batch than its
+// target: a weight for each sample, say.
+using BatchLossFunction = std::function<at::Tensor(const Tensors& outputs, const Batch& batch)>;
+std::unique_ptr<Layer> batch_loss_layer(BatchLossFunction loss);
+
 }  // namespace echelon

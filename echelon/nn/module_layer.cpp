@@ -94,6 +94,13 @@ ModuleLayer::ModuleLayer(std::string name, std::shared_ptr<torch::nn::Module> mo
                          Forward forward)
     : name_(std::move(name)), module_(std::move(module)), forward_(std::move(forward)) {}
 
+ModuleLayer::ModuleLayer(std::string name, std::shared_ptr<torch::nn::Module> module,
+                         std::function<at::Tensor(const at::Tensor&)> forward)
+    : ModuleLayer(name, std::move(module), [name, forward](const Tensors& x) {
+        require_inputs(x, 1, name);
+        return Tensors{forward(x.front())};
+      }) {}
+
 void ModuleLayer::declare(Declaration& declaration) {
   for (const auto& item : module_->named_parameters()) {
     const at::Tensor& value = item.value();
@@ -172,27 +179,56 @@ void ModuleLayer::point_gradients() {
   }
 }
 
-at::Tensor ModuleLayer::forward(const at::Tensor& input, Pass& pass) {
+void require_inputs(const Tensors& given, std::size_t expected, const std::string& layer) {
+  if (given.size() != expected)
+    throw InvalidArgument(
+        fmt::format("the module of layer '{}' takes {} tensor{} and gets {}: see Stack::reads and "
+                    "what the layer below returns",
+                    layer, expected, expected == 1 ? "" : "s", given.size()));
+}
+
+Tensors ModuleLayer::forward_all(const Tensors& inputs, Pass& pass) {
   module_->train(pass.training);
-  if (!pass.training) return forward_(input);
+  if (!pass.training) return forward_(inputs);
   // Needed even if the graph is dropped at once: without a graph, torch may choose operators that
   // round differently.
   at::AutoGradMode grad_mode(true);
   std::optional<Replay> replay;
-  if (pass.run == Pass::Run::first) pass.saved = state_of(*module_, input.device());
-  if (pass.run == Pass::Run::again) replay.emplace(*module_, input.device(), pass.saved);
-  const at::Tensor x = leaf(input);
-  const at::Tensor y = forward_(x);
-  if (pass.keeps()) pass.saved = {x, y};
-  return y.detach();
+  const at::Device device = inputs.front().device();
+  if (pass.run == Pass::Run::first) pass.saved = state_of(*module_, device);
+  if (pass.run == Pass::Run::again) replay.emplace(*module_, device, pass.saved);
+  Tensors x, outputs;
+  for (const auto& input : inputs) x.push_back(leaf(input));
+  const Tensors y = forward_(x);
+  if (pass.keeps()) {
+    pass.saved = x;
+    pass.saved.insert(pass.saved.end(), y.begin(), y.end());
+  }
+  for (const auto& output : y) outputs.push_back(output.detach());
+  return outputs;
 }
 
-at::Tensor ModuleLayer::backward(const at::Tensor& grad_output, Pass& pass) {
-  const at::Tensor x = pass.saved[0], y = std::move(pass.saved[1]);
+Tensors ModuleLayer::backward_all(const Tensors& grad_outputs, Pass& pass) {
+  const auto inputs = std::ssize(pass.saved) - std::ssize(grad_outputs);
+  const Tensors x(pass.saved.begin(), pass.saved.begin() + inputs);
+  Tensors y, grads;
+  for (std::size_t i = 0; i < grad_outputs.size(); ++i) {
+    at::Tensor& output = pass.saved[std::size_t(inputs) + i];
+    if (!output.requires_grad() || !grad_outputs[i].defined()) continue;
+    y.push_back(std::move(output));
+    grads.push_back(grad_outputs[i]);
+  }
+  pass.saved.clear();
   point_gradients();
-  if (y.requires_grad()) torch::autograd::backward({y}, {grad_output});
-  if (!x.requires_grad()) return {};
-  return x.grad().defined() ? x.grad() : at::zeros_like(x);  // a module may ignore its input
+  if (!y.empty()) torch::autograd::backward(y, grads);
+  Tensors all;
+  for (const auto& one : x) {
+    if (!one.requires_grad())
+      all.emplace_back();
+    else  // a module may ignore an input
+      all.push_back(one.grad().defined() ? one.grad() : at::zeros_like(one));
+  }
+  return all;
 }
 
 namespace {
@@ -200,39 +236,59 @@ namespace {
 // Declared in loss_layer.h; defined here because it also needs autograd's headers.
 class LossLayer : public Layer {
  public:
-  explicit LossLayer(LossFunction loss) : loss_(std::move(loss)) {}
+  explicit LossLayer(BatchLossFunction loss) : loss_(std::move(loss)) {}
 
   std::string name() const override { return "the loss"; }
 
-  at::Tensor forward(const at::Tensor& input, Pass& pass) override {
-    if (!pass.target.defined()) return input;
+  Tensors forward_all(const Tensors& inputs, Pass& pass) override {
+    if (!pass.target.defined()) return inputs;
     at::AutoGradMode grad_mode(pass.training);
-    const at::Tensor x = leaf(input);
-    const at::Tensor loss = loss_(wide_enough(x), wide_enough(pass.target));
+    Tensors x, wide;
+    for (const auto& input : inputs) {
+      x.push_back(leaf(input));
+      wide.push_back(wide_enough(x.back()));
+    }
+    Batch batch = pass.batch ? *pass.batch : Batch();
+    batch.target = pass.target;
+    const at::Tensor loss = loss_(wide, batch.map(wide_enough));
     if (loss.numel() != 1) {
       throw InvalidArgument(fmt::format(
           "the loss function gave {} values; it must give one, the mean over the samples",
           loss.numel()));
     }
-    if (pass.training) pass.saved = {x, loss};
-    return loss.detach().to(at::kDouble).reshape({});
+    if (pass.training) {
+      pass.saved = std::move(x);
+      pass.saved.push_back(loss);
+    }
+    return {loss.detach().to(at::kDouble).reshape({})};
   }
 
-  at::Tensor backward(const at::Tensor& /*grad_output*/, Pass& pass) override {
-    const at::Tensor x = pass.saved[0], loss = std::move(pass.saved[1]);
+  Tensors backward_all(const Tensors& /*grad_outputs*/, Pass& pass) override {
+    const at::Tensor loss = std::move(pass.saved.back());
+    pass.saved.pop_back();
     at::Tensor grad = at::full_like(loss, pass.weight);
     if (pass.scale.defined()) grad.mul_(pass.scale);
     torch::autograd::backward({loss}, {grad});
-    return x.grad();
+    Tensors grads;
+    for (const auto& x : pass.saved)
+      grads.push_back(!x.requires_grad() || x.grad().defined() ? x.grad() : at::zeros_like(x));
+    return grads;
   }
 
  private:
-  LossFunction loss_;
+  BatchLossFunction loss_;
 };
 
 }  // namespace
 
 std::unique_ptr<Layer> loss_layer(LossFunction loss) {
+  return batch_loss_layer([loss = std::move(loss)](const Tensors& outputs, const Batch& batch) {
+    require_inputs(outputs, 1, "the loss");
+    return loss(outputs.front(), batch.target);
+  });
+}
+
+std::unique_ptr<Layer> batch_loss_layer(BatchLossFunction loss) {
   return std::make_unique<LossLayer>(std::move(loss));
 }
 

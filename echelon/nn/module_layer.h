@@ -3,6 +3,10 @@
 //
 //   stack.add(module_layer("body", torch::nn::Sequential(...))).add(loss_layer(...));
 //
+// A module whose forward takes several tensors is a layer with several inputs, and one that returns
+// a tuple or a vector of tensors has several outputs (Layer::forward_all). As the first layer it
+// gets the tensors of a batch that Stack::reads names.
+//
 // Recompute: the module's forward runs a second time and builds the graph that backward then walks.
 // The second run finds torch's random generators and the module's buffers in the state of the
 // first, and restores both afterwards. So a module may draw random numbers, and running statistics
@@ -20,6 +24,8 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <tuple>
+#include <utility>
 
 #include "echelon/nn/layer.h"
 #include "echelon/nn/loss_layer.h"
@@ -28,18 +34,20 @@ namespace echelon {
 
 class ModuleLayer : public Layer {
  public:
-  using Forward = std::function<at::Tensor(const at::Tensor&)>;
+  using Forward = std::function<Tensors(const Tensors&)>;
 
   // Weight decay applies to module parameters with two or more dimensions.
   ModuleLayer(std::string name, std::shared_ptr<torch::nn::Module> module, Forward forward);
+  ModuleLayer(std::string name, std::shared_ptr<torch::nn::Module> module,
+              std::function<at::Tensor(const at::Tensor&)> forward);
 
   std::string name() const override { return name_; }
   void declare(Declaration& declaration) override;
   void withhold(bool values) override;
   void show() override;
   void bind(at::Device device, at::ScalarType type) override;
-  at::Tensor forward(const at::Tensor& input, Pass& pass) override;
-  at::Tensor backward(const at::Tensor& grad_output, Pass& pass) override;
+  Tensors forward_all(const Tensors& inputs, Pass& pass) override;
+  Tensors backward_all(const Tensors& grad_outputs, Pass& pass) override;
   std::vector<std::pair<std::string, at::Tensor>> buffers() const override;
 
  private:
@@ -59,11 +67,36 @@ class ModuleLayer : public Layer {
   std::vector<std::shared_ptr<torch::nn::Module>> refusing_;  // modules with the refusing child
 };
 
-template <class M>
+inline Tensors as_tensors(at::Tensor output) { return {std::move(output)}; }
+inline Tensors as_tensors(Tensors outputs) { return outputs; }
+template <class... T>
+Tensors as_tensors(std::tuple<T...> outputs) {
+  return std::apply([](auto&&... each) { return Tensors{std::move(each)...}; }, std::move(outputs));
+}
+
+// Throws InvalidArgument unless there are `expected` tensors.
+void require_inputs(const Tensors& given, std::size_t expected, const std::string& layer);
+
+// If forward can be called with different numbers of tensors, the smallest number is taken;
+// module_layer<2>(…) takes two.
+template <std::size_t inputs = 0, class M>
 std::unique_ptr<Layer> module_layer(std::string name, torch::nn::ModuleHolder<M> module) {
-  return std::make_unique<ModuleLayer>(
-      std::move(name), module.ptr(),
-      [module](const at::Tensor& x) mutable { return module->forward(x); });
+  using T = const at::Tensor&;
+  constexpr std::size_t count = [] {
+    if constexpr (inputs > 0) return inputs;
+    if constexpr (requires(M & m, T a) { m.forward(a); }) return std::size_t{1};
+    if constexpr (requires(M & m, T a) { m.forward(a, a); }) return std::size_t{2};
+    if constexpr (requires(M & m, T a) { m.forward(a, a, a); }) return std::size_t{3};
+    return std::size_t{4};
+  }();
+  return std::make_unique<ModuleLayer>(name, module.ptr(),
+                                       [module, name](const Tensors& x) mutable {
+                                         require_inputs(x, count, name);
+                                         return [&]<std::size_t... i>(std::index_sequence<i...>) {
+                                           return as_tensors(module->forward(x[i]...));
+                                         }
+                                         (std::make_index_sequence<count>());
+                                       });
 }
 
 }  // namespace echelon

@@ -560,10 +560,25 @@ bool Stack::capturable() const {
                      [](const auto& layer) { return layer->capturable(); });
 }
 
-Pass Stack::pass_for(const at::Tensor& input) const {
+Stack& Stack::reads(std::vector<std::string> names) {
+  if (names.empty()) throw InvalidArgument("the first layer must read at least one tensor");
+  reads_ = std::move(names);
+  return *this;
+}
+
+Tensors Stack::inputs_of(const Batch& batch) const {
+  Tensors inputs;
+  for (const auto& name : reads_) inputs.push_back(batch.at(name));
+  return inputs;
+}
+
+Pass Stack::pass_for(int layer, std::shared_ptr<const Batch> micro_batch) const {
   Pass pass;
+  const at::Tensor& input = micro_batch->at(reads_.front());
+  if (layer + 1 == size()) pass.target = micro_batch->target;
   pass.samples = input.dim() > 0 ? input.size(0) : 1;
   pass.tokens = input.dim() > 1 ? input.size(1) : 1;
+  pass.batch = std::move(micro_batch);
   if (!group_ || !group_->rows_are_split()) return pass;
   const auto rows = pass.samples * pass.tokens, ranks = std::int64_t(group_->size());
   if (rows % ranks != 0) {
@@ -579,20 +594,28 @@ Pass Stack::pass_for(const at::Tensor& input) const {
   return pass;
 }
 
-at::Tensor Stack::infer(const at::Tensor& input, const at::Tensor& target) {
+at::Tensor Stack::infer(const Batch& batch) {
   if (!has_values())
     throw InvalidArgument(
         "this process has only a part of the model's parameters: call trainer.infer() on every rank, "
         "or trainer.gather() on every rank and then Stack::infer");
   at::NoGradGuard no_grad;
-  at::Tensor x = input;
+  const auto shared = std::make_shared<const Batch>(batch);
+  Tensors x = inputs_of(batch);
   for (int l = 0; l < size(); ++l) {
-    Pass pass = pass_for(input);
+    Pass pass = pass_for(l, shared);
     pass.training = false;
-    if (l + 1 == size()) pass.target = target;
-    x = in_layer(*this, l, "forward", x, [&] { return layer(l).forward(x, pass); });
+    x = in_layer(*this, l, "forward", x, [&] { return layer(l).forward_all(x, pass); });
   }
-  return x;
+  return only_output(std::move(x));
+}
+
+at::Tensor only_output(Tensors outputs) {
+  if (outputs.size() != 1)
+    throw InvalidArgument(fmt::format(
+        "the last layer gave {} tensors; it must give one, the loss or the model's output",
+        outputs.size()));
+  return std::move(outputs.front());
 }
 
 }  // namespace echelon

@@ -54,6 +54,10 @@ class Stack : private Declaration {
 
   Stack& add(std::unique_ptr<Layer> layer);
 
+  // The tensors of a batch that the first layer gets, in this order; by default its "input".
+  Stack& reads(std::vector<std::string> names);
+  Tensors inputs_of(const Batch& batch) const;  // throws InvalidArgument if one is missing
+
   int size() const { return static_cast<int>(layers_.size()); }
   Layer& layer(int i) { return *layers_[static_cast<std::size_t>(i)]; }
 
@@ -176,14 +180,17 @@ class Stack : private Declaration {
   std::vector<std::pair<std::string, at::Tensor>> buffers() const;
   bool capturable() const;
 
-  // A Pass for the micro-batch whose first-layer input is `input`. Throws InvalidArgument if rows
-  // are split and do not divide evenly.
-  Pass pass_for(const at::Tensor& input) const;
+  // A Pass for a layer and a micro-batch; the last layer also gets the target. Throws
+  // InvalidArgument if rows are split and do not divide evenly.
+  Pass pass_for(int layer, std::shared_ptr<const Batch> micro_batch) const;
 
-  // Forward only, nothing is kept: returns the model's output, or its mean loss if a target is
-  // given. Throws InvalidArgument if this process lacks the values of some layers; Trainer::infer
+  // Forward only, nothing is kept: returns the model's output, or its mean loss if the batch has a
+  // target. Throws InvalidArgument if this process lacks the values of some layers; Trainer::infer
   // does the same collectively.
-  at::Tensor infer(const at::Tensor& input, const at::Tensor& target = {});
+  at::Tensor infer(const Batch& batch);
+  at::Tensor infer(const at::Tensor& input, const at::Tensor& target = {}) {
+    return infer(Batch{input, target});
+  }
 
  private:
   Parameter* parameter(std::string name, std::vector<std::int64_t> shape, Init init, bool decay,
@@ -201,6 +208,7 @@ class Stack : private Declaration {
                     std::int64_t numel) const;
 
   std::vector<std::unique_ptr<Layer>> layers_;
+  std::vector<std::string> reads_ = {"input"};
   std::deque<Parameter> parameters_;  // stable addresses: layers keep pointers
   std::unordered_map<std::string, Parameter*> by_name_;
   std::vector<Tie> ties_;
@@ -231,6 +239,9 @@ class Stack : private Declaration {
   at::ScalarType type_ = at::kFloat;
   Recompute recompute_ = Recompute::none;
 };
+
+// The tensor that the last layer gave; throws InvalidArgument if it gave several.
+at::Tensor only_output(Tensors outputs);
 
 // While one lives, the stack has this process's parts, and layers show them, for a trainer to work
 // with. Afterwards a user finds the previous state: whole values (use_whole) or a refusal.

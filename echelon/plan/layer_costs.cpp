@@ -38,21 +38,22 @@ std::int64_t bytes_of(const std::vector<at::Tensor>& tensors) {
 // A key that is equal for layers that do the same to inputs of one size: the class says that shapes
 // determine its cost, the parameters have the same shapes, and the layers keep the same amount for
 // backward. Empty: no other layer is equal.
-std::string kind_of(const Layer& layer, const Stack& stack, const at::Tensor& input,
+std::string kind_of(const Layer& layer, const Stack& stack, const Tensors& inputs,
                     const LayerCost& cost) {
   if (!layer.shapes_tell_cost()) return {};
   std::string parameters;
   for (const auto& p : stack.parameters())
     if (p.here)
       parameters += fmt::format(" {}[{}]", p.trainable ? "" : "fixed", fmt::join(p.shape, ","));
-  return fmt::format("{} of [{}]:{}; {} kept", typeid(layer).name(), fmt::join(input.sizes(), ","),
-                     parameters, cost.activations);
+  std::string sizes;
+  for (const auto& input : inputs) sizes += fmt::format("[{}]", fmt::join(input.sizes(), ","));
+  return fmt::format("{} of {}:{}; {} kept", typeid(layer).name(), sizes, parameters,
+                     cost.activations);
 }
 
 }  // namespace
 
-std::vector<LayerCost> measure_layers(Stack& stack, const at::Tensor& input,
-                                      const at::Tensor& target, at::Device device,
+std::vector<LayerCost> measure_layers(Stack& stack, const Batch& batch, at::Device device,
                                       at::ScalarType type, std::int64_t state_bytes) {
   const at::NoGradGuard no_grad;
   const MemoryScope scope(MemoryKind::workspace);
@@ -60,7 +61,8 @@ std::vector<LayerCost> measure_layers(Stack& stack, const at::Tensor& input,
   std::vector<LayerCost> costs;
   std::vector<std::string> kinds;
   const auto again = stack.runs_again();
-  at::Tensor x = input;
+  const auto shared = std::make_shared<const Batch>(batch);
+  Tensors x = stack.inputs_of(batch);
   for (int l = 0; l < stack.size(); ++l) {
     std::vector<bool> alone(std::size_t(stack.size()), false);
     alone[std::size_t(l)] = true;
@@ -73,24 +75,27 @@ std::vector<LayerCost> measure_layers(Stack& stack, const at::Tensor& input,
     LayerCost cost{.seconds = std::numeric_limits<double>::infinity()};
     for (const auto& p : stack.parameters())
       if (p.here) cost.state += p.numel() * (p.trainable ? state_bytes : at::elementSize(type));
-    at::Tensor output;
+    Tensors outputs;
     for (int round = 0; round < rounds; ++round) {
-      Pass pass;
+      Pass pass = stack.pass_for(l, shared);
       pass.selective = stack.recompute() == Recompute::selective;
       pass.draw.step = at::zeros({}, at::TensorOptions(device).dtype(at::kLong));
-      if (l + 1 == stack.size()) pass.target = target;
       stack.begin_step();
       wait_for(device);
       const auto start = std::chrono::steady_clock::now();
-      output = in_layer(stack, l, "forward", x, [&] { return stack.layer(l).forward(x, pass); });
-      cost.activations =
-          again[std::size_t(l)] ? static_cast<std::int64_t>(x.nbytes()) : bytes_of(pass.saved);
-      stack.layer(l).backward(l + 1 < stack.size() ? at::full_like(output, 1e-3) : at::Tensor(),
-                              pass);
+      outputs =
+          in_layer(stack, l, "forward", x, [&] { return stack.layer(l).forward_all(x, pass); });
+      cost.activations = bytes_of(again[std::size_t(l)] ? x : pass.saved);
+      Tensors grads;
+      for (const auto& output : outputs)
+        grads.push_back(l + 1 < stack.size() && output.is_floating_point()
+                            ? at::full_like(output, 1e-3)
+                            : at::Tensor());
+      stack.layer(l).backward_all(grads, pass);
       if (again[std::size_t(l)]) {
-        Pass second;
+        Pass second = stack.pass_for(l, shared);
         second.draw = pass.draw;
-        stack.layer(l).forward(x, second);
+        stack.layer(l).forward_all(x, second);
       }
       wait_for(device);
       cost.seconds =
@@ -101,7 +106,7 @@ std::vector<LayerCost> measure_layers(Stack& stack, const at::Tensor& input,
     for (const auto& [name, buffer] : stack.buffers()) at::Tensor(buffer).copy_(buffers[next++]);
     costs.push_back(cost);
     kinds.push_back(kind_of(stack.layer(l), stack, x, cost));
-    x = std::move(output);
+    x = std::move(outputs);
   }
   random.put(random.states());
   share_times(costs, kinds);

@@ -14,8 +14,7 @@ namespace echelon {
 // Costs for one micro-batch, in the job's compute type. `state_bytes` is the size of one parameter
 // element with its gradient and optimiser state. Restores the stack's buffers (running statistics)
 // and torch's random generators afterwards. Equal layers share one measurement.
-std::vector<LayerCost> measure_layers(Stack& stack, const at::Tensor& input,
-                                      const at::Tensor& target, at::Device device,
+std::vector<LayerCost> measure_layers(Stack& stack, const Batch& batch, at::Device device,
                                       at::ScalarType type, std::int64_t state_bytes);
 
 }  // namespace echelon

@@ -15,21 +15,11 @@ namespace {
 
 constexpr std::size_t edges = 3;  // kinds of edges
 
-// The description sent before a tensor's first message: its dimensions, type and sizes.
-constexpr std::int64_t most_dimensions = 8;
-
-at::Tensor described(const at::Tensor& tensor) {
-  if (tensor.dim() > most_dimensions)
-    throw InvalidArgument(
-        fmt::format("a layer gave {} dimensions; between ranks of a pipeline there are {} at most",
-                    tensor.dim(), most_dimensions));
-  at::Tensor words = at::empty({2 + most_dimensions}, at::kLong).zero_();
-  auto* const word = words.data_ptr<std::int64_t>();
-  word[0] = tensor.dim();
-  word[1] = static_cast<std::int64_t>(tensor.scalar_type());
-  for (std::int64_t d = 0; d < tensor.dim(); ++d) word[2 + d] = tensor.size(d);
-  return words;
-}
+// The description sent before a tensor's first message: its dimensions, its type and the number of
+// tensors at this boundary, and its sizes.
+constexpr std::int64_t most_dimensions = 8, description_words = 2 + most_dimensions;
+constexpr std::size_t most_tensors = 16;
+constexpr std::int64_t types = 256;  // the second word is type + types * tensors
 
 }  // namespace
 
@@ -78,112 +68,173 @@ void Boundary::send(Communicator& ranks, const at::Tensor& tensor, int to, std::
   std::erase_if(outgoing_, [](const Outgoing& one) { return one.work.done(); });
 }
 
-void Boundary::send_output(int layer, int micro_batch, const at::Tensor& output) {
+std::uint64_t Boundary::tag(int layer, int micro_batch, Message what, std::size_t tensor) const {
+  return (std::uint64_t(at(layer, micro_batch)) * most_tensors + tensor) * 3 + std::uint64_t(what);
+}
+
+std::string Boundary::Shape::text() const { return fmt::format("[{}]", fmt::join(sizes, ", ")); }
+
+at::Tensor Boundary::described(const at::Tensor& tensor, std::size_t tensors) {
+  if (tensor.dim() > most_dimensions)
+    throw InvalidArgument(
+        fmt::format("a layer gave {} dimensions; between ranks of a pipeline there are {} at most",
+                    tensor.dim(), most_dimensions));
+  at::Tensor words = at::empty({description_words}, at::kLong).zero_();
+  auto* const word = words.data_ptr<std::int64_t>();
+  word[0] = tensor.dim();
+  word[1] = static_cast<std::int64_t>(tensor.scalar_type()) + types * std::int64_t(tensors);
+  for (std::int64_t d = 0; d < tensor.dim(); ++d) word[2 + d] = tensor.size(d);
+  return words;
+}
+
+// Returns the number of tensors at the boundary.
+std::size_t Boundary::read_shape(const at::Tensor& words, Shape& shape) {
+  const at::Tensor here = words.to(at::kCPU);
+  const auto* const word = here.const_data_ptr<std::int64_t>();
+  const auto type = word[1] % types, tensors = word[1] / types;
+  bool valid = word[0] >= 0 && word[0] <= most_dimensions && type >= 0 &&
+               type < static_cast<std::int64_t>(at::ScalarType::NumOptions) && tensors >= 1 &&
+               tensors <= std::int64_t(most_tensors);
+  for (std::int64_t d = 0; valid && d < word[0]; ++d) valid = word[2 + d] >= 0;
+  if (!valid)
+    throw Error(fmt::format(
+        "a rank of the pipeline announced a tensor of {} dimensions and type {}, one of {}",
+        word[0], type, tensors));
+  shape = {{word + 2, word + 2 + word[0]}, static_cast<at::ScalarType>(type)};
+  return std::size_t(tensors);
+}
+
+void Boundary::send_outputs(int layer, int micro_batch, const Tensors& outputs) {
+  if (outputs.empty() || outputs.size() > most_tensors)
+    throw InvalidArgument(
+        fmt::format("layer {} gave {} tensors; between ranks of a pipeline there are 1 to {}",
+                    layer, outputs.size(), most_tensors));
   const int to = neighbours_.owner[std::size_t(layer) + 1];
-  const at::Tensor whole = output.contiguous();
+  Tensors whole;
+  std::vector<Shape> shapes;
+  for (const auto& output : outputs) {
+    whole.push_back(output.contiguous());
+    shapes.push_back({output.sizes().vec(), output.scalar_type()});
+  }
+  Incoming& back = grads_[at(layer, micro_batch)];
   if (!told_[at(layer, micro_batch)]) {
-    const at::Tensor sizes = described(whole).to(neighbours_.ranks->device());
-    outgoing_.push_back(
-        {sizes, lane(outputs_, layer)
-                    .send(sizes, to, tag(layer, micro_batch, Message::sizes), {.tag = "setup"})});
+    for (std::size_t i = 0; i < whole.size(); ++i) {
+      const at::Tensor words = described(whole[i], whole.size()).to(neighbours_.ranks->device());
+      outgoing_.push_back({words, lane(outputs_, layer)
+                                      .send(words, to, tag(layer, micro_batch, Message::sizes, i),
+                                            {.tag = "setup"})});
+    }
     told_[at(layer, micro_batch)] = true;
-    Incoming& back = grads_[at(layer, micro_batch)];
-    back.sizes = whole.sizes().vec();
-    back.type = whole.scalar_type();
+    back.shapes = shapes;
     back.told = true;
   }
-  const Incoming& told = grads_[at(layer, micro_batch)];
-  if (whole.sizes() != told.sizes || whole.scalar_type() != told.type)
+  if (shapes != back.shapes) {
+    const auto all = [](const std::vector<Shape>& some) {
+      std::vector<std::string> texts;
+      for (const auto& shape : some) texts.push_back(shape.text());
+      return fmt::format("{}", fmt::join(texts, " and "));
+    };
     throw InvalidArgument(fmt::format(
-        "layer {} gave [{}] for micro-batch {} and [{}] in the step before: the ranks of a pipeline "
-        "expect samples of the same sizes in every step",
-        layer, fmt::join(whole.sizes(), ", "), micro_batch, fmt::join(told.sizes, ", ")));
-  send(lane(outputs_, layer), whole, to, tag(layer, micro_batch, Message::output), layer,
-       micro_batch);
+        "layer {} gave {} for micro-batch {} and {} in the step before, for a batch of the same "
+        "sizes: the ranks of a pipeline expect the same sizes again",
+        layer, all(shapes), micro_batch, all(back.shapes)));
+  }
+  for (std::size_t i = 0; i < whole.size(); ++i)
+    send(lane(outputs_, layer), whole[i], to, tag(layer, micro_batch, Message::output, i), layer,
+         micro_batch);
 }
 
-void Boundary::send_grad(int layer, int micro_batch, const at::Tensor& grad) {
-  if (!grad.defined())
-    throw InvalidArgument(fmt::format(
-        "layer {} gives no gradient for its input, and the rank below it in the pipeline needs one",
-        layer));
-  send(lane(gradients_, layer - 1), grad.contiguous(), neighbours_.owner[std::size_t(layer) - 1],
-       tag(layer - 1, micro_batch, Message::grad), layer, micro_batch);
+void Boundary::send_grads(int layer, int micro_batch, const Tensors& grads) {
+  const auto& shapes = inputs_[at(layer, micro_batch)].shapes;
+  if (grads.size() != shapes.size())
+    throw InvalidArgument(fmt::format("layer {} has {} inputs and gave {} gradients for them",
+                                      layer, shapes.size(), grads.size()));
+  for (std::size_t i = 0; i < grads.size(); ++i) {
+    if (!at::isFloatingType(shapes[i].type)) continue;
+    if (!grads[i].defined())
+      throw InvalidArgument(fmt::format(
+          "layer {} gives no gradient for its input{}, and the rank below it in the pipeline needs "
+          "one",
+          layer, grads.size() > 1 ? fmt::format(" {}", i) : ""));
+    send(lane(gradients_, layer - 1), grads[i].contiguous(),
+         neighbours_.owner[std::size_t(layer) - 1], tag(layer - 1, micro_batch, Message::grad, i),
+         layer, micro_batch);
+  }
 }
 
-void Boundary::begin(Communicator& ranks, Incoming& one, int from, std::uint64_t tag, int layer,
-                     int micro_batch) {
+// `edge` is the layer below the boundary, whose number the tags have.
+void Boundary::begin(Communicator& ranks, Incoming& one, int from, Message what, int edge,
+                     int layer, int micro_batch) {
   const MemoryScope scope(MemoryKind::activations);
-  one.tensor = at::empty(one.sizes, at::TensorOptions(device_).dtype(one.type));
-  one.work = exchange_->receive(
-      ranks, one.tensor, from, tag,
-      {.purpose = Purpose::activations, .part = layer, .micro_batch = micro_batch});
+  one.tensors.assign(one.shapes.size(), {});
+  one.works.assign(one.shapes.size(), {});
+  for (std::size_t i = 0; i < one.shapes.size(); ++i) {
+    const Shape& shape = one.shapes[i];
+    if (what == Message::grad && !at::isFloatingType(shape.type)) continue;
+    one.tensors[i] = at::empty(shape.sizes, at::TensorOptions(device_).dtype(shape.type));
+    one.works[i] = exchange_->receive(
+        ranks, one.tensors[i], from, tag(edge, micro_batch, what, i),
+        {.purpose = Purpose::activations, .part = layer, .micro_batch = micro_batch});
+  }
   one.begun = true;
 }
 
-// The size must be known before a receive can be posted. take_input asks for it; a gradient's size
+void Boundary::begin_inputs(int layer, int micro_batch) {
+  begin(lane(outputs_, layer - 1), inputs_[at(layer, micro_batch)],
+        neighbours_.owner[std::size_t(layer) - 1], Message::output, layer - 1, layer, micro_batch);
+}
+
+void Boundary::begin_grads(int layer, int micro_batch) {
+  begin(lane(gradients_, layer), grads_[at(layer, micro_batch)],
+        neighbours_.owner[std::size_t(layer) + 1], Message::grad, layer, layer, micro_batch);
+}
+
+// The size must be known before a receive can be posted. take_inputs asks for it; a gradient's size
 // is known once the output is sent. On a GPU a receive is posted only when it is taken: a kernel
 // that waits for a message can block the host's next allocation, and the message may depend on what
 // this rank sends after that. The host runs ahead of the GPU anyway.
 bool Boundary::comes_early(const Incoming& one) const { return one.told && device_.is_cpu(); }
 
-void Boundary::receive_input(int layer, int micro_batch) {
-  Incoming& one = inputs_[at(layer, micro_batch)];
-  if (comes_early(one))
-    begin(lane(outputs_, layer - 1), one, neighbours_.owner[std::size_t(layer) - 1],
-          tag(layer - 1, micro_batch, Message::output), layer, micro_batch);
+void Boundary::receive_inputs(int layer, int micro_batch) {
+  if (comes_early(inputs_[at(layer, micro_batch)])) begin_inputs(layer, micro_batch);
 }
 
-void Boundary::receive_grad(int layer, int micro_batch) {
-  Incoming& one = grads_[at(layer, micro_batch)];
-  if (comes_early(one))
-    begin(lane(gradients_, layer), one, neighbours_.owner[std::size_t(layer) + 1],
-          tag(layer, micro_batch, Message::grad), layer, micro_batch);
+void Boundary::receive_grads(int layer, int micro_batch) {
+  if (comes_early(grads_[at(layer, micro_batch)])) begin_grads(layer, micro_batch);
 }
 
-at::Tensor Boundary::take(Incoming& one) {
-  exchange_->wait(one.work, device_);
-  one.work = {};
+Tensors Boundary::take(Incoming& one) {
+  for (std::size_t i = 0; i < one.works.size(); ++i)
+    if (one.tensors[i].defined()) exchange_->wait(one.works[i], device_);
+  one.works.clear();
   one.begun = false;
-  return std::exchange(one.tensor, {});
+  return std::exchange(one.tensors, {});
 }
 
-void Boundary::read_sizes(const at::Tensor& words, Incoming& one) {
-  const at::Tensor here = words.to(at::kCPU);
-  const auto* const word = here.const_data_ptr<std::int64_t>();
-  if (word[0] < 0 || word[0] > most_dimensions || word[1] < 0 ||
-      word[1] >= static_cast<std::int64_t>(at::ScalarType::NumOptions))
-    throw Error(
-        fmt::format("a rank of the pipeline announced a tensor of {} dimensions and type {}",
-                    word[0], word[1]));
-  one.sizes.assign(word + 2, word + 2 + word[0]);
-  one.type = static_cast<at::ScalarType>(word[1]);
+void Boundary::learn_shapes(Incoming& one, int from, int layer, int micro_batch) {
+  one.shapes.resize(1);
+  for (std::size_t i = 0; i < one.shapes.size(); ++i) {
+    at::Tensor words = at::empty({description_words},
+                                 at::TensorOptions(neighbours_.ranks->device()).dtype(at::kLong));
+    lane(outputs_, layer - 1)
+        .receive(words, from, tag(layer - 1, micro_batch, Message::sizes, i), {.tag = "setup"})
+        .wait();
+    const std::size_t tensors = read_shape(words, one.shapes[i]);
+    one.shapes.resize(tensors);
+  }
   one.told = true;
 }
 
-at::Tensor Boundary::take_input(int layer, int micro_batch) {
+Tensors Boundary::take_inputs(int layer, int micro_batch) {
   Incoming& one = inputs_[at(layer, micro_batch)];
-  const int from = neighbours_.owner[std::size_t(layer) - 1];
-  if (!one.told) {
-    at::Tensor words = at::empty({2 + most_dimensions},
-                                 at::TensorOptions(neighbours_.ranks->device()).dtype(at::kLong));
-    lane(outputs_, layer - 1)
-        .receive(words, from, tag(layer - 1, micro_batch, Message::sizes), {.tag = "setup"})
-        .wait();
-    read_sizes(words, one);
-  }
-  if (!one.begun)
-    begin(lane(outputs_, layer - 1), one, from, tag(layer - 1, micro_batch, Message::output), layer,
-          micro_batch);
+  if (!one.told) learn_shapes(one, neighbours_.owner[std::size_t(layer) - 1], layer, micro_batch);
+  if (!one.begun) begin_inputs(layer, micro_batch);
   return take(one);
 }
 
-at::Tensor Boundary::take_grad(int layer, int micro_batch) {
-  Incoming& one = grads_[at(layer, micro_batch)];
-  if (!one.begun)
-    begin(lane(gradients_, layer), one, neighbours_.owner[std::size_t(layer) + 1],
-          tag(layer, micro_batch, Message::grad), layer, micro_batch);
-  return take(one);
+Tensors Boundary::take_grads(int layer, int micro_batch) {
+  if (!grads_[at(layer, micro_batch)].begun) begin_grads(layer, micro_batch);
+  return take(grads_[at(layer, micro_batch)]);
 }
 
 void Boundary::synchronize() {
@@ -201,13 +252,14 @@ at::Tensor Boundary::from_last(const at::Tensor& output) {
   Communicator& ranks = *neighbours_.ranks;
   const int last = neighbours_.owner.back();
   const bool here = ranks.rank() == last;
-  at::Tensor words = here ? described(output) : at::empty({2 + most_dimensions}, at::kLong);
+  at::Tensor words = here ? described(output, 1) : at::empty({description_words}, at::kLong);
   words = words.to(ranks.device());
   ranks.broadcast(words, last, {.tag = "setup"}).wait();
-  Incoming told;
-  read_sizes(words, told);
-  const at::Tensor all = here ? output.contiguous()
-                              : at::empty(told.sizes, at::TensorOptions(device_).dtype(told.type));
+  Shape shape;
+  read_shape(words, shape);
+  const at::Tensor all = here
+                             ? output.contiguous()
+                             : at::empty(shape.sizes, at::TensorOptions(device_).dtype(shape.type));
   ranks.broadcast(all, last, {.tag = "activations"}).wait();
   return all;
 }

@@ -2,16 +2,18 @@
 // inputs come from the rank with the layer below; gradients go the other way. All messages are
 // asynchronous and overlap computation; a rank waits for a message when it uses it.
 //
-// A small message ahead of the first one tells the receiver its sizes. Later steps have the same
-// sizes.
+// A small message ahead of the first one of each tensor tells the receiver its sizes. Later steps
+// have the same sizes until forget_sizes().
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "echelon/comm/communicator.h"
+#include "echelon/nn/layer.h"
 #include "echelon/step/exchange.h"
 
 namespace echelon {
@@ -27,15 +29,17 @@ class Boundary {
   Boundary(Neighbours neighbours, int micro_batches, at::Device device,
            std::shared_ptr<Exchange> exchange);  // collective
 
-  // Sends the output of a layer to the owner of the next layer. Its gradient comes back later.
-  void send_output(int layer, int micro_batch, const at::Tensor& output);
-  void receive_grad(int layer, int micro_batch);
-  at::Tensor take_grad(int layer, int micro_batch);
+  // Sends the outputs of a layer to the owner of the next layer. Their gradients come back later:
+  // those of floating-point tensors; the others are undefined.
+  void send_outputs(int layer, int micro_batch, const Tensors& outputs);
+  void receive_grads(int layer, int micro_batch);
+  Tensors take_grads(int layer, int micro_batch);
 
-  // Receives the input of a layer from the owner of the layer below. Its gradient goes back later.
-  void receive_input(int layer, int micro_batch);
-  at::Tensor take_input(int layer, int micro_batch);
-  void send_grad(int layer, int micro_batch, const at::Tensor& grad);
+  // Receives the inputs of a layer from the owner of the layer below. Their gradients go back
+  // later.
+  void receive_inputs(int layer, int micro_batch);
+  Tensors take_inputs(int layer, int micro_batch);
+  void send_grads(int layer, int micro_batch, const Tensors& grads);
 
   // Waits until everything sent has gone.
   void synchronize();
@@ -48,12 +52,18 @@ class Boundary {
   void forget_sizes();
 
  private:
-  // An incoming message. Its sizes are known after the first one.
-  struct Incoming {
-    at::Tensor tensor;  // while it is under way or has arrived
-    Work work;
+  struct Shape {
     std::vector<std::int64_t> sizes;
     at::ScalarType type = at::kFloat;
+    bool operator==(const Shape&) const = default;
+    std::string text() const;
+  };
+  // Incoming messages: the tensors of one layer boundary and micro-batch, a message each. Their
+  // shapes are known after the first time.
+  struct Incoming {
+    std::vector<Shape> shapes;
+    Tensors tensors;  // while they are under way or have arrived
+    std::vector<Work> works;
     bool told = false, begun = false;
   };
   struct Outgoing {
@@ -65,16 +75,18 @@ class Boundary {
   std::size_t at(int layer, int micro_batch) const {
     return std::size_t(layer) * std::size_t(micro_batches_) + std::size_t(micro_batch);
   }
-  std::uint64_t tag(int layer, int micro_batch, Message what) const {
-    return std::uint64_t(at(layer, micro_batch)) * 3 + std::uint64_t(what);
-  }
+  std::uint64_t tag(int layer, int micro_batch, Message what, std::size_t tensor) const;
   std::size_t edge(int layer) const;
   Communicator& lane(const std::vector<std::shared_ptr<Communicator>>& lanes, int layer) const;
-  void begin(Communicator& ranks, Incoming& one, int from, std::uint64_t tag, int layer,
+  void begin_inputs(int layer, int micro_batch);
+  void begin_grads(int layer, int micro_batch);
+  void begin(Communicator& ranks, Incoming& one, int from, Message what, int edge, int layer,
              int micro_batch);
   bool comes_early(const Incoming& one) const;
-  static void read_sizes(const at::Tensor& words, Incoming& one);
-  at::Tensor take(Incoming& one);
+  static at::Tensor described(const at::Tensor& tensor, std::size_t tensors);
+  static std::size_t read_shape(const at::Tensor& words, Shape& shape);
+  void learn_shapes(Incoming& one, int from, int layer, int micro_batch);
+  Tensors take(Incoming& one);
   void send(Communicator& ranks, const at::Tensor& tensor, int to, std::uint64_t tag, int layer,
             int micro_batch);
 
@@ -84,7 +96,7 @@ class Boundary {
   int micro_batches_;
   at::Device device_;
   std::vector<Incoming> inputs_, grads_;  // by layer and micro-batch
-  std::vector<bool> told_;                // likewise: the sizes of the output were sent
+  std::vector<bool> told_;                // likewise: the shapes of the outputs were sent
   std::vector<Outgoing> outgoing_;
   std::shared_ptr<Exchange> exchange_;
 };

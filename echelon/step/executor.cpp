@@ -66,30 +66,31 @@ Executor::Place& Executor::place(int layer, int micro_batch) {
   return places_[std::size_t(layer) * std::size_t(shape_.micro_batches) + std::size_t(micro_batch)];
 }
 
-at::Tensor Executor::run(const at::Tensor& input, const at::Tensor& target, double weight,
-                         std::int64_t first_sample) {
+at::Tensor Executor::run(const Batch& batch, double weight, std::int64_t first_sample) {
   at::NoGradGuard no_grad;  // a layer that needs autograd turns it on itself
-  const auto samples = input.size(0);
+  batch.check();
+  const auto samples = batch.samples();
   const int micro_batches = shape_.micro_batches;
-  if (samples < micro_batches || target.size(0) != samples) {
-    throw InvalidArgument(
-        fmt::format("a batch of {} inputs and {} targets cannot be cut into {} micro-batch{}",
-                    samples, target.size(0), micro_batches, micro_batches == 1 ? "" : "es"));
+  if (samples < micro_batches)
+    throw InvalidArgument(fmt::format("a batch of {} sample{} cannot be cut into {} micro-batches",
+                                      samples, samples == 1 ? "" : "s", micro_batches));
+  if (boundary_) {
+    const std::string description = batch.description();
+    if (std::exchange(last_batch_, description) != description) forget_sizes();
   }
   const LossScale* scaling = update_ ? update_->loss_scale() : nullptr;
   for (int m = 0; m < micro_batches; ++m) {
     const auto first = samples * m / micro_batches,
                share = samples * (m + 1) / micro_batches - first;
-    const at::Tensor micro_batch = input.narrow(0, first, share);
+    const auto micro_batch = std::make_shared<const Batch>(batch.narrow(first, share));
     for (int l = 0; l < stack_.size(); ++l) {
       Pass& pass = place(l, m).pass;
-      pass = stack_.pass_for(micro_batch);
+      pass = stack_.pass_for(l, micro_batch);
       pass.selective = stack_.recompute() == Recompute::selective;
       pass.draw = {seed_, step_, first_sample + first};
     }
-    place(0, m).input = micro_batch;
+    place(0, m).inputs = stack_.inputs_of(*micro_batch);
     Pass& last = place(stack_.size() - 1, m).pass;
-    last.target = target.narrow(0, first, share);
     last.weight = weight * static_cast<double>(share) / static_cast<double>(samples);
     if (scaling) last.scale = scaling->scale();
   }
@@ -123,18 +124,19 @@ at::Tensor Executor::run(const at::Tensor& input, const at::Tensor& target, doub
         run_later(action);
         break;
       case Action::Kind::receive:
-        boundary_->receive_input(action.layer, action.micro_batch);
+        boundary_->receive_inputs(action.layer, action.micro_batch);
         break;
       case Action::Kind::send:
-        boundary_->send_output(action.layer, action.micro_batch,
-                               std::exchange(place(action.layer, action.micro_batch).output, {}));
+        boundary_->send_outputs(action.layer, action.micro_batch,
+                                std::exchange(place(action.layer, action.micro_batch).outputs, {}));
         break;
       case Action::Kind::receive_grad:
-        boundary_->receive_grad(action.layer, action.micro_batch);
+        boundary_->receive_grads(action.layer, action.micro_batch);
         break;
       case Action::Kind::send_grad:
-        boundary_->send_grad(action.layer, action.micro_batch,
-                             std::exchange(place(action.layer, action.micro_batch).input_grad, {}));
+        boundary_->send_grads(
+            action.layer, action.micro_batch,
+            std::exchange(place(action.layer, action.micro_batch).input_grads, {}));
         break;
       case Action::Kind::reduce:
         reduce(shape_.buckets[std::size_t(action.bucket)]);
@@ -191,10 +193,12 @@ void Executor::forget_sizes() {
   if (boundary_) boundary_->forget_sizes();
 }
 
-at::Tensor Executor::infer(const at::Tensor& input, const at::Tensor& target) {
+at::Tensor Executor::infer(const Batch& batch) {
   const at::NoGradGuard no_grad;
   forget_sizes();
-  at::Tensor x = input;
+  batch.check();
+  const auto shared = std::make_shared<const Batch>(batch);
+  Tensors x = stack_.inputs_of(batch);
   std::vector<int> here;  // gathered groups
   const auto let_go = [&](const std::vector<int>& needed) {
     std::erase_if(here, [&](int group) {
@@ -205,7 +209,7 @@ at::Tensor Executor::infer(const at::Tensor& input, const at::Tensor& target) {
   };
   for (int l = 0; l < stack_.size(); ++l) {
     if (!shape_.has(l)) continue;
-    if (l > 0 && !shape_.has(l - 1)) x = boundary_->take_input(l, 0);
+    if (l > 0 && !shape_.has(l - 1)) x = boundary_->take_inputs(l, 0);
     const auto needed = shape_.sliced_values ? shape_.uses[std::size_t(l)] : std::vector<int>();
     let_go(needed);
     for (const int group : needed) {
@@ -214,19 +218,18 @@ at::Tensor Executor::infer(const at::Tensor& input, const at::Tensor& target) {
       shards_->wait_unshard(group);
       here.push_back(group);
     }
-    Pass pass = stack_.pass_for(input);
+    Pass pass = stack_.pass_for(l, shared);
     pass.training = false;
-    if (l + 1 == stack_.size()) pass.target = target;
-    x = in_layer(stack_, l, "forward", x, [&] { return stack_.layer(l).forward(x, pass); });
-    if (l + 1 < stack_.size() && !shape_.has(l + 1)) boundary_->send_output(l, 0, x);
+    x = in_layer(stack_, l, "forward", x, [&] { return stack_.layer(l).forward_all(x, pass); });
+    if (l + 1 < stack_.size() && !shape_.has(l + 1)) boundary_->send_outputs(l, 0, x);
   }
   let_go({});
   if (boundary_) boundary_->synchronize();
   forget_sizes();
-  if (!target.defined()) return boundary_ ? boundary_->from_last(x) : x;
-  return shape_.has(stack_.size() - 1)
-             ? x
-             : at::zeros({}, at::TensorOptions(stack_.device()).dtype(at::kDouble));
+  const bool has_last = shape_.has(stack_.size() - 1);
+  const at::Tensor output = has_last ? only_output(std::move(x)) : at::Tensor();
+  if (!batch.target.defined()) return boundary_ ? boundary_->from_last(output) : output;
+  return has_last ? output : at::zeros({}, at::TensorOptions(stack_.device()).dtype(at::kDouble));
 }
 
 // No later backward changes these elements of the Stack's buffer.
@@ -290,56 +293,55 @@ void Executor::update() {
 
 // Records that a message from another rank has arrived: an action begins when it has all its
 // inputs.
-at::Tensor Executor::waited_for(at::Tensor tensor) {
+Tensors Executor::waited_for(Tensors tensors) {
   began_ = Clock::now();
-  return tensor;
+  return tensors;
 }
 
 void Executor::forward(const Action& action) {
   MemoryScope scope(MemoryKind::activations);
   Place& here = place(action.layer, action.micro_batch);
   if (action.layer > 0 && !shape_.has(action.layer - 1))
-    here.input = waited_for(boundary_->take_input(action.layer, action.micro_batch));
+    here.inputs = waited_for(boundary_->take_inputs(action.layer, action.micro_batch));
   const bool again = shape_.recomputes(action.layer);
   if (again) here.pass.run = Pass::Run::first;
-  const at::Tensor input = again ? here.input : std::exchange(here.input, {});
-  at::Tensor output = in_layer(stack_, action.layer, "forward", input, [&] {
-    return stack_.layer(action.layer).forward(input, here.pass);
+  const Tensors inputs = again ? here.inputs : std::exchange(here.inputs, {});
+  Tensors outputs = in_layer(stack_, action.layer, "forward", inputs, [&] {
+    return stack_.layer(action.layer).forward_all(inputs, here.pass);
   });
-  if (action.layer + 1 < stack_.size() && !shape_.has(action.layer + 1)) {
-    here.output = std::move(output);
-  } else if (action.layer + 1 < stack_.size()) {
-    place(action.layer + 1, action.micro_batch).input = std::move(output);
-  } else if (output.numel() != 1) {
-    throw InvalidArgument(
-        fmt::format("the model's last layer gave {} values; it must be a loss, which gives one",
-                    output.numel()));
-  } else {
-    loss_.add_(output.reshape({}), here.pass.weight);
+  if (action.layer + 1 < stack_.size()) {
+    (shape_.has(action.layer + 1) ? place(action.layer + 1, action.micro_batch).inputs
+                                  : here.outputs) = std::move(outputs);
+    return;
   }
+  const at::Tensor loss = only_output(std::move(outputs));
+  if (loss.numel() != 1)
+    throw InvalidArgument(fmt::format(
+        "the model's last layer gave {} values; it must be a loss, which gives one", loss.numel()));
+  loss_.add_(loss.reshape({}), here.pass.weight);
 }
 
 void Executor::recompute(const Action& action) {
   MemoryScope scope(MemoryKind::activations);
   Place& here = place(action.layer, action.micro_batch);
   here.pass.run = Pass::Run::again;
-  const at::Tensor input = std::exchange(here.input, {});
-  in_layer(stack_, action.layer, "recompute", input,
-           [&] { return stack_.layer(action.layer).forward(input, here.pass); });
+  const Tensors inputs = std::exchange(here.inputs, {});
+  in_layer(stack_, action.layer, "recompute", inputs,
+           [&] { return stack_.layer(action.layer).forward_all(inputs, here.pass); });
 }
 
 void Executor::backward(const Action& action) {
   MemoryScope scope(MemoryKind::activations);
   Place& here = place(action.layer, action.micro_batch);
   if (action.layer + 1 < stack_.size() && !shape_.has(action.layer + 1))
-    here.grad = waited_for(boundary_->take_grad(action.layer, action.micro_batch));
+    here.grads = waited_for(boundary_->take_grads(action.layer, action.micro_batch));
   // Deferring here would keep recomputed activations until the weight part, for several
   // micro-batches at once.
   here.pass.defer_weight_grads =
       action.kind == Action::Kind::input && !shape_.recomputes(action.layer);
-  at::Tensor output_grad = std::exchange(here.grad, {});
-  at::Tensor grad = in_layer(stack_, action.layer, "backward", output_grad, [&] {
-    return stack_.layer(action.layer).backward(output_grad, here.pass);
+  const Tensors output_grads = std::exchange(here.grads, {});
+  Tensors grads = in_layer(stack_, action.layer, "backward", output_grads, [&] {
+    return stack_.layer(action.layer).backward_all(output_grads, here.pass);
   });
   if (action.kind == Action::Kind::input) {
     here.pass.saved.clear();
@@ -348,9 +350,9 @@ void Executor::backward(const Action& action) {
   }
   if (action.layer == 0) return;
   if (shape_.has(action.layer - 1))
-    place(action.layer - 1, action.micro_batch).grad = std::move(grad);
+    place(action.layer - 1, action.micro_batch).grads = std::move(grads);
   else
-    here.input_grad = std::move(grad);
+    here.input_grads = std::move(grads);
 }
 
 void Executor::run_later(const Action& action) {

@@ -1,5 +1,5 @@
-// Runs a step's table over a Stack. Between layers it holds one tensor per boundary and
-// micro-batch: a layer's output or its gradient, each freed as soon as its only reader has run.
+// Runs a step's table over a Stack. Between layers it holds the tensors of each boundary and
+// micro-batch: a layer's outputs or their gradients, freed as soon as their only reader has run.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -64,16 +64,17 @@ class Executor {
   // least one sample for each. `weight` is the batch's fraction of all samples of the step, over
   // the ranks. `first_sample` is where it begins in the global batch. Returns the batch's part of
   // the mean loss, a scalar (double) on the device; after a reduction, the loss of all ranks. In a
-  // pipeline only the rank with the first layer reads the input and only the rank with the last
-  // layer reads the target, but all ranks get the same number of samples.
-  at::Tensor run(const at::Tensor& input, const at::Tensor& target, double weight = 1,
-                 std::int64_t first_sample = 0);
+  // pipeline all ranks get the same batch: only the first layer reads its input and only the last
+  // its target, but any layer may read its other tensors. Batches of different steps may differ in
+  // their sizes.
+  at::Tensor run(const Batch& batch, double weight = 1, std::int64_t first_sample = 0);
 
-  // Forward only, nothing is kept: returns the mean loss, or the model's output without a target.
+  // Forward only, nothing is kept: returns the mean loss, or the model's output if the batch has no
+  // target.
   // If groups are gathered or other ranks have some of the layers, all of these ranks must make the
   // same calls. All ranks of a pipeline get the output; only the last rank gets the loss, the
   // others get zero.
-  at::Tensor infer(const at::Tensor& input, const at::Tensor& target);
+  at::Tensor infer(const Batch& batch);
 
   // Together with the sample, these determine the random numbers of layers: the seed, and the
   // number of the step, a scalar (int64) on the device that the caller writes before a step.
@@ -108,7 +109,7 @@ class Executor {
   const std::vector<TracedAction>& traced() const { return traced_; }
 
  private:
-  at::Tensor waited_for(at::Tensor tensor);
+  Tensors waited_for(Tensors tensors);
   void forward(const Action& action);
   void recompute(const Action& action);
   void backward(const Action& action);
@@ -143,12 +144,13 @@ class Executor {
 
   struct Place {  // of one layer and micro-batch
     Pass pass;
-    at::Tensor input;               // until forward, or its recompute, has run
-    at::Tensor grad;                // for the output, until backward has run
-    at::Tensor output, input_grad;  // until they are sent to another rank
+    Tensors inputs;                // until forward, or its recompute, has run
+    Tensors grads;                 // of the outputs, until backward has run
+    Tensors outputs, input_grads;  // until they are sent to another rank
   };
   Place& place(int layer, int micro_batch);
   std::vector<Place> places_;
+  std::string last_batch_;  // its description: the ranks of a pipeline know the sizes
   at::Tensor loss_;
 };
 

@@ -35,7 +35,8 @@ struct Trainer::InFlight {
     std::int64_t step = 0;
     double rate = 0;
     std::int64_t targets = 0;
-    at::Tensor input, target, rate_value, step_value, report;  // pinned
+    Batch batch;                                // pinned
+    at::Tensor rate_value, step_value, report;  // pinned
     std::optional<c10::Event> done;
     Work vote;  // several ranks: whether any rank wants to stop
   };
@@ -44,6 +45,7 @@ struct Trainer::InFlight {
   std::chrono::steady_clock::time_point last = std::chrono::steady_clock::now();
   std::optional<SideStream> stream;
   std::optional<DeviceGraph> graph;
+  std::string recorded_batch;           // description of the batch that the graph reads
   std::vector<Ledger::Entry> recorded;  // what one replay of the graph sends
   int eager_steps_done = 0;
 };

@@ -26,8 +26,9 @@ std::uint64_t sum_of(const at::Tensor& tensor) {
 
 std::uint64_t sum_of(const Dataset& data, std::int64_t index) {
   const Batch sample = data.get(std::vector{index});
-  const std::array<std::uint64_t, 2> both = {sum_of(sample.input), sum_of(sample.target)};
-  return checksum(std::as_bytes(std::span(both)));
+  std::vector<std::uint64_t> sums = {sum_of(sample.input), sum_of(sample.target)};
+  for (const auto& [name, tensor] : sample.more) sums.push_back(sum_of(tensor));
+  return checksum(std::as_bytes(std::span(sums)));
 }
 
 }  // namespace

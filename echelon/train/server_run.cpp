@@ -116,7 +116,7 @@ void Trainer::compute_share(const Task& task) {
   const auto begin = std::chrono::steady_clock::now();
   servers_->pull(task);
   executor_->step().fill_(task.clock);
-  const at::Tensor loss = executor_->run(batch.input, batch.target, weight, first);
+  const at::Tensor loss = executor_->run(batch, weight, first);
   share_times_ = executor_->times();
   try {
     servers_->push(task, weight);

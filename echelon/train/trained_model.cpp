@@ -18,26 +18,28 @@ namespace {
 
 // Ranks that split rows need a number of rows that they divide evenly. The last sample is repeated
 // until it fits.
-at::Tensor with_rows_that_divide(const at::Tensor& input, const TensorGroup* group) {
-  if (!group || !group->rows_are_split() || input.dim() == 0 || input.size(0) == 0) return input;
-  const std::int64_t ranks = group->size(), tokens = input.dim() > 1 ? input.size(1) : 1;
-  const auto step = ranks / std::gcd(tokens, ranks), samples = input.size(0);
-  const auto more = (step - samples % step) % step;
-  if (more == 0) return input;
-  std::vector<std::int64_t> sizes = input.sizes().vec();
-  sizes[0] = more;
-  return at::cat({input, input.narrow(0, samples - 1, 1).expand(sizes)});
+Batch with_rows_that_divide(const Batch& batch, std::int64_t tokens, const TensorGroup* group) {
+  const auto samples = batch.samples();
+  if (!group || !group->rows_are_split() || samples == 0) return batch;
+  const std::int64_t ranks = group->size(), step = ranks / std::gcd(tokens, ranks),
+                     more = (step - samples % step) % step;
+  if (more == 0) return batch;
+  return batch.map([&](const at::Tensor& tensor) {
+    std::vector<std::int64_t> sizes = tensor.sizes().vec();
+    sizes[0] = more;
+    return at::cat({tensor, tensor.narrow(0, samples - 1, 1).expand(sizes)});
+  });
 }
 
 }  // namespace
 
-// The output, or the loss if a target is given. After an error in the middle of a pipeline, the
-// next stages still wait for this rank: they would take whatever it sends next for the missing
+// The output, or the loss if the batch has a target. After an error in the middle of a pipeline,
+// the next stages still wait for this rank: they would take whatever it sends next for the missing
 // message.
-at::Tensor Trainer::compute_output(const at::Tensor& input, const at::Tensor& target) {
+at::Tensor Trainer::compute_output(const Batch& batch) {
   require_in_step();
   try {
-    return executor_->infer(input, target);
+    return executor_->infer(batch);
   } catch (const std::exception& error) {
     if (layout_.pipeline.ranks > 1) out_of_step_ = error.what();
     throw;
@@ -52,19 +54,22 @@ void Trainer::require_in_step() const {
         out_of_step_ + "): end the job, and go on from a saved state");
 }
 
-at::Tensor Trainer::infer(const at::Tensor& input) {
+at::Tensor Trainer::infer(const Batch& batch) {
   const at::NoGradGuard no_grad;
   const AtWork at_work(*this);
   const PartsInUse parts(stack_);
   refresh_values();
   const MemoryScope scope(MemoryKind::activations);
-  const at::Tensor here =
-      input.is_floating_point() ? input.to(device_, stack_.type()) : input.to(device_);
-  const at::Tensor given = with_rows_that_divide(here, stack_.tensor_group().get());
-  const at::Tensor output = compute_output(given, {});
+  Batch here = batch.to(device_, stack_.type());
+  here.target.reset();
+  const at::Tensor first = stack_.inputs_of(here).front();
+  const Batch given =
+      with_rows_that_divide(here, first.dim() > 1 ? first.size(1) : 1, stack_.tensor_group().get());
+  const at::Tensor output = compute_output(given);
   memory_->forget(output);                              // it belongs to the caller
   in_flight_->last = std::chrono::steady_clock::now();  // not part of the next step's time
-  return given.is_same(here) ? output : output.narrow(0, 0, here.size(0));
+  const auto samples = here.samples();
+  return given.samples() == samples ? output : output.narrow(0, 0, samples);
 }
 
 at::Tensor Trainer::whole_value(const Parameter& parameter) const {

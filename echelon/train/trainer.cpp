@@ -40,6 +40,16 @@ constexpr std::size_t scales_kept = 24;  // changes of the loss scale: from the 
 // at once.
 constexpr auto a_validation = std::chrono::hours(24);
 
+at::Tensor pinned_like(const at::Tensor& tensor) {
+  return at::empty_like(tensor, tensor.options().pinned_memory(true));
+}
+
+// Between batches with the same tensors.
+void copy(const Batch& to, const Batch& from, bool non_blocking) {
+  to.each(
+      [&](std::string_view name, at::Tensor tensor) { tensor.copy_(from.at(name), non_blocking); });
+}
+
 }  // namespace
 
 void Trainer::run(const std::atomic<bool>* stop) { run_until(train_.steps, stop); }
@@ -270,9 +280,8 @@ void Trainer::compute() {
   const auto mine = batch_split_[std::size_t(layout_.mesh.place.data)];
   const Update& update = owner();
   if (const auto* scaling = update.loss_scale()) report_[scale_at].copy_(scaling->scale());
-  const at::Tensor loss =
-      executor_->run(input_, target_, static_cast<double>(mine) / static_cast<double>(train_.batch),
-                     first_sample());
+  const at::Tensor loss = executor_->run(
+      batch_, static_cast<double>(mine) / static_cast<double>(train_.batch), first_sample());
   // A graph ends when all its work is done.
   if (shards_ && graph_wanted_) shards_->wait_for_values();
   const auto here = [&](const at::Tensor& scalar) { return scalar.to(device_, at::kDouble); };
@@ -306,8 +315,7 @@ void Trainer::issue(std::int64_t step, bool stop) {
   slot.rate = rate;
   slot.targets = batch.target.numel() / share * train_.batch;
   if (device_.is_cpu()) {
-    input_ = batch.input;
-    target_ = batch.target;
+    batch_ = batch;
     owner().rate().fill_(rate);
     executor_->step().fill_(step);
     compute();
@@ -317,33 +325,38 @@ void Trainer::issue(std::int64_t step, bool stop) {
     slot.report = report_;
   } else {
     const auto pinned = [](at::Tensor& to, const at::Tensor& from) {
-      if (!to.defined()) to = at::empty_like(from, from.options().pinned_memory(true));
+      if (!to.defined()) to = pinned_like(from);
       to.copy_(from);
     };
-    pinned(slot.input, batch.input);
-    pinned(slot.target, batch.target);
+    const std::string description = batch.description();
+    if (slot.batch.description() != description) slot.batch = batch.map(pinned_like);
+    copy(slot.batch, batch, /*non_blocking=*/false);
     pinned(slot.rate_value, at::zeros({}, owner().rate().scalar_type()).fill_(rate));
     pinned(slot.step_value, at::zeros({}, at::kLong).fill_(step));
     if (!slot.report.defined())
       slot.report = at::empty({reported}, at::TensorOptions(at::kDouble).pinned_memory(true));
-    if (!input_.defined()) {
-      input_ = at::empty_like(slot.input, at::TensorOptions(device_));
-      target_ = at::empty_like(slot.target, at::TensorOptions(device_));
-    }
-    input_.copy_(slot.input, /*non_blocking=*/true);
-    target_.copy_(slot.target, true);
+    // A graph reads its batch at fixed addresses. A batch of other sizes is computed without it.
+    const bool as_recorded = !flight.graph || flight.recorded_batch == description;
+    const Batch recorded = batch_;
+    if (batch_.description() != description)
+      batch_ = batch.map([this](const at::Tensor& tensor) {
+        return at::empty_like(tensor, at::TensorOptions(device_));
+      });
+    copy(batch_, slot.batch, /*non_blocking=*/true);
     at::Tensor(owner().rate()).copy_(slot.rate_value, true);
     at::Tensor(executor_->step()).copy_(slot.step_value, true);
     if (graph_wanted_ && !flight.graph && flight.eager_steps_done++ == eager_steps) {
+      flight.recorded_batch = description;
       const auto before = all_ ? all_->ledger().entries() : std::vector<Ledger::Entry>();
       flight.graph.emplace();
       flight.graph->record([this] { compute(); });
       // Recording sends nothing, but it was counted. The count stands for the first replay.
       if (all_) flight.recorded = all_->ledger().since(before);
-    } else if (flight.graph && all_) {
+    } else if (flight.graph && as_recorded && all_) {
       all_->ledger().add(flight.recorded);
     }
-    flight.graph ? flight.graph->replay() : compute();
+    flight.graph&& as_recorded ? flight.graph->replay() : compute();
+    if (!as_recorded) batch_ = recorded;
     slot.vote = vote(stop);
     slot.report.copy_(report_, true);
     slot.done.emplace(c10::DeviceType::CUDA);
@@ -353,10 +366,7 @@ void Trainer::issue(std::int64_t step, bool stop) {
 }
 
 Batch Trainer::batch_of(std::int64_t step, std::int64_t first, std::int64_t end) const {
-  Batch batch = data_.get(sampler_.indices(step, first, end));
-  if (batch.input.is_floating_point()) batch.input = batch.input.to(stack_.type());
-  if (batch.target.is_floating_point()) batch.target = batch.target.to(stack_.type());
-  return batch;
+  return data_.get(sampler_.indices(step, first, end)).to(at::kCPU, stack_.type());
 }
 
 // Reports the oldest steps until at most `leave` are in flight.
@@ -491,12 +501,8 @@ double Trainer::mean_loss(const Dataset& data, std::int64_t samples, bool togeth
     std::vector<std::int64_t> indices;
     for (auto i = first; i < end; ++i) indices.push_back(i);
     if (indices.empty()) indices.push_back(0);  // weight 0: the others need this rank's slices
-    const Batch batch = data.get(indices);
-    const auto there = [&](const at::Tensor& t) {
-      return t.is_floating_point() ? t.to(device_, stack_.type()) : t.to(device_);
-    };
-    const at::Tensor input = there(batch.input), target = there(batch.target);
-    total[0].add_(compute_output(input, target), static_cast<double>(end - first));
+    const Batch batch = data.get(indices).to(device_, stack_.type());
+    total[0].add_(compute_output(batch), static_cast<double>(end - first));
     if (has_loss) counted += end - first;
   }
   total[1].fill_(counted);

@@ -183,10 +183,11 @@ class Trainer {
   // Whether save() and master() are collective.
   bool saves_together() const { return layout_.splits_model() || placement_.is_sharded(); }
 
-  // The model's output for an input, without the loss. If no rank has all parameters, every rank
-  // calls it and gets the output. Ranks of the same pipeline and tensor group must pass the same
-  // input; ranks that split the batch may pass different inputs.
-  at::Tensor infer(const at::Tensor& input);
+  // The model's output for a batch, without the loss; its target is not used. If no rank has all
+  // parameters, every rank calls it and gets the output. Ranks of the same pipeline and tensor
+  // group must pass the same input; ranks that split the batch may pass different inputs.
+  at::Tensor infer(const Batch& batch);
+  at::Tensor infer(const at::Tensor& input) { return infer(Batch{input, {}}); }
 
   // Gives every layer its whole parameters and buffers on every rank. Afterwards a user's modules
   // can be called and saved, and Stack::infer needs no other rank. Every rank calls it and needs
@@ -246,7 +247,7 @@ class Trainer {
   void write_together(const std::filesystem::path& path, std::vector<NamedTensor> tensors,
                       const std::map<std::string, std::string>& metadata) const;
   void require_written(const std::exception_ptr& failure) const;
-  at::Tensor compute_output(const at::Tensor& input, const at::Tensor& target);
+  at::Tensor compute_output(const Batch& batch);
   void require_in_step() const;
   // The whole state of one kind, on all ranks: collective likewise.
   at::Tensor whole_state(const std::string& kind, const Parameter& parameter) const;
@@ -316,7 +317,7 @@ class Trainer {
   std::int64_t skipped_ = 0;   // steps since then that changed nothing
   std::optional<StepReport> first_done_, last_done_;  // since then
   std::map<std::string, std::string> notes_;          // go into the metadata of a state
-  at::Tensor input_, target_;                         // of the current step, on the device
+  Batch batch_;                                       // of the current step, on the device
   at::Tensor report_;  // the numbers of a step (see Reported in in_flight.h)
   std::deque<std::pair<std::int64_t, double>>
       scales_;                             // fp16: steps and loss scales, as it changed

@@ -117,7 +117,7 @@ void Trainer::build_layout(std::shared_ptr<Communicator> ranks) {
   const auto& [train, optim, parallel, zero, pipeline, split] = options_;
   all_ = std::move(ranks);
   if (all_) require_same_dataset(data_, *all_, train.allow_other_data);
-  const at::Tensor sample = data_.get(std::vector<std::int64_t>{0}).input;
+  const at::Tensor sample = stack_.inputs_of(data_.get(std::vector<std::int64_t>{0})).front();
   layout_ = lay_over(stack_, all_, parallel, pipeline, split, static_cast<int>(train.micro_batches),
                      sample.dim() > 1 ? sample.size(1) : 1,
                      [this](int data_ranks) { return costs_of_layers(data_ranks); });
@@ -171,7 +171,8 @@ void Trainer::forget_layout() {
   in_flight_->graph.reset();
   in_flight_->recorded.clear();
   in_flight_->eager_steps_done = 0;
-  for (auto* tensor : {&input_, &target_, &report_}) tensor->reset();
+  batch_ = {};
+  report_.reset();
   step_ = stop_at_ = lag_ = 0;
   mixed_ = replicas_in_sync_ = begun_ = stop_told_ = false;
   digest_ = 0;
@@ -198,14 +199,10 @@ std::vector<LayerCost> Trainer::costs_of_layers(int data_ranks) {
   std::iota(indices.begin(), indices.end(), 0);
   const Batch batch = data_.get(indices);
   const auto type = compute_type(train_), wide = master_type(type);
-  const auto there = [&](const at::Tensor& t) {
-    return t.is_floating_point() ? t.to(device_, type) : t.to(device_);
-  };
   const auto states = std::int64_t(make_optimizer(optim_)->state_names().size());
   const auto state_bytes = std::int64_t(2 * at::elementSize(type)) +
                            (states + (wide != type)) * std::int64_t(at::elementSize(wide));
-  return measure_layers(stack_, there(batch.input), there(batch.target), device_, type,
-                        state_bytes);
+  return measure_layers(stack_, batch.to(device_, type), device_, type, state_bytes);
 }
 
 StepShape Trainer::step_shape() const {

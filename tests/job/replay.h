@@ -80,8 +80,7 @@ inline Replayed replay(Stack& stack, const Dataset& data, const TrainOptions& tr
       at::Tensor(stack.values()).copy_(versions.at(std::size_t(step.step - 1 - age)));
       const Batch batch = data.get(sampler.indices(step.batch - 1, first, first + mine));
       executor.step().fill_(step.batch - 1);
-      loss += executor.run(batch.input, batch.target, double(mine) / double(train.batch), first)
-                  .item<double>();
+      loss += executor.run(batch, double(mine) / double(train.batch), first).item<double>();
       sum += stack.grads();
       first += mine;
     }

@@ -486,7 +486,7 @@ TEST(Gradients, OfBf16TablesAreSummedInFp32) {
   stack.load(random_values(1));
   stack.begin_step();
   const at::Tensor input = at::zeros({512, 8}, at::kLong);
-  Pass pass = stack.pass_for(input);
+  Pass pass = stack.pass_for(0, std::make_shared<Batch>(Batch{input, {}}));
   const at::Tensor output = stack.layer(0).forward(input, pass);
   stack.layer(0).backward(at::ones_like(output), pass);
   EXPECT_EQ(stack.find("transformer.wte.weight")->grad[0][0].item<double>(), 512 * 8);

@@ -63,8 +63,8 @@ Stack stack_of(std::unique_ptr<Layer> layer, at::ScalarType type) {
 at::Tensor run(Stack& stack, const at::Tensor& input, const at::Tensor& grad) {
   at::NoGradGuard no_grad;
   Pass pass;
-  stack.layer(0).forward(input, pass);
-  return stack.layer(0).backward(grad, pass);
+  stack.layer(0).forward_all({input}, pass);
+  return stack.layer(0).backward_all({grad}, pass)[0];
 }
 
 void expect_gradients_of(Stack& stack, Net twin) {
@@ -157,10 +157,10 @@ TEST(ModuleLayer, KeepsSeveralMicroBatchesApart) {
   {
     at::NoGradGuard no_grad;
     Pass first, second;
-    stack.layer(0).forward(a, first);
-    stack.layer(0).forward(b, second);
-    EXPECT_EQ(stack.layer(0).backward(at::ones({2, 3}, at::kDouble), first).size(0), 2);
-    EXPECT_EQ(stack.layer(0).backward(at::ones({3, 3}, at::kDouble), second).size(0), 3);
+    stack.layer(0).forward_all({a}, first);
+    stack.layer(0).forward_all({b}, second);
+    EXPECT_EQ(stack.layer(0).backward_all({at::ones({2, 3}, at::kDouble)}, first)[0].size(0), 2);
+    EXPECT_EQ(stack.layer(0).backward_all({at::ones({3, 3}, at::kDouble)}, second)[0].size(0), 3);
   }
   twin->forward(a).sum().backward();
   twin->forward(b).sum().backward();
@@ -262,14 +262,14 @@ TEST(ModuleLayer, RunsAgainAsItRanTheFirstTime) {
     std::vector<Pass> passes(2);
     const auto forward = [&](Pass::Run run, std::size_t micro_batch) {
       passes[micro_batch].run = recompute ? run : Pass::Run::once;
-      return stack.layer(0).forward(micro_batch == 0 ? a : b, passes[micro_batch]);
+      return stack.layer(0).forward_all({micro_batch == 0 ? a : b}, passes[micro_batch])[0];
     };
     seen.output = forward(Pass::Run::first, 0);
     forward(Pass::Run::first, 1);  // advances the statistics and the generator
     if (recompute) forward(Pass::Run::again, 0);
-    seen.grad_input = stack.layer(0).backward(grad, passes[0]);
+    seen.grad_input = stack.layer(0).backward_all({grad}, passes[0])[0];
     if (recompute) forward(Pass::Run::again, 1);
-    stack.layer(0).backward(grad, passes[1]);
+    stack.layer(0).backward_all({grad}, passes[1]);
     seen.grads = stack.grads().clone();
     seen.drawn = at::randn({4});
     for (const auto& [name, buffer] : stack.buffers()) seen.buffers.push_back(buffer.clone());
@@ -322,18 +322,19 @@ TEST(LossLayer, GivesTheLossAndItsGradientTimesTheWeight) {
   Pass pass;
   pass.target = target;
   pass.weight = 0.25;
-  const at::Tensor loss = layer->forward(output, pass);
+  const at::Tensor loss = layer->forward_all({output}, pass)[0];
   EXPECT_EQ(loss.dim(), 0);
   EXPECT_EQ(loss.scalar_type(), at::kDouble);
   EXPECT_TRUE(close(loss, output.sub(target).square().mean(), 1e-14));
-  EXPECT_TRUE(close(layer->backward({}, pass), output.sub(target).mul(0.25 * 2 / 12), 1e-14));
+  EXPECT_TRUE(
+      close(layer->backward_all({}, pass)[0], output.sub(target).mul(0.25 * 2 / 12), 1e-14));
 }
 
 TEST(LossLayer, GivesTheOutputWithoutATarget) {
   const at::Tensor output = at::ones({4, 3});
   Pass pass;
   pass.training = false;
-  EXPECT_TRUE(at::equal(loss_layer(mean_square)->forward(output, pass), output));
+  EXPECT_TRUE(at::equal(loss_layer(mean_square)->forward_all({output}, pass)[0], output));
 }
 
 TEST(LossLayer, RefusesALossOfManyValues) {
@@ -342,7 +343,7 @@ TEST(LossLayer, RefusesALossOfManyValues) {
   Pass pass;
   pass.target = at::ones({4, 3});
   EXPECT_EQ(thrown<InvalidArgument>([&] {
-              layer->forward(at::ones({4, 3}), pass);
+              layer->forward_all({at::ones({4, 3})}, pass);
             }),
             "the loss function gave 12 values; it must give one, the mean over the samples");
 }

@@ -157,7 +157,8 @@ TEST(Stack, TellsAPassWhichRowsItHas) {
   const auto pass_of = [](int ranks, int rank, bool rows, std::int64_t samples) {
     Stack stack = stack_of({{{"w", {3, 8}}}});
     stack.split({}, std::make_shared<TensorGroup>(ranks, rank, rows));
-    return stack.pass_for(at::zeros({samples, 6}, at::kLong));
+    return stack.pass_for(0,
+                          std::make_shared<Batch>(Batch{at::zeros({samples, 6}, at::kLong), {}}));
   };
   const Pass split = pass_of(4, 3, true, 2);
   EXPECT_TRUE(split.rows_are_split);

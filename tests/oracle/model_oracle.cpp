@@ -50,10 +50,6 @@ struct OracleOptions {
   }
 };
 
-struct Batch {
-  at::Tensor input, target;
-};
-
 // What a run of steps leaves behind, as copies.
 struct Outcome {
   std::vector<at::Tensor> losses, scales, skipped;
@@ -76,7 +72,7 @@ Outcome run_steps(const std::filesystem::path& folder, at::ScalarType type, cons
   Outcome outcome;
   for (std::int64_t step = 0; step < steps; ++step) {
     if (scaling) outcome.scales.push_back(update.loss_scale()->scale().clone());
-    outcome.losses.push_back(executor.run(batch.input, batch.target).clone());
+    outcome.losses.push_back(executor.run(batch).clone());
     if (scaling) outcome.skipped.push_back(update.skipped().clone());
   }
   for (const auto& parameter : stack.parameters())

@@ -123,7 +123,7 @@ Step step(std::int64_t stage, const std::shared_ptr<Exchange>& exchange, Group& 
   Executor executor(stack, update.get(), table, shape,
                     {.ranks = ranks, .shards = shards.get(), .exchange = exchange});
   update->rate().fill_(1);
-  executor.run(at::ones({2, 3}, at::kDouble), at::ones({2, 2}, at::kDouble), 0.5);
+  executor.run({at::ones({2, 3}, at::kDouble), at::ones({2, 2}, at::kDouble)}, 0.5);
   if (shards) shards->wait_for_values();
   return {values() - before, walk(table, costs)};
 }

@@ -108,7 +108,7 @@ TEST(PipelineProperty, RandomShapesRunWithoutDeadlock) {
       // are posted early, must give the same numbers. The second rate changes w.
       for (const double rate : {0.0, 1 / mean}) {
         update.rate().fill_(rate);
-        const double loss = executor.run(batch, batch).item<double>();
+        const double loss = executor.run({batch, batch}).item<double>();
         if (std::abs(loss - mean) > 1e-12 * mean)
           throw Error(fmt::format("the loss is {} where {} is the mean", loss, mean));
       }

@@ -27,9 +27,6 @@ Stack model() {
   return gpt({.layers = blocks, .width = 16, .heads = 2, .vocab = 32, .context = 8, .tied = false});
 }
 
-struct Batch {
-  at::Tensor input, target;
-};
 constexpr int steps = 3;
 std::vector<Batch> batches_of(int samples) {
   at::manual_seed(1);
@@ -58,7 +55,7 @@ Trained trained(const Table& table, StepShape shape, const std::vector<Batch>& b
   Executor executor(stack, &update, table, std::move(shape), {.neighbours = neighbours});
   for (const Batch& batch : batches) {
     update.rate().fill_(0.5);
-    result.losses.push_back(executor.run(batch.input, batch.target).item<double>());
+    result.losses.push_back(executor.run(batch).item<double>());
   }
   return result;
 }

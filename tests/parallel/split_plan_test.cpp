@@ -68,7 +68,7 @@ TEST(SplitPlan, SplitsAUsersLayers) {
     Executor executor(stack, &update, one_process(2, 1), {2, 1, {}});
     Trained result;
     update.rate().fill_(0.5);
-    executor.run(input, target);
+    executor.run({input, target});
     for (const auto& parameter : stack.parameters()) {
       result.values[parameter.name] = parameter.value.clone();
       result.splits[parameter.name] = parameter.split;

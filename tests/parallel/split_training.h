@@ -44,9 +44,6 @@ inline std::string text(const Case& c, int ranks) {
                      c.model.vocab, c.samples);
 }
 
-struct Batch {
-  at::Tensor input, target;
-};
 inline std::vector<Batch> batches_of(std::int64_t samples, std::int64_t vocab) {
   at::manual_seed(1);
   const auto ids = [&] { return at::randint(vocab, {samples, tokens}, at::kLong); };
@@ -117,8 +114,7 @@ inline Trained trained(const Case& c, const std::vector<Batch>& batches,
   for (const Batch& batch : batches) {
     update.rate().fill_(0.5);
     executor.step().add_(1);
-    result.losses.push_back(
-        executor.run(batch.input, batch.target, 1, /*first_sample=*/3).item<double>());
+    result.losses.push_back(executor.run(batch, 1, /*first_sample=*/3).item<double>());
   }
   for (const auto& parameter : stack.parameters()) {
     if (!parameter.here) continue;

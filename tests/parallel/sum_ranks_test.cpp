@@ -195,7 +195,7 @@ Trained trained(std::int64_t stage, const MeshShape& mesh_of, Group& group,
   for (int step = 0; step < steps; ++step) {
     update->rate().fill_(rate);
     const auto& [input, target] = samples_of(position_of(mesh_of, mesh.place), step);
-    result.losses.push_back(executor.run(input, target, 1.0 / mesh_of.ranks()).item<double>());
+    result.losses.push_back(executor.run({input, target}, 1.0 / mesh_of.ranks()).item<double>());
     result.norms.push_back(update->norm().item<double>());
     if (shards) shards->wait_for_values();
   }

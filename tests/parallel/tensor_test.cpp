@@ -226,7 +226,8 @@ Values gradients(const ModelOptions& model, at::ScalarType type, const Batch& ba
   apply(gpt_plan(model), stack, ranks, sequence);
   stack.allocate(at::kCPU, type, Gradients::yes);
   stack.load(random_values(1));
-  std::vector<Pass> passes_of(std::size_t(stack.size()), stack.pass_for(batch.input));
+  std::vector<Pass> passes_of(std::size_t(stack.size()),
+                              stack.pass_for(0, std::make_shared<Batch>(Batch{batch.input, {}})));
   passes_of.back().target = batch.target;
   if (type == at::kHalf) passes_of.back().scale = at::full({}, 256.0, at::kFloat);
   stack.begin_step();

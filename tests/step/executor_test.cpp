@@ -93,7 +93,7 @@ void expect_like_autograd(Table (*schedule)(int, int), int micro_batches) {
                      target = at::randn({8, 3}, at::kDouble);
     const at::Tensor expected = mlp.whole(input, target);
     update.rate().fill_(0.25);
-    const at::Tensor loss = executor.run(input, target);
+    const at::Tensor loss = executor.run({input, target});
     EXPECT_TRUE(close(loss, expected, tolerance))
         << micro_batches << " micro-batches, step " << step;
     at::NoGradGuard no_grad;
@@ -131,7 +131,7 @@ TEST(Executor, GivesTheSameGptHoweverItsBatchIsCut) {
       update.load(random_values(1));
       Executor executor(stack, &update, one_process(stack.size(), micro_batches),
                         {stack.size(), micro_batches, {}});
-      const at::Tensor own_loss = executor.run(input, target);
+      const at::Tensor own_loss = executor.run({input, target});
       if (micro_batches == 1) {
         loss = own_loss.clone();
         grads = stack.grads().clone();
@@ -153,7 +153,7 @@ TEST(Executor, FreesEveryActivationAndHoldsOneMicroBatchAtATime) {
                      target = at::randn({4096, 3}, at::kDouble);
     MemoryAccount account;
     const MemoryCounting counting(account);
-    executor.run(input, target);
+    executor.run({input, target});
     EXPECT_EQ(account.now()[MemoryKind::activations], 0U) << micro_batches << " micro-batches";
     return static_cast<double>(account.at_peak()[MemoryKind::activations]);
   };
@@ -177,7 +177,7 @@ TEST(Executor, GivesAnUnusedParameterAZeroGradient) {
   update.load(random_values(1));
   const at::Tensor before = unused->weight.detach().clone();
   update.rate().fill_(0.1);
-  Executor(stack, &update, one_process(3, 1), {3, 1, {}}).run(at::ones({4, 2}), at::ones({4, 2}));
+  Executor(stack, &update, one_process(3, 1), {3, 1, {}}).run({at::ones({4, 2}), at::ones({4, 2})});
   EXPECT_TRUE(at::equal(unused->weight, before));
   EXPECT_EQ(stack.find("unused.weight")->grad.ne(0).sum().item<double>(), 0);
   EXPECT_EQ(update.halted().item<double>(), 0);
@@ -189,13 +189,15 @@ TEST(Executor, RefusesABatchThatCannotBeCut) {
   Executor executor(mlp.stack, &update, one_process(mlp.stack.size(), 4),
                     {mlp.stack.size(), 4, {}});
   EXPECT_EQ(thrown<InvalidArgument>([&] {
-              executor.run(at::ones({3, 5}, at::kDouble), at::ones({3, 3}, at::kDouble));
+              executor.run({at::ones({3, 5}, at::kDouble), at::ones({3, 3}, at::kDouble)});
             }),
-            "a batch of 3 inputs and 3 targets cannot be cut into 4 micro-batches");
-  EXPECT_EQ(thrown<InvalidArgument>([&] {
-              executor.run(at::ones({8, 5}, at::kDouble), at::ones({4, 3}, at::kDouble));
-            }),
-            "a batch of 8 inputs and 4 targets cannot be cut into 4 micro-batches");
+            "a batch of 3 samples cannot be cut into 4 micro-batches");
+  EXPECT_EQ(
+      thrown<InvalidArgument>([&] {
+        executor.run({at::ones({8, 5}, at::kDouble), at::ones({4, 3}, at::kDouble)});
+      }),
+      "the batch's 'target' is [4, 3], and its 'input' has 8 samples: the first dimension must "
+      "be the samples in both");
 }
 
 TEST(Executor, RefusesAModelWithoutLayersOrLoss) {
@@ -213,7 +215,7 @@ TEST(Executor, RefusesAModelWithoutLayersOrLoss) {
   MasterUpdate update(endless, plain_sgd());
   Executor executor(endless, &update, one_process(1, 1), {1, 1, {}});
   EXPECT_EQ(thrown<InvalidArgument>([&] {
-              executor.run(at::ones({4, 5}, at::kDouble), at::ones({4, 3}, at::kDouble));
+              executor.run({at::ones({4, 5}, at::kDouble), at::ones({4, 3}, at::kDouble)});
             }),
             "the model's last layer gave 12 values; it must be a loss, which gives one");
 }
@@ -226,7 +228,7 @@ TEST(Executor, RunsAModelWithNothingToTrain) {
   MasterUpdate update(stack, OptimOptions());
   Executor executor(stack, &update, one_process(1, 2), {1, 2, {}});
   EXPECT_TRUE(
-      close(executor.run(at::ones({4, 3}).mul(3), at::ones({4, 3})), at::ones({}).mul(4), 0));
+      close(executor.run({at::ones({4, 3}).mul(3), at::ones({4, 3})}), at::ones({}).mul(4), 0));
   EXPECT_EQ(update.norm().item<double>(), 0);
 }
 

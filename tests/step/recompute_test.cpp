@@ -45,7 +45,7 @@ Seen step_of(Stack& stack, int micro_batches, const at::Tensor& input, const at:
   Executor executor(stack, &update, one_process(shape), shape);
   executor.seed(7);
   executor.step().fill_(3);
-  const at::Tensor loss = executor.run(input, target);
+  const at::Tensor loss = executor.run({input, target});
   return {loss.clone(), stack.grads().clone()};
 }
 
@@ -133,7 +133,7 @@ Use use_of(const ModelOptions& options, std::int64_t batch) {
   Executor executor(stack, &update, one_process(shape), shape);
   const at::Tensor tokens = at::randint(0, options.vocab, {batch, options.context}, at::kLong);
   const MemoryCounting counting(account);
-  executor.run(tokens, tokens);
+  executor.run({tokens, tokens});
   EXPECT_EQ(account.now()[MemoryKind::activations], 0U) << options.recompute;
   use.peak = account.at_peak()[MemoryKind::activations];
   return use;

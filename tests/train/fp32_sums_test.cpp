@@ -116,7 +116,7 @@ Sums micro_batches_apart(const Case& one) {
   const auto share = job.train.batch / pieces;
   for (int piece = 0; piece < pieces; ++piece) {
     const Batch data = tokens().get(sampler.indices(0, piece * share, (piece + 1) * share));
-    executor.run(data.input, data.target, 1.0 / pieces);
+    executor.run(data, 1.0 / pieces);
     const auto add = [&](at::Tensor to, bool magnitude) {
       to.add_(flat([&](const Parameter& p) {
         const auto of = [&](const Parameter& q) {

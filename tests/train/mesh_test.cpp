@@ -369,7 +369,7 @@ TEST(Mesh, GivesEqualBlocksTheSameTime) {
   Stack stack = model({});
   const RandomTokens data(32, 8, 1);
   const Batch batch = data.get(std::vector<std::int64_t>{0, 1});
-  const auto costs = measure_layers(stack, batch.input, batch.target, at::kCPU, at::kDouble, 32);
+  const auto costs = measure_layers(stack, batch, at::kCPU, at::kDouble, 32);
   ASSERT_GE(std::ssize(costs), 4);
   const LayerCost &embedding = costs.front(), &first = costs[1], &head = costs.back();
   for (std::size_t l = 1; l + 1 < costs.size(); ++l)

@@ -301,7 +301,7 @@ at::Tensor piece_gradient(const TrainOptions& train, int piece, int pieces) {
   const Sampler sampler(std::uint64_t(train.seed), tokens().size(), batch);
   const auto share = batch / pieces;
   const Batch data = tokens().get(sampler.indices(0, piece * share, (piece + 1) * share));
-  executor.run(data.input, data.target, 1.0 / pieces);
+  executor.run(data, 1.0 / pieces);
   return stack.grads().clone();
 }
 

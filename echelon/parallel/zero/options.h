@@ -26,10 +26,9 @@ struct ZeroOptions {
   ScatterOption scatter = ScatterOption::automatic;
 
   void fields(Fields& f) {
-    f.add(
-        "prefetch", prefetch,
-        "stage 3: parameters that may be gathered ahead of their use; the next group always is",
-        {.minimum = 0, .maximum = 1e9, .unit = "MiB"});
+    f.add("prefetch", prefetch,
+          "stage 3: parameters that may be gathered ahead of their use; the next group always is",
+          {.minimum = 0, .maximum = 1e9, .unit = "MiB"});
     f.add(
         "group", group,
         "layers smaller than this are sharded, gathered and reduced together with their neighbours",
