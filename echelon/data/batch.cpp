@@ -40,9 +40,11 @@ Batch Batch::narrow(std::int64_t first, std::int64_t samples) const {
 }
 
 Batch Batch::to(at::Device device, at::ScalarType type) const {
-  return map([&](const at::Tensor& tensor) {
+  Batch there = map([&](const at::Tensor& tensor) {
     return tensor.to(device, tensor.is_floating_point() ? type : tensor.scalar_type());
   });
+  if (targets.defined()) there.targets = targets.to(device);
+  return there;
 }
 
 std::string Batch::description() const {

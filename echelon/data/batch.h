@@ -24,11 +24,13 @@ struct Batch {
   at::Tensor input;
   at::Tensor target;  // undefined: the model's output is wanted, not its loss
   NamedTensors more = {};
+  // [samples]: the number of targets of each sample (Dataset::targets); undefined: all alike.
+  at::Tensor targets = {};
 
   std::int64_t samples() const;
 
-  // "input", "target" or a name in `more`. find() returns nullptr if there is none, at() throws
-  // InvalidArgument that lists the names of this batch.
+  // "input", "target", "targets" or a name in `more`. find() returns nullptr if there is none, at()
+  // throws InvalidArgument that lists the names of this batch.
   const at::Tensor* find(std::string_view name) const;
   const at::Tensor& at(std::string_view name) const;
 
@@ -39,6 +41,7 @@ struct Batch {
     if (target.defined()) fn(std::string_view("target"), target);
     for (const auto& [name, tensor] : more)
       if (tensor.defined()) fn(std::string_view(name), tensor);
+    if (targets.defined()) fn(std::string_view("targets"), targets);
   }
   // The batch of fn(tensor) for each of them.
   template <class Fn>
@@ -46,13 +49,13 @@ struct Batch {
     const auto one = [&](const at::Tensor& tensor) {
       return tensor.defined() ? fn(tensor) : at::Tensor();
     };
-    Batch result{one(input), one(target)};
+    Batch result{one(input), one(target), {}, one(targets)};
     for (const auto& [name, tensor] : more) result.more.emplace_back(name, one(tensor));
     return result;
   }
 
   Batch narrow(std::int64_t first, std::int64_t samples) const;
-  // Floating-point tensors get this type; the others keep theirs.
+  // Floating-point tensors get this type; integers and `targets` keep theirs.
   Batch to(at::Device device, at::ScalarType type) const;
   // Names, types and sizes: "input Long [8, 128], target Long [8]".
   std::string description() const;

@@ -16,6 +16,11 @@ class Dataset {
   virtual ~Dataset() = default;
   virtual std::int64_t size() const = 0;
   virtual Batch get(std::span<const std::int64_t> indices) const = 0;  // on the CPU
+  // The number of targets that a sample contributes to the mean loss: tokens of an answer, masked
+  // words. A step's loss is the mean over the targets of its global batch, however they are spread
+  // over ranks and micro-batches. 0: all samples have the same number; otherwise each has at least
+  // one.
+  virtual std::int64_t targets(std::int64_t /*index*/) const { return 0; }
 };
 
 // The user's own tensors: sample i is (inputs[i], targets[i]).

@@ -47,7 +47,11 @@ struct Pass {
   std::shared_ptr<const Batch> batch;
   at::Tensor
       target;  // last layer only: the loss's target; undefined: return the model's output instead
-  double weight = 1;     // this micro-batch's fraction of the global mean; scales the gradients
+  double weight = 1;  // this micro-batch's fraction of the global mean; scales the gradients
+  // Last layer only, if samples have different numbers of targets (Batch::targets): the number of
+  // targets in the global batch, a double on the device. The loss is then the sum over the targets
+  // divided by it, and the weight is 1.
+  at::Tensor divisor;
   at::Tensor scale;      // last layer only: also scales them, a float on the device; undefined: 1
   bool training = true;  // false: no backward will follow, keep nothing
   Run run = Run::once;

@@ -14,7 +14,8 @@
 
 namespace echelon {
 
-// `loss(output, target)` must return the mean over the samples as a scalar. In fp16 models it
+// `loss(output, target)` must return the mean over the samples as a scalar, or over their targets
+// if samples have different numbers of them (Dataset::targets). In fp16 models it
 // receives both in fp32, because squares and sums soon leave the range of fp16.
 using LossFunction = std::function<at::Tensor(const at::Tensor& output, const at::Tensor& target)>;
 std::unique_ptr<Layer> loss_layer(LossFunction loss);

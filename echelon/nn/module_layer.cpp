@@ -256,11 +256,13 @@ class LossLayer : public Layer {
           "the loss function gave {} values; it must give one, the mean over the samples",
           loss.numel()));
     }
+    const at::Tensor share = share_of(pass);
     if (pass.training) {
       pass.saved = std::move(x);
       pass.saved.push_back(loss);
     }
-    return {loss.detach().to(at::kDouble).reshape({})};
+    const at::Tensor mean = loss.detach().to(at::kDouble).reshape({});
+    return {share.defined() ? mean * share : mean};
   }
 
   Tensors backward_all(const Tensors& /*grad_outputs*/, Pass& pass) override {
@@ -268,6 +270,7 @@ class LossLayer : public Layer {
     pass.saved.pop_back();
     at::Tensor grad = at::full_like(loss, pass.weight);
     if (pass.scale.defined()) grad.mul_(pass.scale);
+    if (const at::Tensor share = share_of(pass); share.defined()) grad.mul_(share);
     torch::autograd::backward({loss}, {grad});
     Tensors grads;
     for (const auto& x : pass.saved)
@@ -276,6 +279,11 @@ class LossLayer : public Layer {
   }
 
  private:
+  // The fraction of the step's targets in this micro-batch; undefined: its weight says it.
+  static at::Tensor share_of(const Pass& pass) {
+    return pass.divisor.defined() ? pass.batch->targets.sum().div_(pass.divisor) : at::Tensor();
+  }
+
   BatchLossFunction loss_;
 };
 

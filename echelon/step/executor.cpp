@@ -66,7 +66,8 @@ Executor::Place& Executor::place(int layer, int micro_batch) {
   return places_[std::size_t(layer) * std::size_t(shape_.micro_batches) + std::size_t(micro_batch)];
 }
 
-at::Tensor Executor::run(const Batch& batch, double weight, std::int64_t first_sample) {
+at::Tensor Executor::run(const Batch& batch, double weight, std::int64_t first_sample,
+                         const at::Tensor& divisor) {
   at::NoGradGuard no_grad;  // a layer that needs autograd turns it on itself
   batch.check();
   const auto samples = batch.samples();
@@ -92,6 +93,10 @@ at::Tensor Executor::run(const Batch& batch, double weight, std::int64_t first_s
     place(0, m).inputs = stack_.inputs_of(*micro_batch);
     Pass& last = place(stack_.size() - 1, m).pass;
     last.weight = weight * static_cast<double>(share) / static_cast<double>(samples);
+    if (batch.targets.defined()) {
+      last.divisor = divisor;
+      last.weight = 1;
+    }
     if (scaling) last.scale = scaling->scale();
   }
   loss_ = at::zeros({}, at::TensorOptions(stack_.device()).dtype(at::kDouble));

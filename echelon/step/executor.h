@@ -62,12 +62,14 @@ class Executor {
 
   // Runs one step on a batch, which is cut into micro-batches as evenly as possible and needs at
   // least one sample for each. `weight` is the batch's fraction of all samples of the step, over
-  // the ranks. `first_sample` is where it begins in the global batch. Returns the batch's part of
-  // the mean loss, a scalar (double) on the device; after a reduction, the loss of all ranks. In a
-  // pipeline all ranks get the same batch: only the first layer reads its input and only the last
-  // its target, but any layer may read its other tensors. Batches of different steps may differ in
-  // their sizes.
-  at::Tensor run(const Batch& batch, double weight = 1, std::int64_t first_sample = 0);
+  // the ranks. `first_sample` is where it begins in the global batch. If the batch has `targets`,
+  // `divisor` is their number in the global batch, a scalar (double) on the device, and `weight` is
+  // not used. Returns the batch's part of the mean loss, a scalar (double) on the device; after a
+  // reduction, the loss of all ranks. In a pipeline all ranks get the same batch: only the first
+  // layer reads its input and only the last its target, but any layer may read its other tensors.
+  // Batches of different steps may differ in their sizes.
+  at::Tensor run(const Batch& batch, double weight = 1, std::int64_t first_sample = 0,
+                 const at::Tensor& divisor = {});
 
   // Forward only, nothing is kept: returns the mean loss, or the model's output if the batch has no
   // target.

@@ -35,8 +35,8 @@ struct Trainer::InFlight {
     std::int64_t step = 0;
     double rate = 0;
     std::int64_t targets = 0;
-    Batch batch;                                // pinned
-    at::Tensor rate_value, step_value, report;  // pinned
+    Batch batch;                                         // pinned
+    at::Tensor rate_value, step_value, divisor, report;  // pinned
     std::optional<c10::Event> done;
     Work vote;  // several ranks: whether any rank wants to stop
   };

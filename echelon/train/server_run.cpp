@@ -1,6 +1,7 @@
 // A Trainer that pushes its gradients to parameter servers.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include <utility>
 
@@ -112,11 +113,14 @@ void Trainer::compute_share(const Task& task) {
   const auto mine = shares[std::size_t(task.share)];
   const double weight = static_cast<double>(mine) / static_cast<double>(train_.batch);
   const Batch batch = batch_of(task.clock, first, first + mine);
-  targets_a_step_ = batch.target.numel() / mine * train_.batch;
+  const auto targets = targets_of(task.clock);
+  targets_a_step_ = targets > 0 ? targets : batch.target.numel() / mine * train_.batch;
+  const at::Tensor divisor =
+      targets > 0 ? at::zeros({}, at::kDouble).fill_(static_cast<double>(targets)) : at::Tensor();
   const auto begin = std::chrono::steady_clock::now();
   servers_->pull(task);
   executor_->step().fill_(task.clock);
-  const at::Tensor loss = executor_->run(batch, weight, first);
+  const at::Tensor loss = executor_->run(batch, weight, first, divisor);
   share_times_ = executor_->times();
   try {
     servers_->push(task, weight);

@@ -44,6 +44,17 @@ at::Tensor pinned_like(const at::Tensor& tensor) {
   return at::empty_like(tensor, tensor.options().pinned_memory(true));
 }
 
+// A sample without a target has no mean loss, and would make that of its micro-batch 0 / 0.
+std::int64_t targets_at_least_one(const Dataset& data, std::int64_t index) {
+  const auto targets = data.targets(index);
+  if (targets < 1)
+    throw InvalidArgument(fmt::format(
+        "sample {} of the dataset has {} targets and others have some: leave out samples "
+        "without a target",
+        index, targets));
+  return targets;
+}
+
 // Between batches with the same tensors.
 void copy(const Batch& to, const Batch& from, bool non_blocking) {
   to.each(
@@ -280,8 +291,9 @@ void Trainer::compute() {
   const auto mine = batch_split_[std::size_t(layout_.mesh.place.data)];
   const Update& update = owner();
   if (const auto* scaling = update.loss_scale()) report_[scale_at].copy_(scaling->scale());
-  const at::Tensor loss = executor_->run(
-      batch_, static_cast<double>(mine) / static_cast<double>(train_.batch), first_sample());
+  const at::Tensor loss =
+      executor_->run(batch_, static_cast<double>(mine) / static_cast<double>(train_.batch),
+                     first_sample(), divisor_);
   // A graph ends when all its work is done.
   if (shards_ && graph_wanted_) shards_->wait_for_values();
   const auto here = [&](const at::Tensor& scalar) { return scalar.to(device_, at::kDouble); };
@@ -313,9 +325,13 @@ void Trainer::issue(std::int64_t step, bool stop) {
   }
   slot.step = step + 1;
   slot.rate = rate;
-  slot.targets = batch.target.numel() / share * train_.batch;
+  const auto targets = targets_of(step);
+  slot.targets = targets > 0 ? targets : batch.target.numel() / share * train_.batch;
+  if (targets > 0 && !divisor_.defined())
+    divisor_ = at::zeros({}, at::TensorOptions(device_).dtype(at::kDouble));
   if (device_.is_cpu()) {
     batch_ = batch;
+    if (targets > 0) divisor_.fill_(static_cast<double>(targets));
     owner().rate().fill_(rate);
     executor_->step().fill_(step);
     compute();
@@ -333,6 +349,10 @@ void Trainer::issue(std::int64_t step, bool stop) {
     copy(slot.batch, batch, /*non_blocking=*/false);
     pinned(slot.rate_value, at::zeros({}, owner().rate().scalar_type()).fill_(rate));
     pinned(slot.step_value, at::zeros({}, at::kLong).fill_(step));
+    if (targets > 0) {
+      pinned(slot.divisor, at::zeros({}, at::kDouble).fill_(static_cast<double>(targets)));
+      divisor_.copy_(slot.divisor, /*non_blocking=*/true);
+    }
     if (!slot.report.defined())
       slot.report = at::empty({reported}, at::TensorOptions(at::kDouble).pinned_memory(true));
     // A graph reads its batch at fixed addresses. A batch of other sizes is computed without it.
@@ -366,7 +386,26 @@ void Trainer::issue(std::int64_t step, bool stop) {
 }
 
 Batch Trainer::batch_of(std::int64_t step, std::int64_t first, std::int64_t end) const {
-  return data_.get(sampler_.indices(step, first, end)).to(at::kCPU, stack_.type());
+  return batch_at(data_, sampler_.indices(step, first, end)).to(at::kCPU, stack_.type());
+}
+
+Batch Trainer::batch_at(const Dataset& data, std::span<const std::int64_t> indices) const {
+  Batch batch = data.get(indices);
+  if (indices.empty() || data.targets(indices.front()) == 0) return batch;
+  batch.targets = at::empty({std::int64_t(indices.size())}, at::kDouble);
+  std::transform(
+      indices.begin(), indices.end(), batch.targets.data_ptr<double>(),
+      [&](std::int64_t i) { return static_cast<double>(targets_at_least_one(data, i)); });
+  return batch;
+}
+
+// Of the global batch of a step; 0 if all samples have the same number.
+std::int64_t Trainer::targets_of(std::int64_t step) const {
+  if (data_.targets(0) == 0) return 0;
+  std::int64_t sum = 0;
+  for (const auto i : sampler_.indices(step, 0, train_.batch))
+    sum += targets_at_least_one(data_, i);
+  return sum;
 }
 
 // Reports the oldest steps until at most `leave` are in flight.
@@ -501,9 +540,12 @@ double Trainer::mean_loss(const Dataset& data, std::int64_t samples, bool togeth
     std::vector<std::int64_t> indices;
     for (auto i = first; i < end; ++i) indices.push_back(i);
     if (indices.empty()) indices.push_back(0);  // weight 0: the others need this rank's slices
-    const Batch batch = data.get(indices).to(device_, stack_.type());
-    total[0].add_(compute_output(batch), static_cast<double>(end - first));
-    if (has_loss) counted += end - first;
+    const Batch batch = batch_at(data, indices).to(device_, stack_.type());
+    // The mean over this batch counts by its samples, or by its targets.
+    const auto weight = batch.targets.defined() ? std::int64_t(batch.targets.sum().item<double>())
+                                                : std::int64_t(indices.size());
+    total[0].add_(compute_output(batch), static_cast<double>(end > first ? weight : 0));
+    if (has_loss && end > first) counted += weight;
   }
   total[1].fill_(counted);
   for (const auto& ranks : {layout_.mesh.pipeline, layout_.mesh.data})

@@ -278,6 +278,8 @@ class Trainer {
   bool sum_alike(int pipeline_stage, int other) const;
   void look_at_speeds();
   Batch batch_of(std::int64_t step, std::int64_t first, std::int64_t end) const;
+  Batch batch_at(const Dataset& data, std::span<const std::int64_t> indices) const;
+  std::int64_t targets_of(std::int64_t step) const;
   double mean_loss(const Dataset& data, std::int64_t samples, bool together);
   void run_with_servers(std::int64_t until, const std::atomic<bool>* stop);
   void compute_share(const Task& task);
@@ -318,7 +320,8 @@ class Trainer {
   std::optional<StepReport> first_done_, last_done_;  // since then
   std::map<std::string, std::string> notes_;          // go into the metadata of a state
   Batch batch_;                                       // of the current step, on the device
-  at::Tensor report_;  // the numbers of a step (see Reported in in_flight.h)
+  at::Tensor divisor_;  // targets of all its ranks, likewise; undefined: samples have equally many
+  at::Tensor report_;   // the numbers of a step (see Reported in in_flight.h)
   std::deque<std::pair<std::int64_t, double>>
       scales_;                             // fp16: steps and loss scales, as it changed
   std::int64_t stop_at_ = 0, lag_ = 0;     // the step to stop after; its distance from the vote

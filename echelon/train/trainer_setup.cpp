@@ -172,6 +172,7 @@ void Trainer::forget_layout() {
   in_flight_->recorded.clear();
   in_flight_->eager_steps_done = 0;
   batch_ = {};
+  divisor_.reset();
   report_.reset();
   step_ = stop_at_ = lag_ = 0;
   mixed_ = replicas_in_sync_ = begun_ = stop_told_ = false;

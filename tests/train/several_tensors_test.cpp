@@ -48,7 +48,8 @@ TORCH_MODULE(Encode);
 struct MixImpl : nn::Module {
   nn::Linear one = register_module("one", nn::Linear(width, width));
   nn::Embedding scale = register_module("scale", nn::Embedding(kinds, width));
-  std::vector<at::Tensor> forward(const at::Tensor& x, const at::Tensor& y, const at::Tensor& kind) {
+  std::vector<at::Tensor> forward(const at::Tensor& x, const at::Tensor& y,
+                                  const at::Tensor& kind) {
     return {one->forward(x + y) * scale->forward(kind), y * x.sigmoid()};
   }
 };
@@ -184,11 +185,11 @@ TEST(SeveralTensors, EqualOneProcessInEveryLayout) {
     int world;
     Recompute recompute = Recompute::none;
   };
-  for (const auto& one : {Case{"data", {}, 2}, Case{"zero 2", {.zero = 2}, 2},
-                          Case{"zero 3", {.zero = 3}, 3}, Case{"pipeline of 2", {.pipeline = 2}, 2},
-                          Case{"pipeline of 4", {.pipeline = 4}, 4},
-                          Case{"pipeline x zero 3", {.zero = 3, .pipeline = 2, .data = 2}, 4},
-                          Case{"recompute", {.pipeline = 2}, 2, Recompute::full}}) {
+  for (const auto& one :
+       {Case{"data", {}, 2}, Case{"zero 2", {.zero = 2}, 2}, Case{"zero 3", {.zero = 3}, 3},
+        Case{"pipeline of 2", {.pipeline = 2}, 2}, Case{"pipeline of 4", {.pipeline = 4}, 4},
+        Case{"pipeline x zero 3", {.zero = 3, .pipeline = 2, .data = 2}, 4},
+        Case{"recompute", {.pipeline = 2}, 2, Recompute::full}}) {
     SCOPED_TRACE(one.name);
     run_ranks_well({.world = one.world}, [&](Group& group) {
       const auto seen =
@@ -245,6 +246,100 @@ TEST(SeveralTensors, BatchesMayDifferInSizeFromStepToStep) {
   });
 }
 
+// Samples of 1 to 4 targets, the rest of which are marked with a negative number.
+class Uneven : public Dataset {
+ public:
+  Uneven() {
+    at::manual_seed(5);
+    inputs_ = at::randn({20, width}, at::kDouble);
+    targets_ = at::rand({20, 4}, at::kDouble);
+    for (std::int64_t i = 0; i < 20; ++i)
+      targets_[i].narrow(0, targets(i), 4 - targets(i)).fill_(-1);
+  }
+  std::int64_t size() const override { return 20; }
+  std::int64_t targets(std::int64_t i) const override { return 1 + i * 7 % 4; }
+  Batch get(std::span<const std::int64_t> indices) const override {
+    return TensorDataset(inputs_, targets_).get(indices);
+  }
+
+ private:
+  at::Tensor inputs_, targets_;
+};
+
+at::Tensor mean_over_targets(const at::Tensor& output, const at::Tensor& target) {
+  const at::Tensor there = target.ge(0);
+  return ((output - target).pow(2) * there).sum() / there.sum();
+}
+
+TEST(SeveralTensors, ALossIsTheMeanOverTheTargetsOfAllRanksAndMicroBatches) {
+  at::set_num_threads(1);
+  const Uneven data;
+  const auto run = [&](int micro_batches, const ParallelOptions& parallel,
+                       std::shared_ptr<Communicator> ranks) {
+    nn::Linear linear(width, 4);
+    const at::NoGradGuard no_grad;
+    linear->to(at::kDouble);
+    for (auto& parameter : linear->parameters()) parameter.fill_(0.3);
+    Stack stack;
+    stack.add(module_layer("linear", linear)).add(loss_layer(mean_over_targets));
+    PlanOptions job = options();
+    job.train.micro_batches = micro_batches;
+    job.train.batch = 10;
+    Trainer trainer(stack, data,
+                    TrainerOptions{.train = job.train, .optim = job.optim, .parallel = parallel},
+                    std::move(ranks));
+    std::vector<double> seen;
+    trainer.on_step([&](const StepReport& report) {
+      seen.push_back(report.loss);
+      seen.push_back(double(report.targets));
+    });
+    trainer.run_until(5);
+    seen.push_back(trainer.evaluate_together(data, 20));
+    for (const auto& p : stack.parameters()) seen.push_back(trainer.master(p).sum().item<double>());
+    return seen;
+  };
+  const auto expected = run(1, {}, nullptr);
+  // Against torch: the loss of the first step, over all its samples at once.
+  const auto first = data.get(Sampler(1, 20, 10).indices(0, 0, 10));
+  EXPECT_NEAR(
+      expected[0],
+      mean_over_targets(first.input.sum(1, true).mul(0.3).add(0.3).expand({10, 4}), first.target)
+          .item<double>(),
+      1e-12);
+  EXPECT_EQ(expected[1], first.target.ge(0).sum().item<double>());
+  const auto same = [&](const std::vector<double>& seen) {
+    ASSERT_EQ(seen.size(), expected.size());
+    for (std::size_t i = 0; i < seen.size(); ++i) EXPECT_NEAR(seen[i], expected[i], 1e-12) << i;
+  };
+  same(run(3, {}, nullptr));
+  for (const int world : {2, 3})
+    run_ranks_well({.world = world}, [&](Group& group) {
+      same(run(2, {}, native_communicator(group.shared_from_this())));
+      same(run(1, {.zero = 3}, native_communicator(group.shared_from_this())));
+    });
+  run_ranks_well({.world = 2}, [&](Group& group) {
+    same(run(3, {.pipeline = 2}, native_communicator(group.shared_from_this())));
+  });
+}
+
+TEST(SeveralTensors, ASampleWithoutATargetIsRefused) {
+  struct Gap : Uneven {
+    std::int64_t targets(std::int64_t i) const override { return i == 13 ? 0 : Uneven::targets(i); }
+  };
+  const Gap data;
+  nn::Linear linear(width, 4);
+  linear->to(at::kDouble);
+  Stack stack;
+  stack.add(module_layer("linear", linear)).add(loss_layer(mean_over_targets));
+  PlanOptions job = options();
+  job.train.batch = 20;
+  Trainer trainer(stack, data, TrainerOptions{.train = job.train, .optim = job.optim});
+  EXPECT_EQ(
+      thrown<InvalidArgument>([&] { trainer.run_until(1); }),
+      "sample 13 of the dataset has 0 targets and others have some: leave out samples without "
+      "a target");
+}
+
 TEST(SeveralTensors, MismatchesAreNamed) {
   Model model;
   model.stack.allocate(at::kCPU, at::kDouble, Gradients::no);
@@ -257,9 +352,10 @@ TEST(SeveralTensors, MismatchesAreNamed) {
   Stack one;
   one.reads({"numbers"}).add(module_layer("encode", model.encode));
   one.allocate(at::kCPU, at::kDouble, Gradients::no);
-  EXPECT_EQ(thrown<InvalidArgument>([&] { one.infer(batch); }),
-            "the module of layer 'encode' takes 2 tensors and gets 1: see Stack::reads and what the "
-            "layer below returns");
+  EXPECT_EQ(
+      thrown<InvalidArgument>([&] { one.infer(batch); }),
+      "the module of layer 'encode' takes 2 tensors and gets 1: see Stack::reads and what the "
+      "layer below returns");
   batch.more[0].second = batch.more[0].second.narrow(0, 0, 1);
   EXPECT_EQ(thrown<InvalidArgument>([&] { batch.check(); }),
             "the batch's 'numbers' is [1, 6], and its 'target' has 2 samples: the first dimension "
