@@ -11,7 +11,7 @@ from pathlib import Path
 
 # Bottom to top. A component may include itself and what stands before it.
 ORDER = ["kernels", "base", "net", "launch", "collective", "comm", "data", "nn", "models", "optim",
-         "step", "parallel", "plan", "train", "job", "verify", "cli"]
+         "step", "parallel", "plan", "train", "job", "verify", "lab", "cli"]
 TORCH_FREE = {"kernels", "base", "net", "launch", "collective"}
 UMBRELLAS = {"torch/torch.h", "torch/all.h", "torch/extension.h"}
 
