@@ -26,8 +26,9 @@ class InputFile {
   explicit InputFile(std::filesystem::path path);
 
   const std::filesystem::path& path() const { return path_; }
-  std::uint64_t size() const { return size_; }  // when it was opened
-  FileStamp stamp() const;                      // as it is now
+  std::uint64_t size() const { return size_; }          // when it was opened
+  FileStamp stamp() const;                              // as it is now
+  int descriptor() const { return descriptor_.get(); }  // of this object
 
   // Fills `out` with the bytes from `offset` on. Thread-safe. Throws Error if they cannot be read
   // or the file has become too short.
