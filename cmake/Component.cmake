@@ -1,4 +1,4 @@
-# A component is one folder of echelon/ and one static library:
+# A component is one folder of echelon/, or of another component, and one static library:
 #
 #   echelon_component(NAME SOURCES files… DEPENDS components or targets…)
 #
@@ -54,6 +54,7 @@ function(echelon_component name)
   endif()
 
   install(TARGETS ${target} EXPORT echelonTargets)
-  install(DIRECTORY "${CMAKE_CURRENT_SOURCE_DIR}/" DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/echelon/${name}
+  cmake_path(RELATIVE_PATH CMAKE_CURRENT_SOURCE_DIR BASE_DIRECTORY "${PROJECT_SOURCE_DIR}" OUTPUT_VARIABLE folder)
+  install(DIRECTORY "${CMAKE_CURRENT_SOURCE_DIR}/" DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/${folder}
           FILES_MATCHING PATTERN "*.h")
 endfunction()

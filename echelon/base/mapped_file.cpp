@@ -9,8 +9,7 @@
 
 namespace echelon {
 
-MappedFile::MappedFile(std::filesystem::path path)
-    : file_(std::move(path)), stamp_(file_.stamp()) {
+MappedFile::MappedFile(std::filesystem::path path) : file_(std::move(path)), stamp_(file_.stamp()) {
   if (stamp_.size == 0) return;  // nothing to map, and mmap refuses it
   void* const at =
       ::mmap(nullptr, stamp_.size, PROT_READ, MAP_PRIVATE, file_.descriptor(), /*offset=*/0);
@@ -29,8 +28,9 @@ void MappedFile::require_unchanged() const {
   throw Error(fmt::format(
       "{} was changed while it was being read{}; leave it as it is until the job has ended",
       path().string(),
-      now.size == stamp_.size ? std::string()
-                              : fmt::format(": it had {} bytes and has {} now", stamp_.size, now.size)));
+      now.size == stamp_.size
+          ? std::string()
+          : fmt::format(": it had {} bytes and has {} now", stamp_.size, now.size)));
 }
 
 }  // namespace echelon

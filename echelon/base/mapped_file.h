@@ -21,7 +21,7 @@ class MappedFile {
   MappedFile& operator=(const MappedFile&) = delete;
 
   const std::filesystem::path& path() const { return file_.path(); }
-  const FileStamp& stamp() const { return stamp_; }     // when the file was opened
+  const FileStamp& stamp() const { return stamp_; }  // when the file was opened
   FileStamp stamp_now() const { return file_.stamp(); }
 
   std::span<const std::byte> bytes() const { return bytes_; }

@@ -45,14 +45,16 @@ TEST(MappedFile, SaysThatItWasChanged) {
   const MappedFile longer(path);
   ASSERT_EQ(::truncate(path.c_str(), 50'000), 0);
   EXPECT_EQ(thrown<Error>([&] { longer.require_unchanged(); }),
-            path + " was changed while it was being read: it had 100000 bytes and has 50000 now; "
-                   "leave it as it is until the job has ended");
+            path +
+                " was changed while it was being read: it had 100000 bytes and has 50000 now; "
+                "leave it as it is until the job has ended");
   const MappedFile same(path);
   ::usleep(20'000);  // the clock of file times ticks every few milliseconds
   std::fstream(path, std::ios::in | std::ios::out) << "y";
   EXPECT_EQ(thrown<Error>([&] { same.require_unchanged(); }),
-            path + " was changed while it was being read; leave it as it is until the job has "
-                   "ended");
+            path +
+                " was changed while it was being read; leave it as it is until the job has "
+                "ended");
 }
 
 TEST(MappedFile, RefusesWhatIsNoFile) {

@@ -17,7 +17,7 @@ TEST(Utf8, EndsAtTheFirstByteThatIsNot) {
       {"caf\xC3\xA9", 5},
       {"\xF0\x9F\x98\x80 is a face", 14},
       {"\xEF\xBF\xBD\xED\x9F\xBF\xEE\x80\x80\xF4\x8F\xBF\xBF", 13},  // the borders
-      {"ab\xC0\xAF", 2},                                            // overlong forms of '/'
+      {"ab\xC0\xAF", 2},                                             // overlong forms of '/'
       {"ab\xC1\xBF", 2},
       {"ab\xE0\x80\xAF", 2},
       {"ab\xE0\x9F\xBF", 2},
@@ -27,8 +27,8 @@ TEST(Utf8, EndsAtTheFirstByteThatIsNot) {
       {"ab\xF4\x90\x80\x80", 2},  // above U+10FFFF
       {"ab\xF5\x80\x80\x80", 2},
       {"ab\xFF", 2},
-      {"ab\x80", 2},              // a continuation without a lead
-      {"ab\xC3", 2},              // cut off
+      {"ab\x80", 2},  // a continuation without a lead
+      {"ab\xC3", 2},  // cut off
       {"ab\xE2\x82", 2},
       {"ab\xF0\x9F\x98", 2},
       {"ab\xE2\x28\xA1", 2},
