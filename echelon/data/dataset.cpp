@@ -10,6 +10,13 @@
 
 namespace echelon {
 
+Batch Dataset::get_padded(std::span<const std::int64_t> /*indices*/,
+                          std::int64_t /*length*/) const {
+  throw InvalidArgument(
+      "the dataset has samples of different lengths (Dataset::length) and does not say how to pad "
+      "them: implement Dataset::get_padded");
+}
+
 TensorDataset::TensorDataset(at::Tensor inputs, at::Tensor targets)
     : inputs_(std::move(inputs)), targets_(std::move(targets)) {
   if (inputs_.dim() == 0 || targets_.dim() == 0 || inputs_.size(0) != targets_.size(0) ||

@@ -68,7 +68,8 @@ void compare(std::string_view text) {
     fine = theirs.is_object() && depth_of(theirs) <= 64;
   } catch (const json::parse_error&) {
     fine = false;
-  } catch (const json::out_of_range&) {  // a number beyond double is fine for us: it is not converted
+  } catch (
+      const json::out_of_range&) {  // a number beyond double is fine for us: it is not converted
     return;
   }
   if (fine != wrong.what.empty()) complain("one parser accepts what the other refuses");

@@ -57,22 +57,27 @@ TEST_F(RecordsTest, TsvIsTakenAsItIs) {
 }
 
 TEST_F(RecordsTest, ColumnsWithoutAHeaderAreNumbered) {
-  EXPECT_EQ(rows("cola.tsv", "gj04\t1\t\tOur friends.\ngj05\t0\t*\tThey.\n", false),
-            (Rows{{"1", "2", "3", "4"}, {"gj04", "1", "", "Our friends."}, {"gj05", "0", "*", "They."}}));
+  EXPECT_EQ(
+      rows("cola.tsv", "gj04\t1\t\tOur friends.\ngj05\t0\t*\tThey.\n", false),
+      (Rows{{"1", "2", "3", "4"}, {"gj04", "1", "", "Our friends."}, {"gj05", "0", "*", "They."}}));
 }
 
 TEST_F(RecordsTest, CsvFollowsItsStandard) {
-  EXPECT_EQ(rows("a.csv",
-                 "text,label\r\n\"one, \"\"two\"\"\",1\r\n\"two\nlines\r\nor three\",0\r\nplain,\n"),
-            (Rows{{"text", "label"}, {"one, \"two\"", "1"}, {"two\nlines\r\nor three", "0"}, {"plain", ""}}));
+  EXPECT_EQ(
+      rows("a.csv",
+           "text,label\r\n\"one, \"\"two\"\"\",1\r\n\"two\nlines\r\nor three\",0\r\nplain,\n"),
+      (Rows{{"text", "label"},
+            {"one, \"two\"", "1"},
+            {"two\nlines\r\nor three", "0"},
+            {"plain", ""}}));
   EXPECT_EQ(rows("a.csv", "\"\",\"\"\n\"\",x", false), (Rows{{"1", "2"}, {"", ""}, {"", "x"}}));
 }
 
 TEST_F(RecordsTest, JsonlHasTextNumbersAndTruthValues) {
-  const Records records(write("a.jsonl",
-                              R"({"text": "caf\u00e9 \ud83d\ude00\n\"", "label": 3, "more": [{}, null]})"
-                              "\n"
-                              R"( {"label":true,"text":"é", "other": {"a": [1, -2.5e+3]}} )"));
+  const Records records(
+      write("a.jsonl", R"({"text": "caf\u00e9 \ud83d\ude00\n\"", "label": 3, "more": [{}, null]})"
+                       "\n"
+                       R"( {"label":true,"text":"é", "other": {"a": [1, -2.5e+3]}} )"));
   EXPECT_EQ(records.columns(), (std::vector<std::string>{"text", "label", "more"}));
   const std::array columns = {records.column("label"), records.column("text")};
   EXPECT_EQ(records.read(0, columns), (std::vector<std::string>{"3", "café 😀\n\""}));
@@ -103,8 +108,10 @@ TEST_F(RecordsTest, WhatIsNotRightIsNamedWithItsLine) {
   EXPECT_EQ(refusal("a.tsv", ""), " is empty: it has no record");
   EXPECT_EQ(refusal("a.tsv", "\xEF\xBB\xBF"), " is empty: it has no record");
   EXPECT_EQ(refusal("a.tsv", "a\tb\n"), " has a header and no record");
-  EXPECT_EQ(refusal("a.tsv", "a\tb\n1\t2\n3\n"), ", line 3: the line has 1 column and the first has 2");
-  EXPECT_EQ(refusal("a.tsv", "a\tb\n1\t2\t3\n"), ", line 2: the line has 3 columns and the first has 2");
+  EXPECT_EQ(refusal("a.tsv", "a\tb\n1\t2\n3\n"),
+            ", line 3: the line has 1 column and the first has 2");
+  EXPECT_EQ(refusal("a.tsv", "a\tb\n1\t2\t3\n"),
+            ", line 2: the line has 3 columns and the first has 2");
   EXPECT_EQ(refusal("a.tsv", "a\tb\n1\t2\n\n3\t4\n"), ", line 3: the line is empty; remove it");
   EXPECT_EQ(refusal("a.tsv", "a\tb\n1\t2\n\r\n"), ", line 3: the line is empty; remove it");
   EXPECT_EQ(refusal("a.tsv", "a\n1\ncaf\xE9\n"),
@@ -143,11 +150,13 @@ TEST_F(RecordsTest, JsonIsReadStrictly) {
   EXPECT_EQ(said("{\"a\": \"x}"), "a string is not closed at column 10");
   EXPECT_EQ(said("{\"a\": \"\t\"}"), "a control character is in a string at column 8");
   EXPECT_EQ(said(R"({"a": "\x"})"), "a backslash begins no escape of JSON at column 8");
-  EXPECT_EQ(said(R"({"a": "\u12g4"})"), "\\u must be followed by four hexadecimal digits at column 8");
+  EXPECT_EQ(said(R"({"a": "\u12g4"})"),
+            "\\u must be followed by four hexadecimal digits at column 8");
   EXPECT_EQ(said(R"({"a": "\ud83d"})"), "an escape is half of a surrogate pair at column 8");
   EXPECT_EQ(said(R"({"a": "\ude00\ud83d"})"), "an escape is half of a surrogate pair at column 8");
   EXPECT_EQ(said("{\"a\": 1} x"), "something follows the object at column 10");
-  EXPECT_EQ(said("{\"a\": " + std::string(100, '[')), "values are nested over 64 deep at column 70");
+  EXPECT_EQ(said("{\"a\": " + std::string(100, '[')),
+            "values are nested over 64 deep at column 70");
 }
 
 TEST_F(RecordsTest, AFileThatChangesIsNotReadOn) {
@@ -156,8 +165,9 @@ TEST_F(RecordsTest, AFileThatChangesIsNotReadOn) {
   ASSERT_EQ(::truncate(path.c_str(), 3), 0);
   const std::array first = {0};
   EXPECT_EQ(thrown<Error>([&] { records.read(1, first); }),
-            path.string() + " was changed while it was being read: it had 6 bytes and has 3 now; "
-                            "leave it as it is until the job has ended");
+            path.string() +
+                " was changed while it was being read: it had 6 bytes and has 3 now; "
+                "leave it as it is until the job has ended");
 }
 
 }  // namespace

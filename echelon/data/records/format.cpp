@@ -1,6 +1,6 @@
 #include "echelon/data/records/format.h"
 
-#include <fmt/format.h>
+#include <algorithm>
 
 namespace echelon {
 namespace {

@@ -1,7 +1,8 @@
 // The formats of text files, and how records are cut out of them.
 //
 //   tsv    fields between tabs, taken as they are: no quotes, no escapes (the files of GLUE)
-//   csv    RFC 4180: fields between commas; a field in quotes may hold commas, line ends and, as "",
+//   csv    RFC 4180: fields between commas; a field in quotes may hold commas, line ends and, as
+//   "",
 //          quotes
 //   jsonl  one JSON object a line (RFC 8259)
 //   text   no records

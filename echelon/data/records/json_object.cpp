@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <utility>
 
 #include "echelon/base/utf8.h"
 
@@ -64,7 +66,8 @@ class Reader {
   // From the opening to behind the closing bracket; one(kind of item) reads an item.
   template <class One>
   bool items(char closing, One one) {
-    if (++nested_ > most_nested) return fail(fmt::format("values are nested over {} deep", most_nested));
+    if (++nested_ > most_nested)
+      return fail(fmt::format("values are nested over {} deep", most_nested));
     ++at_;
     blanks();
     if (next() != closing) {
@@ -223,7 +226,8 @@ std::string json_string(std::string_view raw) {
       std::uint32_t point = std::uint32_t(code_unit(raw, at));
       at += 4;
       if (is_high_surrogate(int(point))) {
-        point = 0x10000 + ((point - 0xD800) << 10) + (std::uint32_t(code_unit(raw, at + 2)) - 0xDC00);
+        point =
+            0x10000 + ((point - 0xD800) << 10) + (std::uint32_t(code_unit(raw, at + 2)) - 0xDC00);
         at += 6;
       }
       append_utf8(text, point);

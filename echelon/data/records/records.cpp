@@ -40,8 +40,7 @@ Records::Records(const std::filesystem::path& path, const Options& options)
         path.string()));
   const std::string_view text = file_.text();
   std::size_t at = text.starts_with(byte_order_mark) ? byte_order_mark.size() : 0;
-  if (at == text.size())
-    throw Corrupt(fmt::format("{} is empty: it has no record", path.string()));
+  if (at == text.size()) throw Corrupt(fmt::format("{} is empty: it has no record", path.string()));
   if (const auto valid = utf8_prefix(text); valid < text.size()) {
     const auto line = text.rfind('\n', valid);
     throw Corrupt(fmt::format("{}: byte {} of the line, 0x{:02x}, is not UTF-8; convert the file",
@@ -58,8 +57,7 @@ Records::Records(const std::filesystem::path& path, const Options& options)
     if (!names) begins_.push_back(at);
     at += size;
   }
-  if (begins_.empty())
-    throw Corrupt(fmt::format("{} has a header and no record", path.string()));
+  if (begins_.empty()) throw Corrupt(fmt::format("{} has a header and no record", path.string()));
   fields_ = {};
 }
 
@@ -68,7 +66,8 @@ void Records::check(std::size_t begin, std::string_view record) {
   if (format_ == RecordFormat::jsonl) {
     const auto wrong = read_json_object(record, {});
     if (!wrong.what.empty())
-      refuse(begin, fmt::format("this is no JSON object: {} at column {}", wrong.what, wrong.at + 1));
+      refuse(begin,
+             fmt::format("this is no JSON object: {} at column {}", wrong.what, wrong.at + 1));
     return;
   }
   std::size_t count = 0;
@@ -102,10 +101,10 @@ int Records::column(std::string_view name) const {
                        fmt::join(columns_, ", "));
   };
   if (found == columns_.end())
-    throw InvalidArgument(
-        fmt::format("{} has no column {}; {}", path().string(), name, listed()));
+    throw InvalidArgument(fmt::format("{} has no column {}; {}", path().string(), name, listed()));
   if (std::find(found + 1, columns_.end(), name) != columns_.end())
-    throw InvalidArgument(fmt::format("{} has two columns {}; {}", path().string(), name, listed()));
+    throw InvalidArgument(
+        fmt::format("{} has two columns {}; {}", path().string(), name, listed()));
   return int(found - columns_.begin());
 }
 
