@@ -42,6 +42,8 @@ class Dataset {
   // The tokens of a sample. Samples of similar lengths are then put into one step, and padded to
   // the longest of its global batch. 0: all samples are alike; otherwise each has at least one.
   virtual std::int64_t length(std::int64_t /*index*/) const { return 0; }
+  // The most that length() returns and that samples are padded to; 0: any number.
+  virtual std::int64_t max_length() const { return 0; }
   // The samples, each padded to `length` tokens, which none of them exceeds. Required where
   // length() is not 0. get() pads to the longest of its indices.
   virtual Batch get_padded(std::span<const std::int64_t> indices, std::int64_t length) const;

@@ -90,6 +90,15 @@ std::int64_t Mixture::length(std::int64_t index) const {
   return sources_[source].data->length(of_it);
 }
 
+std::int64_t Mixture::max_length() const {
+  std::int64_t most = 0;
+  for (const auto& source : sources_) {
+    if (source.data->max_length() == 0) return 0;
+    most = std::max(most, source.data->max_length());
+  }
+  return most;
+}
+
 bool Mixture::concurrent() const {
   return std::all_of(sources_.begin(), sources_.end(),
                      [](const Source& one) { return one.data->concurrent(); });

@@ -22,7 +22,8 @@ class Mixture : public Dataset {
     std::shared_ptr<const Dataset> data;
     std::int64_t weight = 1;
   };
-  explicit Mixture(std::vector<Source> sources);  // throws InvalidArgument if they do not go together
+  explicit Mixture(
+      std::vector<Source> sources);  // throws InvalidArgument if they do not go together
 
   std::int64_t size() const override { return size_; }
   std::vector<Part> parts() const override { return parts_; }
@@ -31,6 +32,7 @@ class Mixture : public Dataset {
   Batch get_padded(std::span<const std::int64_t> indices, std::int64_t length) const override;
   std::int64_t targets(std::int64_t index) const override;
   std::int64_t length(std::int64_t index) const override;
+  std::int64_t max_length() const override;
   bool concurrent() const override;
 
  private:

@@ -60,8 +60,8 @@ Sampler::Sampler(std::uint64_t seed, const Dataset& data, std::int64_t global_ba
   cycle_ = check_parts(parts_, size_);
   if (!in_sequence_ && size_ > 0 && data.length(0) > 0) data_ = &data;
   // Two epochs in one group would put two copies of a sample, which are equally long, into a batch.
-  sorted_together_ =
-      std::clamp<std::int64_t>(sorted_together, 1, std::max<std::int64_t>(1, size_ / batch_));
+  const auto an_epoch = std::max<std::int64_t>(1, size_ / std::max<std::int64_t>(1, batch_));
+  sorted_together_ = std::clamp<std::int64_t>(sorted_together, 1, an_epoch);
 }
 
 // The sample that is drawn as number `number`, counted from the first step on.

@@ -19,7 +19,8 @@ void StreamDataset::drop_before(std::int64_t index) const {
 }
 
 void StreamDataset::read_to(std::int64_t index) const {
-  auto& stream = const_cast<StreamDataset&>(*this);  // reading it changes where it is, not what it is
+  auto& stream =
+      const_cast<StreamDataset&>(*this);  // reading it changes where it is, not what it is
   if (!first_.input.defined() && first_.more.empty()) {
     first_ = stream.next();
     kept_.push_back(first_);
@@ -32,8 +33,8 @@ void StreamDataset::read_to(std::int64_t index) const {
     kept_.push_back(stream.next());
     const auto samples = kept_.back().samples();
     if (samples != 1)
-      throw InvalidArgument(
-          fmt::format("StreamDataset::next() returned {} samples where it must return one", samples));
+      throw InvalidArgument(fmt::format(
+          "StreamDataset::next() returned {} samples where it must return one", samples));
   }
 }
 

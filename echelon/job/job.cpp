@@ -274,7 +274,7 @@ void Job::begin() {
       if (!exchanges) return;
       if (drawing_) drawing_->keep(trainer_->executor());
       if (!trace_) return;
-      const std::string lines = trace_->step(exchanges->step, trainer_->executor());
+      const std::string lines = trace_->step(*exchanges, trainer_->executor());
       if (reporter_) reporter_->say(lines);
     });
   request_.training_begins();

@@ -147,7 +147,8 @@ void RunDirectory::add_step(const StepReport& report, bool bytes) {
                              {"compute_ms", ms(report.times.compute)},
                              {"exposed_ms", ms(report.times.exposed)},
                              {"hidden_ms", ms(report.times.hidden)},
-                             {"update_ms", ms(report.times.update)}};
+                             {"update_ms", ms(report.times.update)},
+                             {"data_ms", ms(report.times.data)}};
   add_line(times_, "times.jsonl", time.dump());
 }
 

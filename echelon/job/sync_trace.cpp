@@ -79,8 +79,9 @@ void SyncTrace::keep(const std::string& event, Line line, Time begin, Time end,
   events_ += (events_.empty() ? "" : ",\n") + one.dump();
 }
 
-std::string SyncTrace::step(std::int64_t number, const Executor& executor) {
-  const auto& actions = executor.traced();
+std::string SyncTrace::step(const ExchangeReport& report, const Executor& executor) {
+  const auto number = report.step;
+  const auto actions = report.actions;
   const auto added = ranks_->ledger().since(seen_);
   seen_ = ranks_->ledger().entries();
   if (actions.empty()) return {};
@@ -93,6 +94,10 @@ std::string SyncTrace::step(std::int64_t number, const Executor& executor) {
     end = std::max(end, one.end);
   }
   const bool kept = ++steps_ <= most_steps;
+  const bool waited = report.data_end > report.data_begin;
+  if (kept && waited)
+    keep("wait for data", Line::data, report.data_begin, report.data_end,
+         fmt::format("step {}: its batch was not there yet", number));
   std::string lines;  // each begins with the newline of the one before
   int buckets = 0;
   for (const auto& one : actions) {
@@ -120,9 +125,11 @@ std::string SyncTrace::step(std::int64_t number, const Executor& executor) {
                       : "") +
          fmt::format(
              "step {}  backward {:.2f} ms, {} bucket{}; of reducing {:.2f} ms hidden, {:.2f} ms waited "
-             "for",
+             "for{}",
              number, ms(end - backward), buckets, buckets == 1 ? "" : "s", times.hidden * 1e3,
-             times.exposed * 1e3) +
+             times.exposed * 1e3,
+             waited ? fmt::format("; {:.2f} ms for data", ms(report.data_end - report.data_begin))
+                    : std::string()) +
          lines;
 }
 
@@ -142,6 +149,7 @@ void SyncTrace::write(const std::filesystem::path& path) {
     call("process_name", Line::computing, fmt::format("rank {}", r));
     call("thread_name", Line::computing, "computing");
     call("thread_name", Line::reducing, "reducing");
+    call("thread_name", Line::data, "waiting for data");
     if (!all[r].empty()) events += ",\n" + all[r];
   }
   write_file(path, "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n" + events + "\n]}\n");

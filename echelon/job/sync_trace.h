@@ -6,7 +6,7 @@
 //     bucket 2  80.0 KiB by shared: …       3.07 …    3.09 ms, 0.10 after backward
 //
 // trace.json has the trace event format of Chromium, which Perfetto (ui.perfetto.dev) opens: one
-// process per rank, with one line for computing and one for reducing.
+// process per rank, with one line for computing, one for reducing, and one for waiting for data.
 #pragma once
 
 #include <chrono>
@@ -16,6 +16,7 @@
 
 #include "echelon/comm/communicator.h"
 #include "echelon/step/executor.h"
+#include "echelon/train/events.h"
 
 namespace echelon {
 
@@ -25,7 +26,7 @@ class SyncTrace {
   explicit SyncTrace(std::shared_ptr<Communicator> ranks);
 
   // Keeps the last step of a tracing executor for the file, and returns its lines.
-  std::string step(std::int64_t number, const Executor& executor);
+  std::string step(const ExchangeReport& report, const Executor& executor);
 
   // Collective; rank 0 writes. The first `most_steps` steps are in it.
   void write(const std::filesystem::path& path);
@@ -33,7 +34,7 @@ class SyncTrace {
 
  private:
   using Time = std::chrono::steady_clock::time_point;
-  enum class Line { computing, reducing };
+  enum class Line { computing, reducing, data };
   void keep(const std::string& event, Line line, Time begin, Time end, const std::string& detail);
 
   std::shared_ptr<Communicator> ranks_;

@@ -29,6 +29,9 @@ struct TrainOptions {
   std::int64_t steps = 3200;
   std::int64_t batch = 8;
   std::int64_t micro_batches = 1;
+  std::int64_t ahead = 4;
+  std::int64_t sort_batches = 64;
+  std::int64_t pad_to = 8;
   std::int64_t seed = 1;
   DeviceKind device = DeviceKind::cpu;
   Precision precision = Precision::automatic;
@@ -59,6 +62,20 @@ struct TrainOptions {
     f.add("micro_batches", micro_batches,
           "micro-batches per rank and step, as even as possible, one in memory at a time",
           {.minimum = 1, .known_as = {"gradient_accumulation_steps", "grad_accum"}});
+    f.add("ahead", ahead,
+          "batches that are prepared ahead on other threads; 0: the loop prepares each itself",
+          {.minimum = 0,
+           .maximum = 1024,
+           .unit = "batches",
+           .known_as = {"prefetch_factor", "num_workers"}});
+    f.add(
+        "sort_batches", sort_batches,
+        "samples of different lengths: batches whose samples are sorted by length together; 1: not sorted",
+        {.minimum = 1, .maximum = 1e6, .unit = "batches", .known_as = {"group_by_length"}});
+    f.add(
+        "pad_to", pad_to,
+        "samples of different lengths are padded to the longest of their batch, rounded up to a multiple of this",
+        {.minimum = 1, .maximum = 1e6, .unit = "tokens", .known_as = {"pad_to_multiple_of"}});
     f.add("seed", seed, "seed of initial weights, sample order and dropout", {.minimum = 0});
     f.add("device", device, "device of all tensors");
     f.add(

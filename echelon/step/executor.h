@@ -27,12 +27,13 @@ namespace echelon {
 StepShape step_shape(const Stack& stack, int micro_batches, const std::vector<bool>& own);
 
 // Where the time of a step went, in host seconds. On a GPU the host only issues work, so these are
-// zero there, except for an update that runs on the host while the GPU waits.
+// zero there, except for an update that runs on the host while the GPU waits, and for the data.
 struct StepTimes {
   double compute = 0;  // forward and backward
   double exposed = 0;  // communication that the step waited for
   double hidden = 0;   // communication that overlapped computation
   double update = 0;   // the optimiser
+  double data = 0;     // before the step: until its batch was there; 0 if it was there already
 };
 
 // An action of the last step and when it ran, by the host's clock. `begin` is when the action had

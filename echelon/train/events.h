@@ -9,6 +9,7 @@
 // train`, its metrics, its traces and its report read this stream and nothing else.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <span>
@@ -45,6 +46,8 @@ struct StepReport {
 struct ExchangeReport {
   std::int64_t step = 0;
   std::span<const TracedAction> actions = {};
+  // When the step waited for its batch, by the clock of the actions; equal if it did not.
+  std::chrono::steady_clock::time_point data_begin = {}, data_end = {};
 };
 
 // After evaluate() and evaluate_together(), on every rank that took part.

@@ -1,4 +1,4 @@
-// Private to Trainer: the steps it has begun.
+// Private to Trainer: the steps it has begun, and its waits between steps.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,6 +14,10 @@
 #include "echelon/train/trainer.h"
 
 namespace echelon {
+
+// Between steps, rank 0 may validate and save while the others wait. A dead rank is still noticed
+// at once.
+constexpr auto between_steps = std::chrono::hours(24);
 
 // The numbers of a step, by index in Trainer::report_. Numbers before `scale_at` are written at the
 // end of the step.
@@ -35,6 +39,7 @@ struct Trainer::InFlight {
     std::int64_t step = 0;
     double rate = 0;
     std::int64_t targets = 0;
+    StepTimes times;
     Batch batch;                                         // pinned
     at::Tensor rate_value, step_value, divisor, report;  // pinned
     std::optional<c10::Event> done;

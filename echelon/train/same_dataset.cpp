@@ -34,12 +34,18 @@ std::uint64_t sum_of(const Dataset& data, std::int64_t index) {
 }  // namespace
 
 void require_same_dataset(const Dataset& data, Communicator& ranks, bool allowed) {
-  const std::vector<std::int64_t> places = {0, data.size() / 2, data.size() - 1};
+  std::vector<std::int64_t> places = {0, data.size() / 2, data.size() - 1};
+  if (data.in_sequence()) places.resize(1);  // later samples come later
   std::vector<std::uint64_t> sums;
   for (const auto place : places) sums.push_back(sum_of(data, place));
   const bool fixed = sum_of(data, places[0]) == sums[0];
-  const json words = {
-      {"size", data.size()}, {"sums", sums}, {"fixed", fixed}, {"allowed", allowed}};
+  auto drawn = json::array({data.variants(), data.in_sequence()});
+  for (const auto& part : data.parts()) drawn.push_back({part.first, part.samples, part.weight});
+  const json words = {{"size", data.size()},
+                      {"drawn", drawn},
+                      {"sums", sums},
+                      {"fixed", fixed},
+                      {"allowed", allowed}};
   std::vector<json> all;
   for (const auto& text : gather_texts(ranks, words.dump(), "setup"))
     all.push_back(json::parse(text));
@@ -58,6 +64,11 @@ void require_same_dataset(const Dataset& data, Communicator& ranks, bool allowed
     if (one["size"] != first["size"])
       refuse(fmt::format("rank {} has {} samples and rank 0 has {}", r,
                          one["size"].get<std::int64_t>(), first["size"].get<std::int64_t>()));
+    if (one["drawn"] != first["drawn"])
+      refuse(
+          fmt::format("rank {} draws its samples in another way than rank 0 (their variants, "
+                      "parts or weights)",
+                      r));
     if (!one["fixed"] || !first["fixed"]) continue;
     for (std::size_t i = 0; i < places.size(); ++i)
       if (one["sums"][i] != first["sums"][i])

@@ -112,8 +112,7 @@ void Trainer::compute_share(const Task& task) {
   for (int j = 0; j < task.share; ++j) first += shares[std::size_t(j)];
   const auto mine = shares[std::size_t(task.share)];
   const double weight = static_cast<double>(mine) / static_cast<double>(train_.batch);
-  const Batch batch = batch_of(task.clock, first, first + mine);
-  const auto targets = targets_of(task.clock);
+  const auto [batch, targets] = take_batch(task.clock, first, first + mine);
   targets_a_step_ = targets > 0 ? targets : batch.target.numel() / mine * train_.batch;
   const at::Tensor divisor =
       targets > 0 ? at::zeros({}, at::kDouble).fill_(static_cast<double>(targets)) : at::Tensor();
@@ -121,7 +120,7 @@ void Trainer::compute_share(const Task& task) {
   servers_->pull(task);
   executor_->step().fill_(task.clock);
   const at::Tensor loss = executor_->run(batch, weight, first, divisor);
-  share_times_ = executor_->times();
+  share_times_ = times_with_data(executor_->times());
   try {
     servers_->push(task, weight);
   } catch (const Refused& refused) {

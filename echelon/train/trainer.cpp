@@ -36,23 +36,8 @@ constexpr int eager_steps = 3;          // before a graph is recorded: libraries
 constexpr auto gpu_patience = std::chrono::minutes(10);
 constexpr std::size_t scales_kept = 24;  // changes of the loss scale: from the largest down to 1
 
-// Between steps, rank 0 may validate and save while the others wait. A dead rank is still noticed
-// at once.
-constexpr auto a_validation = std::chrono::hours(24);
-
 at::Tensor pinned_like(const at::Tensor& tensor) {
   return at::empty_like(tensor, tensor.options().pinned_memory(true));
-}
-
-// A sample without a target has no mean loss, and would make that of its micro-batch 0 / 0.
-std::int64_t targets_at_least_one(const Dataset& data, std::int64_t index) {
-  const auto targets = data.targets(index);
-  if (targets < 1)
-    throw InvalidArgument(fmt::format(
-        "sample {} of the dataset has {} targets and others have some: leave out samples "
-        "without a target",
-        index, targets));
-  return targets;
 }
 
 // Between batches with the same tensors.
@@ -79,6 +64,7 @@ void Trainer::run_until(std::int64_t until, const std::atomic<bool>* stop) {
   PartsInUse parts(stack_);
   parts.forget_whole();
   require_in_step();
+  const ReadingEnds reading_ends(*reader_);
   if (servers_) return run_with_servers(until, stop);
   stop_at_ = stopped(stop) ? step_ : until;
   begin_alike();
@@ -203,7 +189,7 @@ bool Trainer::stopped(const std::atomic<bool>* stop) {
   any.narrow(0, 0, 1).fill_(here);
   any.narrow(0, 1, 1).fill_(device_.is_cuda());
   any.narrow(0, 2, 1).fill_(device_.is_cpu());
-  all_->all_reduce(any, ReduceOp::max, {.tag = "stop", .timeout = a_validation, .blocking = true})
+  all_->all_reduce(any, ReduceOp::max, {.tag = "stop", .timeout = between_steps, .blocking = true})
       .wait();
   const at::Tensor seen = any.cpu();
   const auto* votes = seen.const_data_ptr<std::uint8_t>();
@@ -315,7 +301,7 @@ void Trainer::issue(std::int64_t step, bool stop) {
   auto& flight = *in_flight_;
   const std::int64_t share = batch_split_[std::size_t(layout_.mesh.place.data)],
                      first = first_sample();
-  const Batch batch = batch_of(step, first, first + share);
+  const auto [batch, targets] = take_batch(step, first, first + share);
   const double rate = rate_at(optim_, step, train_.steps);
 
   InFlight::Slot slot;
@@ -325,7 +311,6 @@ void Trainer::issue(std::int64_t step, bool stop) {
   }
   slot.step = step + 1;
   slot.rate = rate;
-  const auto targets = targets_of(step);
   slot.targets = targets > 0 ? targets : batch.target.numel() / share * train_.batch;
   if (targets > 0 && !divisor_.defined())
     divisor_ = at::zeros({}, at::TensorOptions(device_).dtype(at::kDouble));
@@ -382,30 +367,8 @@ void Trainer::issue(std::int64_t step, bool stop) {
     slot.done.emplace(c10::DeviceType::CUDA);
     slot.done->record(c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getStream(device_));
   }
+  slot.times = times_with_data(executor_->times());
   flight.pending.push_back(std::move(slot));
-}
-
-Batch Trainer::batch_of(std::int64_t step, std::int64_t first, std::int64_t end) const {
-  return batch_at(data_, sampler_.indices(step, first, end)).to(at::kCPU, stack_.type());
-}
-
-Batch Trainer::batch_at(const Dataset& data, std::span<const std::int64_t> indices) const {
-  Batch batch = data.get(indices);
-  if (indices.empty() || data.targets(indices.front()) == 0) return batch;
-  batch.targets = at::empty({std::int64_t(indices.size())}, at::kDouble);
-  std::transform(
-      indices.begin(), indices.end(), batch.targets.data_ptr<double>(),
-      [&](std::int64_t i) { return static_cast<double>(targets_at_least_one(data, i)); });
-  return batch;
-}
-
-// Of the global batch of a step; 0 if all samples have the same number.
-std::int64_t Trainer::targets_of(std::int64_t step) const {
-  if (data_.targets(0) == 0) return 0;
-  std::int64_t sum = 0;
-  for (const auto i : sampler_.indices(step, 0, train_.batch))
-    sum += targets_at_least_one(data_, i);
-  return sum;
 }
 
 // Reports the oldest steps until at most `leave` are in flight.
@@ -443,13 +406,15 @@ void Trainer::collect(std::size_t leave) {
                             .rate = slot.rate,
                             .seconds = seconds,
                             .targets = slot.targets,
-                            .times = executor_->times(),
+                            .times = slot.times,
                             .loss_scale = scale,
                             .skipped = numbers[skipped_at] != 0};
     if (!first_done_) first_done_ = last_done_;
     if (last_done_->skipped) ++skipped_;
     tell(*last_done_);
-    if (!executor_->traced().empty()) tell(ExchangeReport{slot.step, executor_->traced()});
+    if (!executor_->traced().empty())
+      tell(ExchangeReport{slot.step, executor_->traced(), reader_->waited_from(),
+                          reader_->waited_until()});
     if (device_.is_cuda()) flight.free.push_back(std::move(slot));
   }
 }
@@ -506,58 +471,6 @@ void Trainer::tell(const Event& event) const {
 void Trainer::refresh_values() {
   if (servers_) servers_->pull_newest(step_);
   if (shards_) shards_->wait_for_values();
-}
-
-double Trainer::evaluate(const Dataset& data, std::int64_t samples) {
-  return mean_loss(data, samples, is_sharded());
-}
-
-double Trainer::evaluate_together(const Dataset& data, std::int64_t samples) {
-  return mean_loss(data, samples, is_sharded() || (ranks_ && !servers_));
-}
-
-// `together`: all ranks take part, and ranks that split a batch split the samples.
-double Trainer::mean_loss(const Dataset& data, std::int64_t samples, bool together) {
-  if (samples < 1 || data.size() < 1)
-    throw InvalidArgument(
-        fmt::format("the mean loss of {} samples of {} is no number: ask for one at least", samples,
-                    data.size()));
-  const AtWork at_work(*this);
-  const PartsInUse stack_parts(stack_);
-  refresh_values();
-  MemoryScope scope(MemoryKind::activations);
-  // Uses the batch size of a rank's step, which its memory was planned for.
-  const auto share = std::max<std::int64_t>(1, train_.batch / train_.micro_batches / batch_parts_);
-  samples = std::min(samples, data.size());
-  const std::int64_t parts = together ? layout_.mesh.shape.data : 1,
-                     part = together ? layout_.mesh.place.data : 0;
-  // The sum of losses and the number of samples: ranks may be allowed datasets of different sizes.
-  const at::Tensor total = at::zeros({2}, at::TensorOptions(device_).dtype(at::kDouble));
-  const bool has_loss = executor_->shape().has(stack_.size() - 1);
-  std::int64_t counted = 0;
-  for (std::int64_t at = 0; at < samples; at += share * parts) {
-    const auto first = std::min(samples, at + part * share), end = std::min(samples, first + share);
-    std::vector<std::int64_t> indices;
-    for (auto i = first; i < end; ++i) indices.push_back(i);
-    if (indices.empty()) indices.push_back(0);  // weight 0: the others need this rank's slices
-    const Batch batch = batch_at(data, indices).to(device_, stack_.type());
-    // The mean over this batch counts by its samples, or by its targets.
-    const auto weight = batch.targets.defined() ? std::int64_t(batch.targets.sum().item<double>())
-                                                : std::int64_t(indices.size());
-    total[0].add_(compute_output(batch), static_cast<double>(end > first ? weight : 0));
-    if (has_loss && end > first) counted += weight;
-  }
-  total[1].fill_(counted);
-  for (const auto& ranks : {layout_.mesh.pipeline, layout_.mesh.data})
-    if (together && ranks)
-      ranks
-          ->all_reduce(total, ReduceOp::sum,
-                       {.tag = "validation", .timeout = a_validation, .blocking = true})
-          .wait();
-  in_flight_->last = Clock::now();  // not part of the next step's time
-  const double loss = total[0].item<double>() / total[1].item<double>();
-  tell(ValidationReport{step_, loss, samples});
-  return loss;
 }
 
 at::Tensor Trainer::master(const Parameter& parameter) {

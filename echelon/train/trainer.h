@@ -14,6 +14,9 @@
 // On a GPU no step waits for the host, so numbers are reported a few steps late. The same options
 // and data give the same bits (on the CPU; with the same number of threads).
 //
+// While a step runs, the batches of the next train.ahead steps are read on another thread, or on
+// several if the dataset is concurrent(). Between calls of the trainer nothing is read.
+//
 // Several ranks: Trainer(stack, data, options, Communicator::world()). Their sums are rounded in
 // another order than in one process, so the parameters agree to rounding, not to the bit. If the
 // model is sharded (is_sharded()), a user's modules are empty until gather(): calling or saving
@@ -30,6 +33,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 
@@ -52,6 +56,7 @@
 #include "echelon/plan/mesh_layout.h"
 #include "echelon/plan/options.h"
 #include "echelon/step/executor.h"
+#include "echelon/train/batch_reader.h"
 #include "echelon/train/events.h"
 
 namespace echelon {
@@ -277,9 +282,17 @@ class Trainer {
   void check_same_parameters() const;
   bool sum_alike(int pipeline_stage, int other) const;
   void look_at_speeds();
-  Batch batch_of(std::int64_t step, std::int64_t first, std::int64_t end) const;
-  Batch batch_at(const Dataset& data, std::span<const std::int64_t> indices) const;
-  std::int64_t targets_of(std::int64_t step) const;
+  // The batch of places [begin, end) of a step's global batch, and the targets of all of it.
+  BatchReader::Prepared take_batch(std::int64_t step, std::int64_t begin, std::int64_t end);
+  BatchReader::Prepared read_batch(const BatchReader::Request& request) const;
+  Batch batch_of(const Dataset& data, std::span<const std::int64_t> indices) const;
+  Batch batch_at(const Dataset& data, std::span<const std::int64_t> indices,
+                 std::int64_t length) const;
+  std::int64_t padded(const Dataset& data, std::int64_t length) const;
+  std::int64_t tokens_of_samples() const;
+  std::unique_lock<std::mutex> reading(const Dataset& data) const;
+  StepTimes times_with_data(const StepTimes& times) const;
+  void make_reader();
   double mean_loss(const Dataset& data, std::int64_t samples, bool together);
   void run_with_servers(std::int64_t until, const std::atomic<bool>* stop);
   void compute_share(const Task& task);
@@ -347,6 +360,8 @@ class Trainer {
   std::vector<std::string> lost_workers_;
   bool graph_wanted_ = false;
   std::unique_ptr<InFlight> in_flight_;
+  mutable std::mutex data_mutex_;        // held while a dataset is read, unless it is concurrent()
+  std::unique_ptr<BatchReader> reader_;  // last: its threads use the members above
 };
 
 // The step at which a state was saved.

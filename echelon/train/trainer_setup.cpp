@@ -55,7 +55,8 @@ Trainer::Trainer(Stack& stack, const Dataset& data, const TrainerOptions& option
       train_(options.train),
       optim_(options.optim),
       device_(device_of(options.train)),
-      sampler_(static_cast<std::uint64_t>(options.train.seed), data.size(), options.train.batch),
+      sampler_(static_cast<std::uint64_t>(options.train.seed), data, options.train.batch,
+               options.train.sort_batches),
       memory_(std::make_unique<MemoryAccount>()),
       in_flight_(std::make_unique<InFlight>()) {
   // Otherwise its layers would silently restart from their initial values, and another trainer's
@@ -117,10 +118,9 @@ void Trainer::build_layout(std::shared_ptr<Communicator> ranks) {
   const auto& [train, optim, parallel, zero, pipeline, split] = options_;
   all_ = std::move(ranks);
   if (all_) require_same_dataset(data_, *all_, train.allow_other_data);
-  const at::Tensor sample = stack_.inputs_of(data_.get(std::vector<std::int64_t>{0})).front();
-  layout_ = lay_over(stack_, all_, parallel, pipeline, split, static_cast<int>(train.micro_batches),
-                     sample.dim() > 1 ? sample.size(1) : 1,
-                     [this](int data_ranks) { return costs_of_layers(data_ranks); });
+  layout_ =
+      lay_over(stack_, all_, parallel, pipeline, split, static_cast<int>(train.micro_batches),
+               tokens_of_samples(), [this](int data_ranks) { return costs_of_layers(data_ranks); });
   ranks_ = layout_.mesh.over(batch_dimensions);
   // Offloaded state is owned by ranks, even if there is only one.
   if (all_ && !ranks_ && zero.offload != Offload::none) ranks_ = all_->split(all_->rank(), 0);
@@ -143,6 +143,7 @@ void Trainer::build_layout(std::shared_ptr<Communicator> ranks) {
   executor_->trace(tracing_);
   load(random_values(static_cast<std::uint64_t>(train.seed)));
   report_ = at::zeros({reported}, at::TensorOptions(device_).dtype(at::kDouble));
+  make_reader();
 }
 
 // Drops everything that depends on the ranks, before it is rebuilt for others.
@@ -152,6 +153,7 @@ void Trainer::forget_layout() {
     if (shards_) shards_->wait_for_values();
   } catch (const Error&) {  // of ranks that are gone: no one will read them
   }
+  reader_.reset();
   executor_.reset();
   aside_.reset();
   controller_.reset();

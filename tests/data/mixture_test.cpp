@@ -92,13 +92,16 @@ TEST(Mixture, OfSamplesThatAreAlikeHasNoLengths) {
 TEST(Mixture, RefusesSourcesThatDoNotGoTogether) {
   const auto ragged = std::make_shared<Ragged>(1, 3, 1);
   const auto plain = std::make_shared<RandomTokens>(8, 4, 1);
-  EXPECT_EQ(thrown<InvalidArgument>([&] { Mixture({{ragged, 1}, {plain, 1}}); }),
-            "the datasets of a mixture must all have lengths and targets of samples, or none");
   EXPECT_EQ(thrown<InvalidArgument>([&] {
-              Mixture({{std::make_shared<Mixture>(std::vector<Mixture::Source>{{ragged, 1}}), 1}});
+              Mixture({{ragged, 1}, {plain, 1}});
             }),
-            "a mixture is made of datasets with samples of their own: not of empty ones, streams or "
-            "mixtures");
+            "the datasets of a mixture must all have lengths and targets of samples, or none");
+  EXPECT_EQ(
+      thrown<InvalidArgument>([&] {
+        Mixture({{std::make_shared<Mixture>(std::vector<Mixture::Source>{{ragged, 1}}), 1}});
+      }),
+      "a mixture is made of datasets with samples of their own: not of empty ones, streams or "
+      "mixtures");
 }
 
 }  // namespace

@@ -31,7 +31,8 @@ struct Counter : StreamDataset {
 };
 
 Indices of(const at::Tensor& tensor) {
-  return {tensor.const_data_ptr<std::int64_t>(), tensor.const_data_ptr<std::int64_t>() + tensor.numel()};
+  return {tensor.const_data_ptr<std::int64_t>(),
+          tensor.const_data_ptr<std::int64_t>() + tensor.numel()};
 }
 
 TEST(StreamDataset, GivesSamplesInTheirOrder) {
@@ -67,9 +68,10 @@ TEST(StreamDataset, SaysWhatItCannotGiveAgain) {
   const Counter stream;
   stream.get(Indices{0, 1});
   stream.get(Indices{8, 9});
-  EXPECT_EQ(thrown<InvalidArgument>([&] { stream.get(Indices{4}); }),
-            "sample 4 of a stream has been passed over: the stream is at sample 10, and its samples "
-            "are used in order and once");
+  EXPECT_EQ(
+      thrown<InvalidArgument>([&] { stream.get(Indices{4}); }),
+      "sample 4 of a stream has been passed over: the stream is at sample 10, and its samples "
+      "are used in order and once");
   struct Pairs : Counter {
     Batch next() override { return {at::full({2}, 0, at::kLong), {}}; }
   };

@@ -61,6 +61,24 @@ TEST(SameDataset, RejectsDifferentSamplesInDatasetsOfEqualSize) {
                          advice);
 }
 
+TEST(SameDataset, RejectsMixturesOfOtherWeights) {
+  struct Mixed : TensorDataset {
+    using TensorDataset::TensorDataset;
+    std::int64_t weight = 1;
+    std::vector<Part> parts() const override { return {{0, 4, weight}, {4, 6, 1}}; }
+  };
+  run_ranks_well({.world = 2}, [&](Group& group) {
+    const auto ranks = native_communicator(group.shared_from_this());
+    const at::Tensor rows = at::arange(10, at::kDouble).view({10, 1});
+    Mixed data(rows, rows);
+    data.weight = 1 + group.rank();
+    EXPECT_EQ(thrown<InvalidArgument>([&] { require_same_dataset(data, *ranks, false); }),
+              std::string("ranks have different datasets: rank 1 draws its samples in another way "
+                          "than rank 0 (their variants, parts or weights)") +
+                  advice);
+  });
+}
+
 // Like random crops.
 class Drawn : public Dataset {
  public:

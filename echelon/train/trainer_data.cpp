@@ -1,0 +1,158 @@
+// The data of a trainer: the batches of its steps, which are read ahead, and validation.
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+
+#include "echelon/base/error.h"
+#include "echelon/train/in_flight.h"
+#include "echelon/train/trainer.h"
+
+namespace echelon {
+namespace {
+
+constexpr int most_readers = 4;  // threads, of a dataset that several may read
+
+// A sample without a target has no mean loss, and would make that of its micro-batch 0 / 0.
+std::int64_t targets_at_least_one(const Dataset& data, std::int64_t index) {
+  const auto targets = data.targets(index);
+  if (targets < 1)
+    throw InvalidArgument(fmt::format(
+        "sample {} of the dataset has {} targets and others have some: leave out samples "
+        "without a target",
+        index, targets));
+  return targets;
+}
+
+}  // namespace
+
+std::unique_lock<std::mutex> Trainer::reading(const Dataset& data) const {
+  return data.concurrent() ? std::unique_lock<std::mutex>() : std::unique_lock(data_mutex_);
+}
+
+void Trainer::make_reader() {
+  const auto threads = data_.concurrent() ? std::min<std::int64_t>(train_.ahead, most_readers) : 1;
+  reader_ = std::make_unique<BatchReader>(
+      [this](const BatchReader::Request& request) { return read_batch(request); },
+      BatchReader::Options{
+          .ahead = train_.ahead, .threads = static_cast<int>(threads), .steps = train_.steps});
+}
+
+BatchReader::Prepared Trainer::take_batch(std::int64_t step, std::int64_t begin, std::int64_t end) {
+  // Every sample of a stream comes by. It is read whole, so that it does not matter if the places
+  // of this rank change after batches were prepared.
+  if (!data_.in_sequence()) return reader_->take({step, begin, end});
+  auto all = reader_->take({step, 0, train_.batch});
+  all.batch = all.batch.narrow(begin, end - begin);
+  return all;
+}
+
+// Called from several threads.
+BatchReader::Prepared Trainer::read_batch(const BatchReader::Request& request) const {
+  const auto [step, begin, end] = request;
+  const auto lock = reading(data_);
+  const auto length = padded(data_, sampler_.longest(step));
+  BatchReader::Prepared prepared{
+      batch_at(data_, sampler_.indices(step, begin, end), length).to(at::kCPU, stack_.type())};
+  if (data_.targets(0) > 0)
+    for (const auto i : sampler_.indices(step, 0, train_.batch))
+      prepared.targets += targets_at_least_one(data_, i);
+  return prepared;
+}
+
+// The length to which a batch is padded whose longest sample has this length; 0: samples are alike.
+std::int64_t Trainer::padded(const Dataset& data, std::int64_t length) const {
+  const auto rounded = (length + train_.pad_to - 1) / train_.pad_to * train_.pad_to,
+             most = data.max_length();
+  return most > 0 ? std::min(rounded, most) : rounded;
+}
+
+// A number that divides the number of tokens of every sample, as they are padded.
+std::int64_t Trainer::tokens_of_samples() const {
+  const auto lock = reading(data_);
+  if (data_.length(0) > 0) return std::gcd(train_.pad_to, data_.max_length());
+  const at::Tensor sample = stack_.inputs_of(data_.get(std::vector<std::int64_t>{0})).front();
+  return sample.dim() > 1 ? sample.size(1) : 1;
+}
+
+Batch Trainer::batch_at(const Dataset& data, std::span<const std::int64_t> indices,
+                        std::int64_t length) const {
+  Batch batch = length > 0 ? data.get_padded(indices, length) : data.get(indices);
+  if (indices.empty() || data.targets(indices.front()) == 0) return batch;
+  batch.targets = at::empty({std::int64_t(indices.size())}, at::kDouble);
+  std::transform(
+      indices.begin(), indices.end(), batch.targets.data_ptr<double>(),
+      [&](std::int64_t i) { return static_cast<double>(targets_at_least_one(data, i)); });
+  return batch;
+}
+
+Batch Trainer::batch_of(const Dataset& data, std::span<const std::int64_t> indices) const {
+  const auto lock = reading(data);
+  std::int64_t longest = 0;
+  for (const auto i : indices) longest = std::max(longest, data.length(i));
+  return batch_at(data, indices, padded(data, longest));
+}
+
+StepTimes Trainer::times_with_data(const StepTimes& times) const {
+  StepTimes all = times;
+  all.data = std::chrono::duration<double>(reader_->waited_until() - reader_->waited_from()).count();
+  return all;
+}
+
+double Trainer::evaluate(const Dataset& data, std::int64_t samples) {
+  return mean_loss(data, samples, is_sharded());
+}
+
+double Trainer::evaluate_together(const Dataset& data, std::int64_t samples) {
+  return mean_loss(data, samples, is_sharded() || (ranks_ && !servers_));
+}
+
+// `together`: all ranks take part, and ranks that split a batch split the samples.
+double Trainer::mean_loss(const Dataset& data, std::int64_t samples, bool together) {
+  if (samples < 1 || data.size() < 1)
+    throw InvalidArgument(
+        fmt::format("the mean loss of {} samples of {} is no number: ask for one at least", samples,
+                    data.size()));
+  const AtWork at_work(*this);
+  const PartsInUse stack_parts(stack_);
+  refresh_values();
+  MemoryScope scope(MemoryKind::activations);
+  // Uses the batch size of a rank's step, which its memory was planned for.
+  const auto share = std::max<std::int64_t>(1, train_.batch / train_.micro_batches / batch_parts_);
+  samples = std::min(samples, data.size());
+  const std::int64_t parts = together ? layout_.mesh.shape.data : 1,
+                     part = together ? layout_.mesh.place.data : 0;
+  // The sum of losses and the number of samples: ranks may be allowed datasets of different sizes.
+  const at::Tensor total = at::zeros({2}, at::TensorOptions(device_).dtype(at::kDouble));
+  const bool has_loss = executor_->shape().has(stack_.size() - 1);
+  std::int64_t counted = 0;
+  for (std::int64_t at = 0; at < samples; at += share * parts) {
+    const auto first = std::min(samples, at + part * share), end = std::min(samples, first + share);
+    std::vector<std::int64_t> indices;
+    for (auto i = first; i < end; ++i) indices.push_back(i);
+    if (indices.empty()) indices.push_back(0);  // weight 0: the others need this rank's slices
+    const Batch batch = batch_of(data, indices).to(device_, stack_.type());
+    // The mean over this batch counts by its samples, or by its targets.
+    const auto weight = batch.targets.defined() ? std::int64_t(batch.targets.sum().item<double>())
+                                                : std::int64_t(indices.size());
+    total[0].add_(compute_output(batch), static_cast<double>(end > first ? weight : 0));
+    if (has_loss && end > first) counted += weight;
+  }
+  total[1].fill_(counted);
+  for (const auto& ranks : {layout_.mesh.pipeline, layout_.mesh.data})
+    if (together && ranks)
+      ranks
+          ->all_reduce(total, ReduceOp::sum,
+                       {.tag = "validation", .timeout = between_steps, .blocking = true})
+          .wait();
+  in_flight_->last = std::chrono::steady_clock::now();  // not part of the next step's time
+  const double loss = total[0].item<double>() / total[1].item<double>();
+  tell(ValidationReport{step_, loss, samples});
+  return loss;
+}
+
+
+}  // namespace echelon
