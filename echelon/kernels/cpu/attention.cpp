@@ -7,14 +7,21 @@
 //
 // Tiles have six rows and sixteen columns: heads and blocks are padded, and results in the padding
 // are masked, like the future, or not copied out.
+//
+// Pairs of blocks of which no query sees a key are skipped. In the others, keys of another document
+// get no weight, by a comparison of the tokens' documents; a pair of blocks of one document needs
+// none. Padding at the end of a sequence is cut off first.
 #include "echelon/kernels/cpu/attention.h"
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <numbers>
+#include <optional>
 #include <utility>
 
+#include "echelon/kernels/cpu/documents.h"
 #include "echelon/kernels/cpu/lanes.h"
 
 namespace echelon::kernels::cpu {
@@ -31,6 +38,8 @@ static_assert(key_block % query_block == 0);
 constexpr Size weights_size = key_block * query_block;
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
+// Finite, so that a query which sees nothing yet has no infinite difference.
+constexpr float lowest = std::numeric_limits<float>::lowest();
 
 constexpr Size round_up(Size n, Size to) { return (n + to - 1) / to * to; }
 
@@ -100,6 +109,45 @@ ECHELON_INLINE void set_future(Tile<L>& tile, Size key, Size query, float value)
     tile.at[row][i] = load<L>(numbers + i * L::width) < earlier ? all<L>(value) : tile.at[row][i];
   }
 }
+
+// Sets `value` where a query and its key are of different documents, given the documents of the
+// tile's queries and keys.
+template <class L>
+ECHELON_INLINE void set_others(Tile<L>& tile, const std::int32_t* keys, const std::int32_t* queries,
+                               float value) {
+  typename L::Bits query[Tile<L>::registers];
+#pragma GCC unroll 4
+  for (int i = 0; i < Tile<L>::registers; ++i)
+    std::memcpy(&query[i], queries + i * L::width, sizeof query[i]);
+  EACH_OF_TILE {
+    const auto same = query[i] == static_cast<std::uint32_t>(keys[row]);
+    tile.at[row][i] = same ? tile.at[row][i] : all<L>(value);
+  }
+}
+
+// The keys that a block of queries looks at.
+struct View {
+  bool causal;
+  const Documents* documents;  // null: one document without padding
+
+  Size end(const Head& head, Size query, Size count) const {
+    return causal ? query + count : head.tokens;
+  }
+  Documents::Sees sees(Size query, Size key) const {
+    return documents ? documents->sees(query, key, key_block / query_block) : Documents::Sees::all;
+  }
+  bool pads(Size query) const { return documents && documents->queries()[query] < 0; }
+};
+
+// How many keys of a block, which begins at token `key`, the queries of another one see.
+struct KeysSeen {
+  Size most, before;  // keys before the first query
+
+  KeysSeen(const View& view, const Head& head, Size query, Size key)
+      : most(view.causal ? key_block : std::min(key_block, head.tokens - key)),
+        before(view.causal ? query - key : key_block) {}
+  Size by(Size query, Size count) const { return std::min(most, before + query + count); }
+};
 
 // Copies rows of `width` to rows padded with zeros, followed by rows of zeros.
 template <class L>
@@ -178,10 +226,12 @@ ECHELON_INLINE TokenRows<T> rows_from(TokenRows<T> rows, Size token, Size column
 
 struct Forward {
   Head head;
+  View view;
   TokenRows<const float> q, k, v;  // at the head's first token, as everything here
   TokenRows<float> out;
   float *lse, *scratch;
   bool packed;  // the scratch still has these keys and values from the previous query head
+  Size* pairs;  // of blocks, computed so far
 };
 
 Size forward_scratch(const Head& head) {
@@ -210,21 +260,27 @@ ECHELON_INLINE void forward_kernel(const Forward& a) {
     pack<L>(queries, query_block, rows_from(a.q, first), count, head);
     transpose<L>(turned, queries, head.scale_to_log2(), head);
     std::fill(sums, sums + head.queries_size(), 0.0f);
-    std::fill(highest, highest + query_block, -infinity);
+    std::fill(highest, highest + query_block, lowest);
     std::fill(total, total + query_block, 0.0f);
     // Tiles of rows reach beyond those of columns; only the latter are written.
     if (count < query_block) std::fill(weights, weights + weights_size, 0.0f);
-    for (Size first_key = 0; first_key < first + count; first_key += key_block) {
-      const Size before = first - first_key;  // keys of this block before the first query
+    for (Size first_key = 0; first_key < a.view.end(head, first, count); first_key += key_block) {
+      const auto sees = a.view.sees(first, first_key);
+      if (sees == Documents::Sees::nothing) continue;
+      ++*a.pairs;
+      const KeysSeen seen(a.view, head, first, first_key);
       for (Size query = 0; query < count; query += tile_columns) {
-        const Size end = std::min(key_block, before + query + tile_columns);
+        const Size end = seen.by(query, tile_columns);
         Floats<L> high[Tile<L>::registers];
         for (int i = 0; i < Tile<L>::registers; ++i)
           high[i] = load<L>(highest + query + i * L::width);
         for (Size key = 0; key < end; key += tile_rows) {
           auto scores = add_product<L>({}, keys + (first_key + key) * width, width, 1,
                                        turned + query * width, tile_columns, width);
-          set_future<L>(scores, key, before + query, -infinity);
+          if (a.view.causal) set_future<L>(scores, key, seen.before + query, -infinity);
+          if (sees == Documents::Sees::some)
+            set_others<L>(scores, a.view.documents->keys() + first_key + key,
+                          a.view.documents->queries() + first + query, -infinity);
           EACH_OF_TILE high[i] = high[i] > scores.at[row][i] ? high[i] : scores.at[row][i];
           store_tile<L>(weights + key * query_block + query, query_block, scores);
         }
@@ -248,15 +304,20 @@ ECHELON_INLINE void forward_kernel(const Forward& a) {
           float* const at = sums + query * width + column;
           auto tile = load_tile<L>(at, width);
           EACH_OF_TILE tile.at[row][i] *= factor[query + row];
-          tile = add_product<L>(tile, weights + query, 1, query_block,
-                                values + first_key * width + column, width,
-                                std::min(key_block, before + query + tile_rows));
+          tile =
+              add_product<L>(tile, weights + query, 1, query_block,
+                             values + first_key * width + column, width, seen.by(query, tile_rows));
           store_tile<L>(at, width, tile);
         }
     }
     for (Size query = 0; query < count; ++query) {
-      unpack_row<L>(rows_from(a.out, first + query).data, sums + query * width, 1 / total[query],
-                    head);
+      float* const out = rows_from(a.out, first + query).data;
+      if (a.view.pads(first + query)) {
+        std::fill(out, out + head.width, 0.0f);
+        a.lse[first + query] = 0;
+        continue;
+      }
+      unpack_row<L>(out, sums + query * width, 1 / total[query], head);
       a.lse[first + query] = highest[query] + std::log2(total[query]);
     }
   }
@@ -266,11 +327,14 @@ ECHELON_LANES_FUNCTION(forward, Forward, forward_kernel)
 // One head of keys and values, and the query heads that read it, which are adjacent.
 struct Backward {
   Head head;
+  View view;
   Size query_heads;
+  Size lse_stride;  // from one query head to the next
   TokenRows<const float> grad, q, k, v, out;
   const float* lse;
   TokenRows<float> grad_q, grad_k, grad_v;
   float* scratch;
+  Size* pairs;
 };
 
 Size backward_scratch(const Head& head) {
@@ -307,23 +371,29 @@ ECHELON_INLINE void backward_kernel(const Backward& a) {
       transpose<L>(turned, queries, head.scale_to_log2(), head);
       transpose<L>(turned_grads, grads, 1, head);
       std::fill(grad_queries, grad_queries + head.queries_size(), 0.0f);
-      std::fill(std::copy_n(a.lse + h * head.tokens + first, count, lse), lse + query_block, 0.0f);
+      std::fill(std::copy_n(a.lse + h * a.lse_stride + first, count, lse), lse + query_block, 0.0f);
       std::fill(out_grad, out_grad + query_block, 0.0f);
       if (count < query_block) std::fill(weights, weights + 2 * weights_size, 0.0f);
       for (Size query = 0; query < count; ++query)
         out_grad[query] = dot<L>(rows_from(a.out, first + query, column_of_head).data,
                                  grads + query * width, head.width);
-      for (Size first_key = 0; first_key < first + count; first_key += key_block) {
-        const Size before = first - first_key;
+      for (Size first_key = 0; first_key < a.view.end(head, first, count); first_key += key_block) {
+        const auto sees = a.view.sees(first, first_key);
+        if (sees == Documents::Sees::nothing) continue;
+        ++*a.pairs;
+        const KeysSeen seen(a.view, head, first, first_key);
         for (Size query = 0; query < count; query += tile_columns) {
-          const Size end = std::min(key_block, before + query + tile_columns);
+          const Size end = seen.by(query, tile_columns);
           for (Size key = 0; key < end; key += tile_rows) {
             const Size place = key * query_block + query, row_of_keys = (first_key + key) * width;
             auto tile = add_product<L>({}, keys + row_of_keys, width, 1, turned + query * width,
                                        tile_columns, width);
             EACH_OF_TILE tile.at[row][i] =
                 weight<L>(tile.at[row][i] - load<L>(lse + query + i * L::width));
-            set_future<L>(tile, key, before + query, 0);
+            if (a.view.causal) set_future<L>(tile, key, seen.before + query, 0);
+            if (sees == Documents::Sees::some)
+              set_others<L>(tile, a.view.documents->keys() + first_key + key,
+                            a.view.documents->queries() + first + query, 0);
             store_tile<L>(weights + place, query_block, tile);
             auto slopes = add_product<L>({}, values + row_of_keys, width, 1,
                                          turned_grads + query * width, tile_columns, width);
@@ -334,9 +404,10 @@ ECHELON_INLINE void backward_kernel(const Backward& a) {
           }
         }
         for (Size column = 0; column < width; column += tile_columns) {
-          for (Size key = 0; key < std::min(key_block, before + count); key += tile_rows) {
+          for (Size key = 0; key < seen.by(0, count); key += tile_rows) {
             // Queries before the key have weight 0.
-            const Size query = std::max<Size>(0, key - before), place = key * query_block + query;
+            const Size query = std::max<Size>(0, key - seen.before),
+                       place = key * query_block + query;
             float* at = grad_values + (first_key + key) * width + column;
             store_tile<L>(at, width,
                           add_product<L>(load_tile<L>(at, width), weights + place, query_block, 1,
@@ -352,7 +423,7 @@ ECHELON_INLINE void backward_kernel(const Backward& a) {
             store_tile<L>(at, width,
                           add_product<L>(load_tile<L>(at, width), grad_scores + query, 1,
                                          query_block, keys + first_key * width + column, width,
-                                         std::min(key_block, before + query + tile_rows)));
+                                         seen.by(query, tile_rows)));
           }
         }
       }
@@ -370,6 +441,39 @@ ECHELON_LANES_FUNCTION(backward, Backward, backward_kernel)
 
 Head head_of(const AttentionShape& shape) { return {shape.tokens, shape.head_width}; }
 
+// The documents of the sequence that units are being computed of, and the part of it before its
+// trailing padding.
+class Sequence {
+ public:
+  Sequence(const AttentionShape& shape, const std::int32_t* documents)
+      : shape_(shape), documents_(documents) {}
+
+  void take(Size sequence) {
+    if (sequence == taken_) return;
+    taken_ = sequence;
+    // Alone, causal queries see nothing of the padding behind the last key.
+    if (documents_ || !shape_.causal)
+      blocks_.emplace(documents_ ? documents_ + sequence * shape_.tokens : nullptr, shape_.tokens,
+                      query_block);
+  }
+  Head head() const { return {blocks_ ? blocks_->end() : shape_.tokens, shape_.head_width}; }
+  View view() const { return {shape_.causal, blocks_ ? &*blocks_ : nullptr}; }
+
+  // Zeros for one head of the padding at the end; `rows` begin at the sequence.
+  void fill_padding(TokenRows<float> rows, Size width) const {
+    for (Size token = head().tokens; token < shape_.tokens; ++token) {
+      float* const row = rows_from(rows, token).data;
+      std::fill(row, row + width, 0.0f);
+    }
+  }
+
+ private:
+  const AttentionShape& shape_;
+  const std::int32_t* documents_;
+  Size taken_ = -1;
+  std::optional<Documents> blocks_;
+};
+
 }  // namespace
 
 Size attention_forward_scratch(const AttentionShape& shape) {
@@ -380,47 +484,69 @@ Size attention_backward_scratch(const AttentionShape& shape) {
   return backward_scratch(head_of(shape));
 }
 
-void attention_forward(const AttentionForward<float>& a, Size begin, Size end, float* scratch) {
+Size attention_forward(const AttentionForward<float>& a, Size begin, Size end, float* scratch) {
   const AttentionShape& shape = a.shape;
-  Size packed = -1;  // the unit whose keys and values are in the scratch
+  Sequence of(shape, a.documents);
+  Size pairs = 0, packed = -1;  // the unit whose keys and values are in the scratch
   for (Size unit = begin; unit < end; ++unit) {
     const Size sequence = unit / shape.query_heads, head = unit % shape.query_heads,
                kv_head = head / shape.queries_per_kv();
     const Size token = sequence * shape.tokens, column = head * shape.head_width,
                kv_column = kv_head * shape.head_width,
                kv_unit = sequence * shape.kv_heads + kv_head;
-    forward({.head = head_of(shape),
+    of.take(sequence);
+    const auto out = rows_from(a.out, token, column);
+    float* const lse = a.lse + unit * shape.tokens;
+    forward({.head = of.head(),
+             .view = of.view(),
              .q = rows_from(a.q, token, column),
              .k = rows_from(a.k, token, kv_column),
              .v = rows_from(a.v, token, kv_column),
-             .out = rows_from(a.out, token, column),
-             .lse = a.lse + unit * shape.tokens,
+             .out = out,
+             .lse = lse,
              .scratch = scratch,
-             .packed = kv_unit == packed});
+             .packed = kv_unit == packed,
+             .pairs = &pairs});
     packed = kv_unit;
+    of.fill_padding(out, shape.head_width);
+    std::fill(lse + of.head().tokens, lse + shape.tokens, 0.0f);
   }
+  return pairs;
 }
 
-void attention_backward(const AttentionBackward<float>& a, Size begin, Size end, float* scratch) {
+Size attention_backward(const AttentionBackward<float>& a, Size begin, Size end, float* scratch) {
   const AttentionShape& shape = a.shape;
   const Size group = shape.queries_per_kv();
+  Sequence of(shape, a.documents);
+  Size pairs = 0;
   for (Size unit = begin; unit < end; ++unit) {
     const Size sequence = unit / shape.kv_heads, kv_head = unit % shape.kv_heads;
     const Size token = sequence * shape.tokens, kv_column = kv_head * shape.head_width,
                column = group * kv_column;
-    backward({.head = head_of(shape),
+    of.take(sequence);
+    const auto grad_q = rows_from(a.grad_q, token, column),
+               grad_k = rows_from(a.grad_k, token, kv_column),
+               grad_v = rows_from(a.grad_v, token, kv_column);
+    backward({.head = of.head(),
+              .view = of.view(),
               .query_heads = group,
+              .lse_stride = shape.tokens,
               .grad = rows_from(a.grad_out, token, column),
               .q = rows_from(a.q, token, column),
               .k = rows_from(a.k, token, kv_column),
               .v = rows_from(a.v, token, kv_column),
               .out = rows_from(a.out, token, column),
               .lse = a.lse + unit * group * shape.tokens,
-              .grad_q = rows_from(a.grad_q, token, column),
-              .grad_k = rows_from(a.grad_k, token, kv_column),
-              .grad_v = rows_from(a.grad_v, token, kv_column),
-              .scratch = scratch});
+              .grad_q = grad_q,
+              .grad_k = grad_k,
+              .grad_v = grad_v,
+              .scratch = scratch,
+              .pairs = &pairs});
+    of.fill_padding(grad_q, group * shape.head_width);
+    of.fill_padding(grad_k, shape.head_width);
+    of.fill_padding(grad_v, shape.head_width);
   }
+  return pairs;
 }
 
 }  // namespace echelon::kernels::cpu
