@@ -7,20 +7,17 @@
 #include "echelon/nn/tensor_group.h"
 
 namespace echelon {
-namespace {
 
-constexpr double epsilon = 1e-5;  // GPT-2's
-
-}  // namespace
-
-void LayerNorm::declare(Declaration& declaration, const std::string& name, std::int64_t width) {
+void LayerNorm::declare(Declaration& declaration, const std::string& name, std::int64_t width,
+                        double epsilon) {
   weight_ = declaration.parameter(name + ".weight", {width}, Init::ones(), /*decay=*/false);
   bias_ = declaration.parameter(name + ".bias", {width}, Init::zeros(), /*decay=*/false);
+  epsilon_ = epsilon;
 }
 
 LayerNorm::Output LayerNorm::forward(const at::Tensor& x) const {
   auto [y, mean, rstd] =
-      at::native_layer_norm(x, weight_->shape, weight_->value, bias_->value, epsilon);
+      at::native_layer_norm(x, weight_->shape, weight_->value, bias_->value, epsilon_);
   return {std::move(y), std::move(mean), std::move(rstd)};
 }
 

@@ -10,7 +10,9 @@ namespace echelon {
 
 class LayerNorm {
  public:
-  void declare(Declaration& declaration, const std::string& name, std::int64_t width);
+  // The epsilon is added to the variance; by default GPT-2's.
+  void declare(Declaration& declaration, const std::string& name, std::int64_t width,
+               double epsilon = 1e-5);
 
   struct Output {
     at::Tensor y, mean, rstd;
@@ -22,6 +24,7 @@ class LayerNorm {
  private:
   Parameter* weight_ = nullptr;
   Parameter* bias_ = nullptr;
+  double epsilon_ = 0;
 };
 
 }  // namespace echelon

@@ -5,6 +5,8 @@
 #include <ATen/ops/embedding_dense_backward.h>
 #include <ATen/ops/sum.h>
 
+#include "echelon/nn/batch_ids.h"
+#include "echelon/nn/scatter_rows.h"
 #include "echelon/nn/summable.h"
 #include "echelon/nn/tensor_group.h"
 
@@ -17,6 +19,10 @@ at::Tensor own_positions(const at::Tensor& rows, const Pass& pass) {
       .remainder_(pass.tokens);
 }
 
+at::Tensor given_positions(const Parameter& table, const Pass& pass) {
+  return batch_ids(pass, "positions", table.shape[0], "model.context");
+}
+
 }  // namespace
 
 void PositionTable::declare(Declaration& declaration, const std::string& name, std::int64_t context,
@@ -26,13 +32,17 @@ void PositionTable::declare(Declaration& declaration, const std::string& name, s
 }
 
 void PositionTable::add_to(at::Tensor x, const Pass& pass) const {
-  if (pass.rows_are_split)
+  if (const at::Tensor given = given_positions(*table_, pass); given.defined())
+    x.add_(at::embedding(table_->value, own_rows(given, x, pass)));
+  else if (pass.rows_are_split)
     x.add_(at::embedding(table_->value, own_positions(x, pass)));
   else
     x.add_(table_->value.narrow(0, 0, x.size(1)));
 }
 
 void PositionTable::backward(const at::Tensor& grad, const Pass& pass) const {
+  if (const at::Tensor given = given_positions(*table_, pass); given.defined())
+    return add_row_gradients(*table_, grad, own_rows(given, grad, pass), pass);
   const auto length = pass.extent(grad).tokens, context = table_->shape[0];
   const bool first = table_->grad_beta() == 0;
   at::Tensor out = table_->grad.narrow(0, 0, length);

@@ -1,6 +1,7 @@
-// Learned positions: row i of a table is added to token i of every sample. A building block of
-// layers. If ranks split rows, each rank adds the positions of its own rows, and the table's
-// gradient is summed over the ranks.
+// Learned positions: row i of a table is added to token i of every sample, or to the tokens whose
+// position the batch's "positions" say is i (documents that are packed into one row). A building
+// block of layers. If ranks split rows, each rank adds the positions of its own rows, and the
+// table's gradient is summed over the ranks.
 #pragma once
 
 #include <string>

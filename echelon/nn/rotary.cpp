@@ -3,6 +3,7 @@
 #include <ATen/Dispatch.h>
 #include <ATen/OpMathType.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/embedding.h>
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
@@ -11,6 +12,7 @@
 #include <numbers>
 
 #include "echelon/base/error.h"
+#include "echelon/nn/batch_ids.h"
 #include "echelon/nn/memory.h"
 #include "echelon/nn/parallel_over.h"
 
@@ -22,10 +24,11 @@ struct Turn {
   std::int64_t stride;  // distance between tokens, in elements
 };
 
-// One pass over the rows of x: rotates token t of every sample by row t of the tables.
+// One pass over the rows of x: rotates token t of every sample by row t of the tables, or by the
+// row that `positions` says.
 template <class T>
-void turn(const at::Tensor& x, const Turn& shape, const at::Tensor& cosines,
-          const at::Tensor& sines, int sign) {
+void turn(const at::Tensor& x, const Turn& shape, const std::int64_t* positions,
+          const at::Tensor& cosines, const at::Tensor& sines, int sign) {
   using Wide = at::opmath_type<T>;
   T* const data = x.data_ptr<T>();
   const Wide* const cosine = cosines.const_data_ptr<Wide>();
@@ -35,8 +38,9 @@ void turn(const at::Tensor& x, const Turn& shape, const at::Tensor& cosines,
       std::max<std::int64_t>(1, (1 << 13) / std::max<std::int64_t>(1, shape.heads * half));
   parallel_over(x.size(0) * shape.tokens, grain, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = begin; row < end; ++row) {
-      const Wide* const c = cosine + row % shape.tokens * half;
-      const Wide* const s = sine + row % shape.tokens * half;
+      const auto position = positions ? positions[row] : row % shape.tokens;
+      const Wide* const c = cosine + position * half;
+      const Wide* const s = sine + position * half;
       for (std::int64_t head = 0; head < shape.heads; ++head) {
         T* const first = data + row * shape.stride + head * 2 * half;
         T* const second = first + half;
@@ -91,23 +95,29 @@ void Rotary::bind(at::Device device, at::ScalarType type) {
   sines_ = sines.to(device);
 }
 
-void Rotary::rotate(at::Tensor x, std::int64_t heads, Direction direction) const {
+void Rotary::rotate(at::Tensor x, std::int64_t heads, Direction direction, const Pass& pass) const {
   if (!x.is_contiguous() || x.size(1) > options_.context)
     throw Error(fmt::format("rotary positions need a contiguous tensor of at most {} tokens",
                             options_.context));
   const auto tokens = x.size(1), half = options_.head_width / 2;
-  const at::Tensor cosines = cosines_.narrow(0, 0, tokens), sines = sines_.narrow(0, 0, tokens);
+  const at::Tensor positions = batch_ids(pass, "positions", options_.context, "model.context");
   const int sign = direction == Direction::forth ? 1 : -1;
   if (x.is_cpu()) {
     const Turn shape{tokens, heads, half, x.size(2)};
-    AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.scalar_type(), "rotary",
-                                    [&] { turn<scalar_t>(x, shape, cosines, sines, sign); });
+    const auto* given = positions.defined() ? positions.const_data_ptr<std::int64_t>() : nullptr;
+    AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.scalar_type(), "rotary", [&] {
+      turn<scalar_t>(x, shape, given, cosines_, sines_, sign);
+    });
     return;
   }
+  const auto at_positions = [&](const at::Tensor& table) {
+    return positions.defined() ? at::embedding(table, positions) : table.narrow(0, 0, tokens);
+  };
+  const at::Tensor cosines = at_positions(cosines_), sines = at_positions(sines_);
   // [samples, tokens, heads, the two halves, half]
   const at::Tensor pairs = x.narrow(2, 0, heads * 2 * half).unflatten(2, {heads, 2, half});
   const at::Tensor first = pairs.select(3, 0), second = pairs.select(3, 1);
-  const at::Tensor c = cosines.unsqueeze(1), s = (sign > 0 ? sines : sines.neg()).unsqueeze(1);
+  const at::Tensor c = cosines.unsqueeze(-2), s = (sign > 0 ? sines : sines.neg()).unsqueeze(-2);
   const at::Tensor turned_first = first * c - second * s, turned_second = second * c + first * s;
   first.copy_(turned_first);
   second.copy_(turned_second);

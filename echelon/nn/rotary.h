@@ -17,6 +17,8 @@
 
 namespace echelon {
 
+struct Pass;
+
 struct RotaryOptions {
   std::int64_t head_width = 0;  // even
   std::int64_t context = 0;     // number of positions
@@ -37,8 +39,10 @@ class Rotary {
 
   enum class Direction { forth, back };
   // In place: x is [samples, tokens, at least heads * head width]; the first `heads` heads are
-  // rotated. Gradients are rotated back.
-  void rotate(at::Tensor x, std::int64_t heads, Direction direction) const;
+  // rotated. Gradients are rotated back. Tokens are at 0, 1, 2, …, or where the batch's "positions"
+  // say. Packed documents do not need them: within a document only distances count, and no other is
+  // seen.
+  void rotate(at::Tensor x, std::int64_t heads, Direction direction, const Pass& pass) const;
 
  private:
   RotaryOptions options_;

@@ -167,10 +167,10 @@ TEST(Rotary, RotatesTheFirstHeadsByTheirPositionsAndBack) {
     const at::Tensor before = noise({3, 7, 5 * 6}, 1).to(type), x = before.clone(),
                      wide = before.to(at::kDouble);
     const double allowed = type == at::kBFloat16 ? 1e-2 : tolerance_of(type);
-    rotary.rotate(x, 4, Rotary::Direction::forth);
+    rotary.rotate(x, 4, Rotary::Direction::forth, {});
     EXPECT_TRUE(close(x, plainly_turned(wide, 4, options, 1), allowed)) << at::toString(type);
     EXPECT_TRUE(close(x.narrow(2, 24, 6), wide.narrow(2, 24, 6), 0)) << "values do not turn";
-    rotary.rotate(x, 4, Rotary::Direction::back);
+    rotary.rotate(x, 4, Rotary::Direction::back, {});
     EXPECT_TRUE(close(x, wide, allowed)) << at::toString(type);
   }
 }
@@ -180,8 +180,8 @@ TEST(Rotary, MakesProductsDependOnlyOnTheDistance) {
   rotary.bind(at::kCPU, at::kDouble);
   const at::Tensor q = noise({1, 1, 8}, 1), k = noise({1, 1, 8}, 2);
   const at::Tensor queries = q.repeat({1, 32, 1}), keys = k.repeat({1, 32, 1});
-  rotary.rotate(queries, 1, Rotary::Direction::forth);
-  rotary.rotate(keys, 1, Rotary::Direction::forth);
+  rotary.rotate(queries, 1, Rotary::Direction::forth, {});
+  rotary.rotate(keys, 1, Rotary::Direction::forth, {});
   const at::Tensor scores = queries[0].matmul(keys[0].t());
   for (int t = 5; t < 32; ++t) {
     EXPECT_NEAR(scores[t][t - 3].item<double>(), scores[4][1].item<double>(), 1e-12) << t;
