@@ -15,12 +15,14 @@ std::shared_ptr<TensorGroup> by_columns(const Parameter& weight) {
 }  // namespace
 
 void Linear::declare(Declaration& declaration, const std::string& name, std::int64_t in,
-                     std::int64_t out, double stddev, Bias bias) {
+                     std::int64_t out, double stddev, Bias bias, May may) {
+  const bool splits = may == May::split;
   weight_ = declaration.parameter(name + ".weight", {in, out}, Init::normal(stddev),
-                                  /*decay=*/true, /*trainable=*/true, Splits::matrix);
+                                  /*decay=*/true, /*trainable=*/true,
+                                  splits ? Splits::matrix : Splits::no);
   if (bias == Bias::yes)
     bias_ = declaration.parameter(name + ".bias", {out}, Init::zeros(), /*decay=*/false,
-                                  /*trainable=*/true, Splits::bias);
+                                  /*trainable=*/true, splits ? Splits::bias : Splits::no);
 }
 
 at::Tensor Linear::forward(const at::Tensor& x) const {

@@ -15,14 +15,19 @@ namespace echelon {
 class Linear {
  public:
   enum class Bias { no, yes };
+  // Whether ranks may split it; if not, all of them have it whole.
+  enum class May { split, stay_whole };
   void declare(Declaration& declaration, const std::string& name, std::int64_t in, std::int64_t out,
-               double stddev, Bias bias = Bias::yes);
+               double stddev, Bias bias = Bias::yes, May may = May::split);
 
   at::Tensor forward(const at::Tensor& x) const;  // [n, in] -> [n, out]
 
   // Returns the gradient of x. The product itself writes the gradients of W and b to their buffers
   // (or adds to them), now or deferred as the pass says.
   at::Tensor backward(const at::Tensor& grad_y, const at::Tensor& x, Pass& pass) const;
+
+  // The ranks that split the model's products; null: none do.
+  const std::shared_ptr<TensorGroup>& group() const { return weight_->group; }
 
  private:
   Parameter* weight_ = nullptr;

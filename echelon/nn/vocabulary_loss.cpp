@@ -3,6 +3,9 @@
 // logits of a block into the block's gradient in place. A training step therefore holds a single
 // [rows, vocab] tensor (the gradient), and evaluation holds one block.
 //
+// Rows without a target have no loss and no gradient. A CPU selects the others first. A GPU, whose
+// shapes must not depend on values, computes all rows and sets the gradients of these to zero.
+//
 // With a large vocabulary, probabilities fall below the range of fp16. For fp16 the rows of a block
 // are therefore computed in fp32 and multiplied by the loss scale and the row's share of the mean
 // before they are rounded.
@@ -30,7 +33,9 @@
 #include <algorithm>
 #include <limits>
 
+#include "echelon/base/error.h"
 #include "echelon/nn/product.h"
+#include "echelon/nn/target_share.h"
 #include "echelon/nn/tensor_group.h"
 #include "echelon/nn/token_table.h"
 
@@ -48,14 +53,69 @@ bool is_half(const at::Tensor& x) { return x.scalar_type() == at::kHalf; }
 // makes losses wrong by about 0.01.
 bool is_coarse(const at::Tensor& x) { return x.is_cpu() && x.scalar_type() == at::kBFloat16; }
 
-// One row's share of the mean.
-double share_of(const Pass& pass) { return pass.weight / static_cast<double>(pass.target.numel()); }
+at::Tensor selected(const at::Tensor& all, const at::Tensor& rows) {
+  return rows.defined() ? all.index_select(0, rows) : all;
+}
 
-// For fp16, does here what backward does for the other types.
-void scale_and_round(const at::Tensor& row_grad, const Pass& pass, at::Tensor logits) {
-  row_grad.mul_(share_of(pass));
+}  // namespace
+
+// The targets of the rows that are computed, [rows, 1].
+struct VocabularyLoss::Targets {
+  at::Tensor goal;     // 0 where there is none
+  at::Tensor missing;  // where there is none; undefined: nowhere
+  at::Tensor rows;     // the selected rows; undefined: all
+  at::Tensor given;    // as the batch has them
+
+  explicit Targets(const Pass& pass) : given(pass.target.reshape({-1, 1})) {
+    goal = given;
+    if (!counts_targets(pass)) {
+      if (given.is_cpu() && given.eq(no_target).any().item<bool>())
+        throw InvalidArgument(
+            "a target is -100, which means that there is none, and samples do not say how many "
+            "targets they have: override Dataset::targets");
+      return;
+    }
+    missing = given.eq(no_target);
+    if (given.is_cpu()) {
+      const at::Tensor there = missing.logical_not().flatten().nonzero().flatten();
+      if (there.numel() < given.numel()) rows = there;
+      goal = given = selected(given, rows);
+      missing.reset();
+    } else {
+      goal = given.masked_fill(missing, 0);
+    }
+  }
+
+  std::int64_t size() const { return goal.size(0); }
+  void clear_missing(at::Tensor of, std::int64_t at) const {
+    if (missing.defined()) of.masked_fill_(missing.narrow(0, at, of.size(0)), 0);
+  }
+};
+
+namespace {
+
+// Whether the share is in the gradient that forward keeps, or left to backward's products. fp16
+// needs it before rounding, and a share on the device is no factor of a product.
+bool shares_in_forward(const at::Tensor& x, const TargetShare& share) {
+  return is_half(x) || share.on_device.defined();
+}
+
+// Turns a block's gradients, as computed, into the ones that are kept in `logits`.
+void keep(const at::Tensor& row_grad, const TargetShare& share, const Pass& pass,
+          at::Tensor logits) {
+  if (shares_in_forward(logits, share)) {
+    row_grad.mul_(share.number);
+    if (share.on_device.defined()) row_grad.mul_(share.on_device);
+  }
+  if (!is_half(logits)) return;
   if (pass.scale.defined()) row_grad.mul_(pass.scale);
   logits.copy_(row_grad);
+}
+
+// The sum over the targets becomes their mean.
+at::Tensor mean(at::Tensor sum, const Pass& pass) {
+  return counts_targets(pass) ? sum.div_(target_count(pass))
+                              : sum.div_(static_cast<double>(pass.target.numel()));
 }
 
 }  // namespace
@@ -70,51 +130,80 @@ void VocabularyLoss::tie(Declaration& declaration, const std::string& name) {
   weight_ = declaration.tied(name + ".weight", Splits::table);
 }
 
-at::Tensor VocabularyLoss::logits(const at::Tensor& x) const {
+void VocabularyLoss::declare_bias(Declaration& declaration, const std::string& name,
+                                  std::int64_t vocab) {
+  bias_ = declaration.parameter(name + ".bias", {vocab}, Init::zeros(), /*decay=*/false,
+                                /*trainable=*/true, Splits::table);
+}
+
+void VocabularyLoss::write_logits(at::Tensor logits, const at::Tensor& x) const {
   const at::Tensor weight = weight_->value.t();
-  if (!weight_->split.is_part()) return at::mm(x, weight);
-  TensorGroup& group = *weight_->group;
+  if (bias_)
+    at::addmm_out(logits, bias_->value, x, weight);
+  else
+    at::mm_out(logits, x, weight);
+}
+
+at::Tensor VocabularyLoss::logits(const at::Tensor& x) const {
+  const bool part = weight_->split.is_part();
+  const at::Tensor rows = part ? weight_->group->whole(x) : x;
+  at::Tensor mine = at::empty({rows.size(0), weight_->value.size(0)}, x.options());
+  write_logits(mine, rows);
+  return part ? gathered(mine) : mine;
+}
+
+at::Tensor VocabularyLoss::gathered(const at::Tensor& logits) const {
   Split columns = weight_->split;
   columns.dimension = 1;
-  return assemble(group.gather(at::mm(group.whole(x), weight)), columns);
+  return assemble(weight_->group->gather(logits), columns);
 }
 
 VocabularyLoss::Output VocabularyLoss::forward(const at::Tensor& x, const Pass& pass) const {
-  return weight_->split.is_part() ? part(x, pass) : whole(x, pass);
+  const Targets targets(pass);
+  return weight_->split.is_part() ? part(x, targets, pass) : whole(x, targets, pass);
 }
 
-VocabularyLoss::Output VocabularyLoss::whole(const at::Tensor& x, const Pass& pass) const {
-  const at::Tensor weight = weight_->value.t();
-  const at::Tensor target = pass.target.reshape({-1, 1});
-  const auto n = x.size(0), vocab = weight.size(1), block = std::min(n, rows_a_block(x, vocab));
+VocabularyLoss::Output VocabularyLoss::whole(const at::Tensor& x, const Targets& targets,
+                                             const Pass& pass) const {
+  const at::Tensor all = selected(x, targets.rows);
+  const auto n = targets.size(), vocab = weight_->value.size(0),
+             block = std::max<std::int64_t>(1, std::min(n, rows_a_block(x, vocab)));
+  const TargetShare share = target_share(pass, pass.target.numel());
   at::Tensor loss = at::zeros({}, x.options().dtype(at::kDouble));
   at::Tensor grad = at::empty({pass.training ? n : block, vocab}, x.options());
   for (std::int64_t at = 0; at < n; at += block) {
     const auto size = std::min(block, n - at);
     at::Tensor logits = grad.narrow(0, pass.training ? at : 0, size);
-    const at::Tensor goal = target.narrow(0, at, size);
-    at::mm_out(logits, x.narrow(0, at, size), weight);
+    const at::Tensor goal = targets.goal.narrow(0, at, size);
+    write_logits(logits, all.narrow(0, at, size));
+    if (!pass.training && pass.observe)
+      pass.observe(logits, targets.given.narrow(0, at, size).flatten());
     at::Tensor log_probability = is_half(logits) || is_coarse(logits)
                                      ? at::log_softmax(logits, 1, at::kFloat)
                                      : at::_log_softmax(logits, 1, /*half_to_float=*/false);
-    loss.sub_(log_probability.gather(1, goal).sum(at::kDouble));
+    const at::Tensor at_goal = log_probability.gather(1, goal);
+    targets.clear_missing(at_goal, at);
+    loss.sub_(at_goal.sum(at::kDouble));
     if (!pass.training) continue;
     at::Tensor row_grad = is_half(logits) ? log_probability : logits;
     at::exp_out(row_grad, log_probability);
     row_grad.scatter_add_(1, goal, at::full({}, -1, row_grad.options()).expand({size, 1}));
-    if (is_half(logits)) scale_and_round(row_grad, pass, logits);
+    targets.clear_missing(row_grad, at);
+    keep(row_grad, share, pass, logits);
   }
-  return {loss.div_(static_cast<double>(n)), pass.training ? grad : at::Tensor()};
+  return {mean(loss, pass), pass.training ? grad : at::Tensor(), targets.rows};
 }
 
-VocabularyLoss::Output VocabularyLoss::part(const at::Tensor& x, const Pass& pass) const {
+VocabularyLoss::Output VocabularyLoss::part(const at::Tensor& x, const Targets& targets,
+                                            const Pass& pass) const {
   TensorGroup& group = *weight_->group;
   const Split& vocabulary = weight_->split;
-  const at::Tensor all = group.whole(x), weight = weight_->value.t();
-  const auto n = all.size(0), vocab = weight.size(1), filled = vocabulary.filled();
-  const auto block = std::min(n, rows_a_block(x, vocab));
+  const at::Tensor all = selected(group.whole(x), targets.rows);
+  const auto n = targets.size(), vocab = weight_->value.size(0), filled = vocabulary.filled();
+  const auto block = std::max<std::int64_t>(1, std::min(n, rows_a_block(x, vocab)));
   const auto wide = x.options().dtype(x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
-  const auto [goal, foreign] = own_tokens(pass.target.reshape({-1, 1}), vocabulary);
+  const auto [goal, foreign] = own_tokens(targets.goal, vocabulary);
+  const TargetShare share = target_share(pass, pass.target.numel());
 
   at::Tensor grad = at::empty({pass.training ? n : block, vocab}, x.options());
   const at::Tensor largest = at::empty({n, 1}, wide), sums = at::empty({2, n, 1}, wide);
@@ -123,7 +212,9 @@ VocabularyLoss::Output VocabularyLoss::part(const at::Tensor& x, const Pass& pas
     const auto size = std::min(block, n - at);
     const auto rows = [&](const at::Tensor& of) { return of.narrow(0, at, size); };
     at::Tensor logits = grad.narrow(0, pass.training ? at : 0, size);
-    at::mm_out(logits, rows(all), weight);
+    write_logits(logits, rows(all));
+    if (!pass.training && pass.observe)
+      pass.observe(gathered(logits), rows(targets.given).flatten());
     logits.narrow(1, filled, vocab - filled).fill_(-std::numeric_limits<double>::infinity());
     const at::Tensor z = logits.to(wide.dtype());
     at::Tensor most = rows(largest), sum = rows(exponentials);
@@ -137,8 +228,10 @@ VocabularyLoss::Output VocabularyLoss::part(const at::Tensor& x, const Pass& pas
   exponentials.mul_((largest - top).exp_());
   group.all_reduce(sums, ReduceOp::sum, "vocabulary");
   const at::Tensor log_sum = exponentials.log().add_(top);
-  at::Tensor loss = (log_sum - target).sum(at::kDouble).div_(static_cast<double>(n));
-  if (!pass.training) return {loss, {}};
+  const at::Tensor row_loss = log_sum - target;
+  targets.clear_missing(row_loss, 0);
+  const at::Tensor loss = mean(row_loss.sum(at::kDouble), pass);
+  if (!pass.training) return {loss, {}, {}};
 
   for (std::int64_t at = 0; at < n; at += block) {
     const auto rows = [&](const at::Tensor& of) {
@@ -148,21 +241,28 @@ VocabularyLoss::Output VocabularyLoss::part(const at::Tensor& x, const Pass& pas
     at::Tensor row_grad = is_half(logits) ? logits.to(at::kFloat) : logits;
     row_grad.sub_(rows(log_sum)).exp_();
     row_grad.scatter_add_(1, rows(goal), rows(foreign).to(row_grad.scalar_type()).sub_(1));
-    if (is_half(logits)) scale_and_round(row_grad, pass, logits);
+    targets.clear_missing(row_grad, at);
+    keep(row_grad, share, pass, logits);
   }
-  return {loss, grad};
+  return {loss, grad, targets.rows};
 }
 
-at::Tensor VocabularyLoss::backward(const at::Tensor& grad, const at::Tensor& x, Pass& pass) const {
-  const double scale = is_half(x) ? 1 : share_of(pass);  // fp16: already in the gradient
+at::Tensor VocabularyLoss::backward(const Output& output, const at::Tensor& x, Pass& pass) const {
+  const auto& [loss, grad, rows] = output;
+  const auto all_rows = pass.target.numel();
+  const TargetShare share = target_share(pass, all_rows);
+  const double scale = shares_in_forward(x, share) ? 1 : share.number;
   return product_backward(
       weight_->split.is_part() ? weight_->group : nullptr, x, pass,
-      [&] {
+      [&, grad = grad, rows = rows] {
         const at::Tensor nothing = at::empty({x.size(1)}, x.options());
-        return at::addmm(nothing, grad, weight_->value, /*beta=*/0, scale);
+        const at::Tensor grad_rows = at::addmm(nothing, grad, weight_->value, /*beta=*/0, scale);
+        if (!rows.defined()) return grad_rows;
+        return at::zeros({all_rows, x.size(1)}, x.options()).index_copy_(0, rows, grad_rows);
       },
-      [weight = weight_, grad, scale](const at::Tensor& all) {
-        product_gradient(grad, all, scale, {weight->grad, weight->grad_beta()});
+      [weight = weight_, bias = bias_, grad = grad, rows = rows, scale](const at::Tensor& all) {
+        product_gradient(grad, selected(all, rows), scale, {weight->grad, weight->grad_beta()});
+        if (bias && bias->trainable) bias->add_grad(at::sum(grad, {0}).mul_(scale));
       });
 }
 

@@ -8,7 +8,8 @@ enum Saved : std::size_t {
   input,
   rstd,
   normed,  // dropped with selective recompute
-  grad_logits
+  grad_logits,
+  target_rows
 };
 
 at::Tensor rows(const at::Tensor& x) { return x.view({-1, x.size(-1)}); }
@@ -43,8 +44,9 @@ at::Tensor LlamaHead::forward(const at::Tensor& x, Pass& pass) {
     const auto [samples, tokens] = pass.extent(x);
     return loss_.logits(norm.y).view({samples, tokens, options_.vocab});
   }
-  const auto [loss, grad] = loss_.forward(norm.y, pass);
-  if (pass.keeps()) pass.saved = {x, norm.rstd, pass.selective ? at::Tensor() : norm.y, grad};
+  const auto [loss, grad, target] = loss_.forward(norm.y, pass);
+  if (pass.keeps())
+    pass.saved = {x, norm.rstd, pass.selective ? at::Tensor() : norm.y, grad, target};
   return loss;
 }
 
@@ -52,7 +54,8 @@ at::Tensor LlamaHead::backward(const at::Tensor& /*grad_output*/, Pass& pass) {
   auto& s = pass.saved;
   const at::Tensor x = rows(s[input]);
   if (!s[normed].defined()) s[normed] = norm_.forward(x).y;
-  const at::Tensor grad_normed = loss_.backward(s[grad_logits], s[normed], pass);
+  const at::Tensor grad_normed =
+      loss_.backward({{}, s[grad_logits], s[target_rows]}, s[normed], pass);
   s[grad_logits].reset();
   return norm_.backward(grad_normed, x, s[rstd]).view_as(s[input]);
 }
