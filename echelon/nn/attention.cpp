@@ -12,16 +12,17 @@
 #include <ATen/ops/_softmax_backward_data.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/matmul.h>
-#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
 
 #include <cmath>
 
 #include "echelon/nn/attention_cpu.h"
+#include "echelon/nn/attention_runs.h"
 
 namespace echelon {
 namespace {
 
-enum class Kernel { own, cpu_flash, cudnn, flash, efficient, plain };
+enum class Kernel { own, cpu_flash, cudnn, flash, efficient, runs, plain };
 
 Kernel kernel_for(at::Device device, at::ScalarType type, std::int64_t head_width) {
   if (device.is_cpu()) {
@@ -34,8 +35,12 @@ Kernel kernel_for(at::Device device, at::ScalarType type, std::int64_t head_widt
   return head_width <= 128 ? Kernel::cudnn : Kernel::flash;
 }
 
-Kernel kernel_for(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_heads) {
-  return kernel_for(qkv.device(), qkv.scalar_type(), qkv.size(2) / (heads + 2 * kv_heads));
+Kernel kernel_for(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_heads,
+                  const AttentionMask& mask) {
+  const Kernel kernel =
+      kernel_for(qkv.device(), qkv.scalar_type(), qkv.size(2) / (heads + 2 * kv_heads));
+  if (!mask.documents.defined() || qkv.is_cpu() || kernel == Kernel::plain) return kernel;
+  return mask.runs.defined() ? Kernel::runs : Kernel::plain;
 }
 
 struct Heads {
@@ -67,12 +72,24 @@ at::Tensor merge(const at::Tensor& x) { return x.transpose(1, 2).flatten(2); }
 
 double scale_of(const Heads& heads) { return 1 / std::sqrt(static_cast<double>(heads.q.size(3))); }
 
-// softmax(q k^T * scale, masked above the diagonal), with all scores in memory.
-at::Tensor plain_weights(const Heads& heads) {
-  const auto tokens = heads.q.size(2);
+// softmax(q k^T * scale) over the keys that are seen, with all scores in memory.
+at::Tensor plain_weights(const Heads& heads, const AttentionMask& mask) {
   at::Tensor scores = at::matmul(heads.q, heads.k.transpose(2, 3)).mul_(scale_of(heads));
-  const at::Tensor future = at::ones({tokens, tokens}, scores.options().dtype(at::kBool)).triu_(1);
-  return at::_softmax(scores.masked_fill_(future, -INFINITY), -1, /*half_to_float=*/false);
+  const at::Tensor seen = seen_keys(mask, heads.q.size(2), scores.device());
+  if (seen.defined()) scores.masked_fill_(seen.logical_not(), -INFINITY);
+  return at::_softmax(scores, -1, /*half_to_float=*/false);
+}
+
+std::optional<at::Tensor> optional(const at::Tensor& x) {
+  return x.defined() ? std::optional(x) : std::nullopt;
+}
+
+// What LibTorch's CPU kernel adds to the scores; undefined without documents, since it knows the
+// future itself.
+at::Tensor bias_of(const AttentionMask& mask, const at::Tensor& q) {
+  if (!mask.documents.defined()) return {};
+  const at::Tensor seen = seen_keys(mask, q.size(2), q.device());
+  return at::zeros(seen.sizes(), q.options()).masked_fill_(seen.logical_not(), -INFINITY);
 }
 
 Heads plain_backward(const at::Tensor& grad, const Heads& heads, const at::Tensor& weights) {
@@ -84,23 +101,26 @@ Heads plain_backward(const at::Tensor& grad, const Heads& heads, const at::Tenso
           at::matmul(weights.transpose(2, 3), grad)};
 }
 
-}  // namespace
+// All tokens of the batch, one after another, for attention_over_runs.
+at::Tensor flat(const at::Tensor& x) { return x.transpose(1, 2).flatten(0, 1); }
+TokenHeads flat(const Heads& heads) { return {flat(heads.q), flat(heads.k), flat(heads.v)}; }
 
-at::Tensor attention(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_heads,
-                     std::vector<at::Tensor>& saved) {
-  const Kernel kernel = kernel_for(qkv, heads, kv_heads);
-  if (kernel == Kernel::own) {
-    auto [out, lse] = attention_cpu(qkv.contiguous(), heads, kv_heads);
-    saved.insert(saved.end(), {lse, {}, {}, {}, {}});
-    return out;
-  }
+AttentionRuns runs_of(const AttentionMask& mask, const at::Tensor& qkv) {
+  return {.begins = mask.runs, .tokens = qkv.size(1), .causal = mask.causal};
+}
+
+at::Tensor attention_by(Kernel kernel, const at::Tensor& qkv, std::int64_t heads,
+                        std::int64_t kv_heads, const AttentionMask& mask,
+                        std::vector<at::Tensor>& saved) {
   const auto [q, k, v] = split(qkv, heads, kv_heads);
-  constexpr bool causal = true;
+  const bool causal = mask.causal;
   switch (kernel) {
     case Kernel::own:
       break;
     case Kernel::cpu_flash: {
-      auto [out, lse] = at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal);
+      const at::Tensor bias = bias_of(mask, q);
+      auto [out, lse] = at::_scaled_dot_product_flash_attention_for_cpu(
+          q, k, v, 0.0, causal && !bias.defined(), optional(bias));
       saved.insert(saved.end(), {lse, {}, {}, {}, {}});
       return merge(out);
     }
@@ -123,8 +143,13 @@ at::Tensor attention(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_
       saved.insert(saved.end(), {lse, seed, offset, {}, {}});
       return merge(out);
     }
+    case Kernel::runs: {
+      const at::Tensor out = attention_over_runs(flat(Heads{q, k, v}), runs_of(mask, qkv), saved);
+      saved.emplace_back();
+      return out.reshape({qkv.size(0), qkv.size(1), -1});
+    }
     case Kernel::plain: {
-      const at::Tensor weights = plain_weights({q, k, v});
+      const at::Tensor weights = plain_weights({q, k, v}, mask);
       saved.insert(saved.end(), {weights, {}, {}, {}, {}});
       return merge(at::matmul(weights, v));
     }
@@ -132,31 +157,52 @@ at::Tensor attention(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_
   return {};
 }
 
+}  // namespace
+
+at::Tensor attention(const at::Tensor& qkv, std::int64_t heads, std::int64_t kv_heads,
+                     const AttentionMask& mask, std::vector<at::Tensor>& saved) {
+  const Kernel kernel = kernel_for(qkv, heads, kv_heads, mask);
+  if (kernel == Kernel::own) {
+    auto [out, lse] = attention_cpu(qkv.contiguous(), heads, kv_heads, mask);
+    saved.insert(saved.end(), {lse, {}, {}, {}, {}});
+    return out;
+  }
+  at::Tensor out = attention_by(kernel, qkv, heads, kv_heads, mask, saved);
+  zero_padding(mask, out);
+  return out;
+}
 at::Tensor attention_backward(const at::Tensor& grad_out, const at::Tensor& qkv,
                               const at::Tensor& out, std::int64_t heads, std::int64_t kv_heads,
-                              const at::Tensor* saved) {
-  const Kernel kernel = kernel_for(qkv, heads, kv_heads);
+                              const AttentionMask& mask, const at::Tensor* saved) {
+  const Kernel kernel = kernel_for(qkv, heads, kv_heads, mask);
   if (kernel == Kernel::own) {
     return attention_cpu_backward(grad_out.contiguous(), qkv.contiguous(), {out, saved[0]}, heads,
-                                  kv_heads);
+                                  kv_heads, mask);
+  }
+  at::Tensor grad_rows = grad_out;
+  if (mask.documents.defined()) {
+    grad_rows = grad_out.clone(at::MemoryFormat::Contiguous);
+    zero_padding(mask, grad_rows);
   }
   const auto [q, k, v] = split(qkv, heads, kv_heads);
   const auto by_head = [&](const at::Tensor& x) {
     return x.view({x.size(0), x.size(1), heads, x.size(2) / heads}).transpose(1, 2);
   };
-  const at::Tensor o = by_head(out), grad = by_head(grad_out);
+  const at::Tensor o = by_head(out), grad = by_head(grad_rows);
   const at::Tensor &lse = saved[0], &seed = saved[1], &offset = saved[2], &cum_q = saved[3],
                    &cum_k = saved[4];
   const auto tokens = qkv.size(1);
-  constexpr bool causal = true;
+  const bool causal = mask.causal;
   at::Tensor grad_q, grad_k, grad_v;
   switch (kernel) {
     case Kernel::own:
       break;
-    case Kernel::cpu_flash:
+    case Kernel::cpu_flash: {
+      const at::Tensor bias = bias_of(mask, q);
       std::tie(grad_q, grad_k, grad_v) = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-          grad, q, k, v, o, lse, 0.0, causal);
+          grad, q, k, v, o, lse, 0.0, causal && !bias.defined(), optional(bias));
       break;
+    }
     case Kernel::cudnn:
       std::tie(grad_q, grad_k, grad_v) = at::_scaled_dot_product_cudnn_attention_backward(
           grad, q, k, v, o, lse, seed, offset, {}, cum_q, cum_k, tokens, tokens, 0.0, causal);
@@ -170,6 +216,15 @@ at::Tensor attention_backward(const at::Tensor& grad_out, const at::Tensor& qkv,
       std::tie(grad_q, grad_k, grad_v, grad_bias) =
           at::_scaled_dot_product_efficient_attention_backward(
               grad, q, k, v, {}, o, lse, seed, offset, 0.0, {true, true, true, false}, causal);
+      break;
+    }
+    case Kernel::runs: {
+      const TokenHeads grads = attention_over_runs_backward(flat(grad), flat(Heads{q, k, v}),
+                                                            flat(o), runs_of(mask, qkv), saved);
+      const auto by_row = [&](const at::Tensor& x) {
+        return x.unflatten(0, {qkv.size(0), tokens}).transpose(1, 2);
+      };
+      grad_q = by_row(grads.q), grad_k = by_row(grads.k), grad_v = by_row(grads.v);
       break;
     }
     case Kernel::plain: {
@@ -194,6 +249,8 @@ std::string attention_kernel(at::Device device, at::ScalarType type, std::int64_
       return "flash";
     case Kernel::efficient:
       return "memory-efficient";
+    case Kernel::runs:
+      return "runs";
     case Kernel::plain:
       return "plain";
   }

@@ -12,12 +12,22 @@ using Size = std::int64_t;
 using kernels::AttentionShape;
 using kernels::TokenRows;
 
-AttentionShape shape_of(const at::Tensor& qkv, Size heads, Size kv_heads) {
+AttentionShape shape_of(const at::Tensor& qkv, Size heads, Size kv_heads, bool causal) {
   return {.batch = qkv.size(0),
           .tokens = qkv.size(1),
           .query_heads = heads,
           .kv_heads = kv_heads,
-          .head_width = qkv.size(2) / (heads + 2 * kv_heads)};
+          .head_width = qkv.size(2) / (heads + 2 * kv_heads),
+          .causal = causal};
+}
+
+at::Tensor documents_of(const AttentionMask& mask, const AttentionShape& shape) {
+  return mask.documents.defined() ? documents_on_cpu(mask, shape.batch, shape.tokens)
+                                  : at::Tensor();
+}
+
+const std::int32_t* numbers_in(const at::Tensor& documents) {
+  return documents.defined() ? documents.const_data_ptr<std::int32_t>() : nullptr;
 }
 
 template <class T>
@@ -44,8 +54,10 @@ void over_units(Size units, Size scratch_size, const Fn& fn) {
 
 }  // namespace
 
-Attended attention_cpu(const at::Tensor& qkv, Size heads, Size kv_heads) {
-  const AttentionShape shape = shape_of(qkv, heads, kv_heads);
+Attended attention_cpu(const at::Tensor& qkv, Size heads, Size kv_heads,
+                       const AttentionMask& mask) {
+  const AttentionShape shape = shape_of(qkv, heads, kv_heads, mask.causal);
+  const at::Tensor documents = documents_of(mask, shape);
   const Size width = heads * shape.head_width;
   Attended attended{at::empty({shape.batch, shape.tokens, width}, qkv.options()),
                     at::empty({shape.batch, heads, shape.tokens}, qkv.options())};
@@ -55,7 +67,8 @@ Attended attention_cpu(const at::Tensor& qkv, Size heads, Size kv_heads) {
                                                    .k = k,
                                                    .v = v,
                                                    .out = {attended.out.data_ptr<float>(), width},
-                                                   .lse = attended.lse.data_ptr<float>()};
+                                                   .lse = attended.lse.data_ptr<float>(),
+                                                   .documents = numbers_in(documents)};
   over_units(shape.batch * heads, kernels::cpu::attention_forward_scratch(shape),
              [&](Size begin, Size end, float* scratch) {
                kernels::cpu::attention_forward(arguments, begin, end, scratch);
@@ -64,8 +77,10 @@ Attended attention_cpu(const at::Tensor& qkv, Size heads, Size kv_heads) {
 }
 
 at::Tensor attention_cpu_backward(const at::Tensor& grad_out, const at::Tensor& qkv,
-                                  const Attended& attended, Size heads, Size kv_heads) {
-  const AttentionShape shape = shape_of(qkv, heads, kv_heads);
+                                  const Attended& attended, Size heads, Size kv_heads,
+                                  const AttentionMask& mask) {
+  const AttentionShape shape = shape_of(qkv, heads, kv_heads, mask.causal);
+  const at::Tensor documents = documents_of(mask, shape);
   const Size width = heads * shape.head_width;
   at::Tensor grad_qkv = at::empty_like(qkv);
   const auto [q, k, v] = parts_of(qkv.const_data_ptr<float>(), shape);
@@ -80,7 +95,8 @@ at::Tensor attention_cpu_backward(const at::Tensor& grad_out, const at::Tensor& 
       .lse = attended.lse.const_data_ptr<float>(),
       .grad_q = grad_q,
       .grad_k = grad_k,
-      .grad_v = grad_v};
+      .grad_v = grad_v,
+      .documents = numbers_in(documents)};
   over_units(shape.batch * kv_heads, kernels::cpu::attention_backward_scratch(shape),
              [&](Size begin, Size end, float* scratch) {
                kernels::cpu::attention_backward(arguments, begin, end, scratch);

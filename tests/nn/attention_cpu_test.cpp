@@ -94,10 +94,11 @@ TEST(AttentionCpu, MatchesThePlainFormulaAtOddSizes) {
 TEST(AttentionCpu, IsChosenForFloatsOnACpu) {
   const at::Tensor qkv = noise({2, 50, 3 * 48}, 1), grad = noise({2, 50, 48}, 2);
   std::vector<at::Tensor> saved;
-  const at::Tensor out = attention(qkv, 2, 2, saved);
+  const at::Tensor out = attention(qkv, 2, 2, {}, saved);
   const Result expected = ours(qkv, grad, 2);
   EXPECT_TRUE(at::equal(out, expected.out));
-  EXPECT_TRUE(at::equal(attention_backward(grad, qkv, out, 2, 2, saved.data()), expected.grad_qkv));
+  EXPECT_TRUE(
+      at::equal(attention_backward(grad, qkv, out, 2, 2, {}, saved.data()), expected.grad_qkv));
   EXPECT_EQ(attention_kernel(at::kCPU, at::kFloat, 24), "Echelon (CPU)");
   EXPECT_EQ(attention_kernel(at::kCPU, at::kFloat, 257), "flash (CPU)");
   EXPECT_EQ(attention_kernel(at::kCPU, at::kDouble, 24), "flash (CPU)");
@@ -130,10 +131,10 @@ TEST(AttentionCpu, SharesKeysAndValuesBetweenGroupedQueries) {
     // Through torch's kernel, which needs equal numbers of query and key/value heads.
     std::vector<at::Tensor> saved;
     const at::Tensor in_doubles = qkv.to(at::kDouble), grad_doubles = grad.to(at::kDouble);
-    const at::Tensor out = attention(in_doubles, heads, kv_heads, saved);
+    const at::Tensor out = attention(in_doubles, heads, kv_heads, {}, saved);
     EXPECT_TRUE(close(out, expected.out, 1e-12)) << kv_heads << " key/value heads";
     EXPECT_TRUE(
-        close(attention_backward(grad_doubles, in_doubles, out, heads, kv_heads, saved.data()),
+        close(attention_backward(grad_doubles, in_doubles, out, heads, kv_heads, {}, saved.data()),
               leaf.grad(), 1e-12))
         << kv_heads << " key/value heads";
   }

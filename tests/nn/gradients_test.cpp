@@ -237,9 +237,9 @@ TEST(Attention, HasTheGradientsOfItsFormula) {
                                    Case{5, 33, 1, 8}, Case{1, 300, 2, 16}}) {
     const at::Tensor qkv = noise({b, t, 3 * h * w}, 1), grad = noise({b, t, h * w}, 2);
     std::vector<at::Tensor> saved = {at::zeros({1})};  // attention appends to it
-    const at::Tensor out = attention(qkv, h, h, saved);
+    const at::Tensor out = attention(qkv, h, h, {}, saved);
     ASSERT_EQ(saved.size(), 1 + attention_saves);
-    const at::Tensor grad_qkv = attention_backward(grad, qkv, out, h, h, &saved[1]);
+    const at::Tensor grad_qkv = attention_backward(grad, qkv, out, h, h, {}, &saved[1]);
 
     const at::Tensor leaf = qkv.clone().set_requires_grad(true);
     const at::Tensor expected = plain_attention(leaf, h);
@@ -254,11 +254,11 @@ TEST(Attention, HasTheGradientsOfItsFormula) {
 TEST(Attention, SeesNothingOfTheFuture) {
   const at::Tensor qkv = noise({1, tokens, 3 * width}, 1);
   std::vector<at::Tensor> unused;
-  const at::Tensor before = attention(qkv, heads, heads, unused);
+  const at::Tensor before = attention(qkv, heads, heads, {}, unused);
   at::Tensor changed = qkv.clone();
   changed.narrow(1, 4, 3).add_(5);
-  EXPECT_TRUE(
-      close(attention(changed, heads, heads, unused).narrow(1, 0, 4), before.narrow(1, 0, 4), 0));
+  EXPECT_TRUE(close(attention(changed, heads, heads, {}, unused).narrow(1, 0, 4),
+                    before.narrow(1, 0, 4), 0));
 }
 
 TEST(GptEmbedding, HasTheGradientsOfItsFormula) {

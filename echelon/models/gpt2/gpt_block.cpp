@@ -63,8 +63,9 @@ at::Tensor GptBlock::forward(const at::Tensor& x, Pass& pass) {
   const bool lean = pass.selective;
   if (lean) n1.y.reset();
   std::vector<at::Tensor> attention_saved;
+  const AttentionMask mask = attention_mask(pass, /*causal=*/true);
   const auto heads = heads_in(qkv3);
-  const at::Tensor heads_out = attention(qkv3, heads, heads, attention_saved);
+  const at::Tensor heads_out = attention(qkv3, heads, heads, mask, attention_saved);
   const at::Tensor projected = project_.forward(rows(heads_out)).view_as(x);
   const at::Tensor mid = rows(drop_attended_.forward(projected, pass)).add_(x_rows);
 
@@ -108,8 +109,8 @@ at::Tensor GptBlock::backward(const at::Tensor& grad_output, Pass& pass) {
   const at::Tensor grad_heads =
       project_.backward(rows(grad_projected), rows(s[attended]), pass).view_as(s[attended]);
   const auto heads = heads_in(s[qkv]);
-  const at::Tensor grad_qkv =
-      attention_backward(grad_heads, s[qkv], s[attended], heads, heads, &s[count]);
+  const at::Tensor grad_qkv = attention_backward(grad_heads, s[qkv], s[attended], heads, heads,
+                                                 attention_mask(pass, /*causal=*/true), &s[count]);
   s[qkv].reset();
   s[attended].reset();
   if (!s[normed1].defined()) s[normed1] = norm1_.forward(s[input]).y;

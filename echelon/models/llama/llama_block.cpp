@@ -69,9 +69,10 @@ at::Tensor LlamaBlock::forward(const at::Tensor& x, Pass& pass) {
   const bool lean = pass.selective;
   if (lean) n1.y.reset();
   const auto [queries, keys] = heads_in(qkv3);
-  rotary_->rotate(qkv3, queries + keys, Rotary::Direction::forth);
+  rotary_->rotate(qkv3, queries + keys, Rotary::Direction::forth, pass);
   std::vector<at::Tensor> attention_saved;
-  const at::Tensor heads_out = attention(qkv3, queries, keys, attention_saved);
+  const AttentionMask mask = attention_mask(pass, /*causal=*/true);
+  const at::Tensor heads_out = attention(qkv3, queries, keys, mask, attention_saved);
   const at::Tensor projected = project_.forward(rows(heads_out)).view_as(x);
   const at::Tensor mid = rows(drop_attended_.forward(projected, pass)).add_(x_rows);
 
@@ -114,9 +115,9 @@ at::Tensor LlamaBlock::backward(const at::Tensor& grad_output, Pass& pass) {
   const at::Tensor grad_heads =
       project_.backward(rows(grad_projected), rows(s[attended]), pass).view_as(s[attended]);
   const auto [queries, keys] = heads_in(s[qkv]);
-  const at::Tensor grad_qkv =
-      attention_backward(grad_heads, s[qkv], s[attended], queries, keys, &s[count]);
-  rotary_->rotate(grad_qkv, queries + keys, Rotary::Direction::back);
+  const at::Tensor grad_qkv = attention_backward(grad_heads, s[qkv], s[attended], queries, keys,
+                                                 attention_mask(pass, /*causal=*/true), &s[count]);
+  rotary_->rotate(grad_qkv, queries + keys, Rotary::Direction::back, pass);
   s[qkv].reset();
   s[attended].reset();
   if (!s[normed1].defined()) s[normed1] = norm1_.forward(s[input]).y;
