@@ -119,7 +119,8 @@ bool same_parameters(const ModelOptions& one, const ModelOptions& other) {
 // The options by which the parameters of two models can differ.
 std::vector<OptionDifference> differing_sizes(ModelOptions one, ModelOptions other) {
   const auto text = [](ModelOptions& model) {
-    return to_toml(fields_in("model", model), Comments::no);
+    return to_toml(fields_in("model", model), Comments::no) +
+           to_toml(fields_in("task", model.task), Comments::no);
   };
   auto all = differences(text(one), text(other), Among::ranks);
   std::erase_if(all, [](const auto& difference) {

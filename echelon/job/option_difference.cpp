@@ -8,8 +8,8 @@ namespace {
 bool compared(const std::string& key, Among among) {
   if (among == Among::guests)
     return (key.starts_with("model.") && key != "model.init" && key != "model.recompute") ||
-           key == "data.source" || key == "data.validation" || key == "train.batch" ||
-           key == "train.seed" || key == "train.precision";
+           key.starts_with("task.") || key == "data.source" || key == "data.validation" ||
+           key == "train.batch" || key == "train.seed" || key == "train.precision";
   return !key.starts_with("net.") && key != "train.threads" && key != "train.device" &&
          key != "comm.plan";
 }

@@ -18,6 +18,7 @@ struct JobOptions : PlanOptions {
 
   void fields(Fields& f) {
     f.section("model", model);
+    f.section("task", model.task);
     f.section("data", data);
     f.section("train", train);
     f.section("optim", optim);

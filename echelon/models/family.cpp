@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+
 #include "echelon/base/error.h"
 #include "echelon/base/options_section.h"
 
@@ -31,7 +33,49 @@ void add_family_fields(ModelOptions& options, Fields& fields) {
     if (family->fields) family->fields(options, fields);
 }
 
+Task task_of(const ModelOptions& options) {
+  return options.task.name == Task::automatic ? family_of(options).tasks.front()
+                                              : options.task.name;
+}
+
 namespace {
+
+void check_task(const ModelOptions& options) {
+  const Family& family = family_of(options);
+  const TaskOptions& task = options.task;
+  const Task chosen = task_of(options);
+  if (std::find(family.tasks.begin(), family.tasks.end(), chosen) == family.tasks.end()) {
+    std::vector<std::string> names;
+    for (const Task one : family.tasks) names.emplace_back(name_of(one));
+    throw InvalidArgument(
+        fmt::format("task.name = {}, and model.family={} can only do {}: set that, "
+                    "or another model.family",
+                    name_of(chosen), family.name, fmt::join(names, " and ")));
+  }
+  const auto of_another = [&](const char* key, const auto& value, Task other) {
+    throw InvalidArgument(
+        fmt::format("{} = {} is an option of task.name={}: leave it out, or set "
+                    "that",
+                    key, value, name_of(other)));
+  };
+  if (chosen != Task::classify && task.labels > 0)
+    of_another("task.labels", task.labels, Task::classify);
+  if (chosen != Task::classify && !task.label_names.empty())
+    of_another("task.label_names", fmt::format("{}", fmt::join(task.label_names, ", ")),
+               Task::classify);
+  if (chosen != Task::mlm && task.mask != TaskOptions().mask)
+    of_another("task.mask", task.mask, Task::mlm);
+  if (chosen != Task::classify) return;
+  if (task.labels < 2)
+    throw InvalidArgument(fmt::format(
+        "task.labels = {}, and a classification needs 2 labels at least: give their number, or data "
+        "with labels",
+        task.labels));
+  if (!task.label_names.empty() && std::ssize(task.label_names) != task.labels)
+    throw InvalidArgument(fmt::format("task.label_names has {} name{} for task.labels = {}",
+                                      task.label_names.size(),
+                                      task.label_names.size() == 1 ? "" : "s", task.labels));
+}
 
 struct OwnFields {
   const Family& family;
@@ -58,7 +102,9 @@ void check_others(const ModelOptions& options) {
 
 void check(const ModelOptions& options) {
   check_section("model", options);
+  check_section("task", options.task);
   check_others(options);
+  check_task(options);
   family_of(options).check(options);
 }
 

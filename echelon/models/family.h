@@ -27,17 +27,24 @@ class FolderConfig;
 
 // A tensor of a weights file, and where its elements are in a parameter: a parameter can hold
 // several (queries, keys and values), and in another order of dimensions.
+//
+// A head is what a task adds to the body of a model. A folder that has none of a head's tensors,
+// because it was trained for another task, gets a new one.
 struct WeightPart {
   std::string name;                 // in the file
   std::vector<std::int64_t> shape;  // in the file
   // A view of the whole parameter with the tensor's elements in their order; empty: the parameter
   // itself.
   std::function<at::Tensor(const at::Tensor& whole)> view = {};
+  std::vector<std::string> other_names = {};  // under which files have it too
+  const char* head = nullptr;  // the name of the head that it belongs to; null: the body
 };
 
 struct Family {
   const char* name;   // model.family, and "model_type" in a folder's config.json
   const char* title;  // for people: "GPT of 979k parameters"
+  // What its models can be trained to do; the first without another choice.
+  std::span<const Task> tasks;
 
   // Throws InvalidArgument if the sizes do not fit together, or an option belongs to another
   // family. The bounds of single options have been checked before.
@@ -55,12 +62,14 @@ struct Family {
   // Hugging Face folders (weights_folder.h). The options that a config.json describes; throws
   // InvalidArgument if the family cannot build that model.
   ModelOptions (*read_config)(const FolderConfig& config);
-  // The fields of config.json, as a JSON object; "model_type" is added.
+  // The fields of config.json, as a JSON object; "model_type" is added if it is not there.
   std::string (*write_config)(const ModelOptions& options);
   // The tensors of the file that make up a parameter, in the parameter's order.
   std::vector<WeightPart> (*weights)(const ModelOptions& options, const Parameter& parameter);
   // The prefix of all tensor names except the output layer's; a bare model has no prefix.
   const char* prefix;
+  // Another "model_type" that it reads; null: none.
+  const char* also_reads = nullptr;
 
   // Whether no parameter depends on model.context, so that it may differ from that of the weights.
   bool any_context = false;
@@ -77,7 +86,11 @@ const Family& family_of(const ModelOptions& options);
 // By name; null if unknown.
 const Family* find_family(std::string_view name);
 
-// Throws InvalidArgument if the options do not describe a model, or belong to another family.
+// Throws InvalidArgument if the options do not describe a model, or belong to another family or
+// task.
 void check(const ModelOptions& options);
+
+// What the model is trained to do: task.name, or the family's first task if that is auto.
+Task task_of(const ModelOptions& options);
 
 }  // namespace echelon

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "echelon/base/error.h"
@@ -78,6 +79,30 @@ std::string FolderConfig::text(const char* key, const std::string& fallback) con
   if (!value->is_string())
     throw Corrupt(fmt::format("{}: {} is {}, not a text", path(), key, value->dump()));
   return value->get<std::string>();
+}
+
+std::vector<std::string> FolderConfig::texts(const char* key) const {
+  const json* value = values_->find(key);
+  if (!value) return {};
+  const bool right = value->is_array() && std::all_of(value->begin(), value->end(),
+                                                      [](auto& one) { return one.is_string(); });
+  if (!right)
+    throw Corrupt(fmt::format("{}: {} is {}, not a list of texts", path(), key, value->dump()));
+  return value->get<std::vector<std::string>>();
+}
+
+std::vector<std::string> FolderConfig::numbered_texts(const char* key) const {
+  std::vector<std::string> all;
+  const auto section = this->section(key);
+  if (!section) return all;
+  for (const auto count = section->values_->all.size(); all.size() < count;) {
+    const std::string number = std::to_string(all.size());
+    if (!section->has(number.c_str()))
+      throw Corrupt(fmt::format("{}: {} has {} entries and none with the key \"{}\"", path(), key,
+                                count, number));
+    all.push_back(section->text(number.c_str(), ""));
+  }
+  return all;
 }
 
 std::optional<FolderConfig> FolderConfig::section(const char* key) const {

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace echelon {
 
@@ -26,6 +27,11 @@ class FolderConfig {
   double number(const char* key, double fallback) const;
   bool flag(const char* key, bool fallback) const;
   std::string text(const char* key, const std::string& fallback) const;
+  // A list of texts; empty if the key is missing.
+  std::vector<std::string> texts(const char* key) const;
+  // The texts of a nested object with the keys "0", "1", "2", …, by these numbers; empty if the key
+  // is missing.
+  std::vector<std::string> numbered_texts(const char* key) const;
   // A nested object; nothing if the key is missing.
   std::optional<FolderConfig> section(const char* key) const;
 

@@ -5,7 +5,9 @@
 #include <vector>
 
 #include "echelon/base/options.h"
+#include "echelon/models/bert/options.h"
 #include "echelon/models/llama/options.h"
+#include "echelon/models/task.h"
 #include "echelon/nn/recompute.h"
 
 namespace echelon {
@@ -29,6 +31,8 @@ struct ModelOptions {
   Recompute recompute = Recompute::none;
   std::string init = "";
   LlamaOptions llama = {};
+  BertOptions bert = {};
+  TaskOptions task = {};  // the section "task"
 
   void fields(Fields& f) {
     f.add("family", family, "architecture; with model.init, that of the weights",

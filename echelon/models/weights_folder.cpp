@@ -20,20 +20,31 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* tokeniser_key = "echelon_tokeniser";
+constexpr const char* new_head_advice =
+    "for a new head, start from the weights of the body alone, which transformers' "
+    "AutoModel.from_pretrained(…).save_pretrained(…) writes";
 
 const safetensors::Entry* entry_of(const safetensors::Reader& reader, const Family& family,
-                                   const std::string& name) {
-  if (const auto* entry = reader.find(name)) return entry;
+                                   const WeightPart& part) {
+  if (const auto* entry = reader.find(part.name)) return entry;
+  for (const std::string& name : part.other_names)
+    if (const auto* entry = reader.find(name)) return entry;
   const std::string_view prefix = family.prefix;
-  return name.starts_with(prefix) ? reader.find(std::string_view(name).substr(prefix.size()))
-                                  : nullptr;
+  return !prefix.empty() && part.name.starts_with(prefix)
+             ? reader.find(std::string_view(part.name).substr(prefix.size()))
+             : nullptr;
 }
 
 void check_entry(const safetensors::Reader& reader, const Family& family, const WeightPart& part) {
-  const auto* entry = entry_of(reader, family, part.name);
+  const auto* entry = entry_of(reader, family, part);
   if (entry == nullptr)
     throw InvalidArgument(fmt::format("{} has no tensor {}", reader.path().string(), part.name));
   if (entry->shape != part.shape) {
+    if (part.head)
+      throw InvalidArgument(fmt::format(
+          "the {} in {} is of another size: {} has shape [{}], and this task needs [{}]; {}",
+          part.head, reader.path().string(), entry->name, fmt::join(entry->shape, ", "),
+          fmt::join(part.shape, ", "), new_head_advice));
     throw InvalidArgument(fmt::format("{} in {} has shape [{}]; the model needs [{}]", entry->name,
                                       reader.path().string(), fmt::join(entry->shape, ", "),
                                       fmt::join(part.shape, ", ")));
@@ -44,15 +55,48 @@ void check_entry(const safetensors::Reader& reader, const Family& family, const 
   }
 }
 
+const Family* family_that_reads(const std::string& model_type) {
+  for (const Family* family : families())
+    if (model_type == family->name || (family->also_reads && model_type == family->also_reads))
+      return family;
+  return nullptr;
+}
+
+// What "model_type" may be.
+std::vector<std::string> model_types() {
+  std::vector<std::string> all;
+  for (const Family* family : families()) {
+    all.emplace_back(family->name);
+    if (family->also_reads) all.emplace_back(family->also_reads);
+  }
+  return all;
+}
+
+// The folder's task gives way to the user's, who gets a new head then. But the number of labels of
+// a folder's classification is fixed.
+void resolve_task(const TaskOptions& given, const std::string& init, TaskOptions& task) {
+  if (given.name != Task::automatic && given.name != task.name) {
+    task = given;
+    return;
+  }
+  if (task.name == Task::classify && given.labels > 0 && given.labels != task.labels)
+    throw InvalidArgument(
+        fmt::format("task.labels = {}, but the weights in {} have a head for {} labels: leave it "
+                    "out, or {}",
+                    given.labels, init, task.labels, new_head_advice));
+  if (!given.label_names.empty()) task.label_names = given.label_names;
+  task.mask = given.mask;
+}
+
 }  // namespace
 
 ModelOptions read_model_options(const fs::path& folder) {
   const FolderConfig config(folder);
   const std::string type = config.text("model_type", ModelOptions().family);
-  const Family* family = find_family(type);
+  const Family* family = family_that_reads(type);
   if (!family)
     throw InvalidArgument(fmt::format("{} has model_type = \"{}\"; Echelon's models are {}",
-                                      folder.string(), type, fmt::join(family_names(), ", ")));
+                                      folder.string(), type, fmt::join(model_types(), ", ")));
   ModelOptions options = family->read_config(config);
   options.family = family->name;
   options.init = folder.string();
@@ -64,6 +108,7 @@ void resolve_model(ModelOptions& model, const std::vector<std::string>& given) {
   ModelOptions found = read_model_options(model.init);
   found.dropout = model.dropout;
   found.recompute = model.recompute;
+  resolve_task(model.task, model.init, found.task);
   const auto was_given = [&](const std::string& key) {
     return std::find(given.begin(), given.end(), key) != given.end();
   };
@@ -100,7 +145,9 @@ void require_byte_tokens(const fs::path& folder) {
   if (vocab != 256) refuse(fmt::format("vocab_size = {}, where bytes need 256", vocab));
 }
 
-ValueSource read_weights(const fs::path& folder, const ModelOptions& options, const Stack& stack) {
+namespace {
+
+std::shared_ptr<const safetensors::Reader> open_weights(const fs::path& folder) {
   const fs::path path = folder / "model.safetensors";
   if (!fs::exists(path)) {
     throw InvalidArgument(
@@ -109,17 +156,59 @@ ValueSource read_weights(const fs::path& folder, const ModelOptions& options, co
                         ? "; weights in several files are not read, save them as one"
                         : ""));
   }
-  auto reader = std::make_shared<const safetensors::Reader>(path);
+  return std::make_shared<const safetensors::Reader>(path);
+}
+
+// Heads of which the file has no tensor at all.
+std::vector<std::string> heads_not_in(const safetensors::Reader& reader,
+                                      const ModelOptions& options, const Stack& stack) {
   const Family& family = family_of(options);
+  std::vector<std::string> all, here;
+  const auto add = [](std::vector<std::string>& to, const char* head) {
+    if (std::find(to.begin(), to.end(), head) == to.end()) to.emplace_back(head);
+  };
   for (const auto& parameter : stack.parameters())
-    for (const auto& part : family.weights(options, parameter)) check_entry(*reader, family, part);
-  return parts_of([reader, options, &family](const Parameter& parameter, at::Tensor out) {
+    for (const auto& part : family.weights(options, parameter))
+      if (part.head) {
+        add(all, part.head);
+        if (entry_of(reader, family, part)) add(here, part.head);
+      }
+  std::erase_if(all, [&](const std::string& head) {
+    return std::find(here.begin(), here.end(), head) != here.end();
+  });
+  return all;
+}
+
+}  // namespace
+
+std::vector<std::string> missing_heads(const fs::path& folder, const ModelOptions& options,
+                                       const Stack& stack) {
+  return heads_not_in(*open_weights(folder), options, stack);
+}
+
+ValueSource read_weights(const fs::path& folder, const ModelOptions& options, const Stack& stack,
+                         const ValueSource& heads) {
+  const auto reader = open_weights(folder);
+  const Family& family = family_of(options);
+  const auto missing = heads ? heads_not_in(*reader, options, stack) : std::vector<std::string>();
+  const auto is_missing = [missing](const WeightPart& part) {
+    return part.head && std::find(missing.begin(), missing.end(), part.head) != missing.end();
+  };
+  for (const auto& parameter : stack.parameters())
+    for (const auto& part : family.weights(options, parameter))
+      if (!is_missing(part)) check_entry(*reader, family, part);
+  const ValueSource from_file = parts_of([reader, options, &family](const Parameter& parameter,
+                                                                    at::Tensor out) {
     for (const auto& part : family.weights(options, parameter)) {
       const at::Tensor to = part.view ? part.view(out) : out;
-      at::Tensor(to).copy_(
-          tensor_of(*reader, *entry_of(*reader, family, part.name)).view(to.sizes()));
+      at::Tensor(to).copy_(tensor_of(*reader, *entry_of(*reader, family, part)).view(to.sizes()));
     }
   });
+  return
+      [from_file, heads, is_missing, options, &family](const Parameter& parameter, at::Tensor out) {
+        const bool fresh = is_missing(family.weights(options, parameter).front());
+        (fresh ? heads : from_file)(parameter, out);
+      };
 }
 
 void write_weights(const fs::path& folder, const ModelOptions& options, const Stack& stack,
@@ -144,7 +233,7 @@ void write_weights(const fs::path& folder, const ModelOptions& options, const St
   }
   write_tensors(folder / "model.safetensors", tensors, {{"format", "pt"}});
   auto config = nlohmann::json::parse(family.write_config(options));
-  config["model_type"] = family.name;
+  if (!config.contains("model_type")) config["model_type"] = family.name;
   if (tokens == Tokens::bytes) config[tokeniser_key] = "bytes";
   write_file(folder / "config.json", config.dump(2) + "\n");
 }

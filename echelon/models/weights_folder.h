@@ -18,13 +18,18 @@ namespace echelon {
 ModelOptions read_model_options(const std::filesystem::path& folder);
 
 // The folder's weights for a stack of that model. Checks all names, shapes and types before any
-// value is read: throws Corrupt if the file is broken, InvalidArgument if it does not fit.
+// value is read: throws Corrupt if the file is broken, InvalidArgument if it does not fit. Heads
+// that the folder does not have get their values from `heads`; without it they are refused.
 ValueSource read_weights(const std::filesystem::path& folder, const ModelOptions& options,
-                         const Stack& stack);
+                         const Stack& stack, const ValueSource& heads = {});
+
+// The names of the heads that read_weights() takes from elsewhere: "pooler", "classifier".
+std::vector<std::string> missing_heads(const std::filesystem::path& folder,
+                                       const ModelOptions& options, const Stack& stack);
 
 // With model.init the weights determine the family and the sizes, which are written to `model`.
 // Throws InvalidArgument if a key that the user has `given` contradicts them. The context may
-// differ if the family has no parameters for positions.
+// differ if the family has no parameters for positions, and the task if it gets a new head.
 void resolve_model(ModelOptions& model, const std::vector<std::string>& given);
 
 // Throws InvalidArgument if the tokens of the folder's weights are not bytes of text. Echelon's own

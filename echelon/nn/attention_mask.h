@@ -1,5 +1,5 @@
-// Which keys a query of self-attention sees: those up to its own token if it is causal, and of those
-// the keys of its own document. Documents are numbers of a batch's tokens ("mask", [samples,
+// Which keys a query of self-attention sees: those up to its own token if it is causal, and of
+// those the keys of its own document. Documents are numbers of a batch's tokens ("mask", [samples,
 // tokens]): 0 is padding, which sees nothing and is seen by nothing. So a mask of ones and zeros,
 // as Hugging Face's attention_mask, marks padding, and numbers 1, 2, 3 mark documents that are
 // packed into one row.

@@ -24,8 +24,7 @@ double scale_of(const TokenHeads& heads) {
 // Where every run begins among the tokens of the batch, and where the last one ends.
 at::Tensor cumulative(const AttentionRuns& runs) {
   const auto samples = runs.begins.size(0), count = runs.begins.size(1) - 1;
-  const at::Tensor row =
-      at::arange(samples, runs.begins.options()).mul_(runs.tokens).unsqueeze(1);
+  const at::Tensor row = at::arange(samples, runs.begins.options()).mul_(runs.tokens).unsqueeze(1);
   return at::cat({runs.begins.narrow(1, 0, count).add(row).flatten(),
                   at::full({1}, samples * runs.tokens, runs.begins.options())});
 }

@@ -46,8 +46,7 @@ ClassLoss class_loss(const at::Tensor& logits, const Pass& pass) {
   };
   const auto samples = logits.size(0);
   const at::Tensor sum = clear(log_probability.gather(1, goal)).sum(at::kDouble).neg_();
-  const at::Tensor loss =
-      counts ? sum / target_count(pass) : sum / static_cast<double>(samples);
+  const at::Tensor loss = counts ? sum / target_count(pass) : sum / static_cast<double>(samples);
   if (!pass.training) return {loss, {}};
   const at::Tensor grad = log_probability.exp();
   grad.scatter_add_(1, goal, at::full({}, -1, grad.options()).expand({samples, 1}));

@@ -13,8 +13,8 @@ struct ClassLoss {
   at::Tensor grad;  // of the logits, with the pass's weight and scale; only if the pass trains
 };
 
-// Throws InvalidArgument for a label that is no class. On a GPU the check would have to wait for the
-// device.
+// Throws InvalidArgument for a label that is no class. On a GPU the check would have to wait for
+// the device.
 ClassLoss class_loss(const at::Tensor& logits, const Pass& pass);
 
 }  // namespace echelon

@@ -38,15 +38,18 @@ at::Tensor first_tokens(const at::Tensor& x, const std::shared_ptr<TensorGroup>&
   return first;
 }
 
-at::Tensor first_tokens_backward(const at::Tensor& grad, at::IntArrayRef sizes, const Pass& pass) {
-  const at::Tensor grad_x = at::zeros(sizes, grad.options());
+at::Tensor first_tokens_backward(const at::Tensor& grad, const std::shared_ptr<TensorGroup>& group,
+                                 const Pass& pass) {
+  const auto width = grad.size(-1);
   if (!pass.rows_are_split) {
+    const at::Tensor grad_x = at::zeros({pass.samples, pass.tokens, width}, grad.options());
     grad_x.select(1, 0).copy_(grad);
     return grad_x;
   }
-  const OwnSamples own(sizes[0], pass);
-  if (own.count > 0)
-    own.in(grad_x, pass).copy_(grad.narrow(0, own.first, own.count));
+  const auto rows = pass.samples * pass.tokens / group->size();
+  const at::Tensor grad_x = at::zeros({rows, width}, grad.options());
+  const OwnSamples own(rows, pass);
+  if (own.count > 0) own.in(grad_x, pass).copy_(grad.narrow(0, own.first, own.count));
   return grad_x;
 }
 

@@ -48,10 +48,10 @@ void run_backward(at::Tensor grad, const at::Tensor& x, BackwardKernel kernel,
 
 }  // namespace
 
-at::Tensor gelu(const at::Tensor& x) { return run(x, kernels::cpu::gelu, "none"); }
+at::Tensor exact_gelu(const at::Tensor& x) { return run(x, kernels::cpu::gelu, "none"); }
 at::Tensor tanh_gelu(const at::Tensor& x) { return run(x, kernels::cpu::tanh_gelu, "tanh"); }
 
-void gelu_backward_(at::Tensor grad, const at::Tensor& x) {
+void exact_gelu_backward_(at::Tensor grad, const at::Tensor& x) {
   run_backward(std::move(grad), x, kernels::cpu::gelu_backward, "none");
 }
 void tanh_gelu_backward_(at::Tensor grad, const at::Tensor& x) {

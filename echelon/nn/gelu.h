@@ -7,11 +7,11 @@
 
 namespace echelon {
 
-at::Tensor gelu(const at::Tensor& x);
+at::Tensor exact_gelu(const at::Tensor& x);
 at::Tensor tanh_gelu(const at::Tensor& x);
 
-// In place: turn the gradient of gelu(x) or tanh_gelu(x) into the gradient of x.
-void gelu_backward_(at::Tensor grad, const at::Tensor& x);
+// In place: turn the gradient of exact_gelu(x) or tanh_gelu(x) into the gradient of x.
+void exact_gelu_backward_(at::Tensor grad, const at::Tensor& x);
 void tanh_gelu_backward_(at::Tensor grad, const at::Tensor& x);
 
 }  // namespace echelon

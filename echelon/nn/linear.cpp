@@ -1,5 +1,7 @@
 #include "echelon/nn/linear.h"
 
+#include <ATen/ops/empty.h>
+
 #include "echelon/nn/product.h"
 #include "echelon/nn/tensor_group.h"
 
@@ -12,11 +14,26 @@ std::shared_ptr<TensorGroup> by_columns(const Parameter& weight) {
   return weight.split.is_part() && !by_rows(weight) ? weight.group : nullptr;
 }
 
+// The gradients of W and b from this rank's rows, summed over the ranks in one exchange.
+void add_gradients_of_rows(Parameter& weight, Parameter* bias, const at::Tensor& x,
+                           const at::Tensor& grad_y) {
+  const auto matrix = weight.numel();
+  const at::Tensor both = at::empty({matrix + (bias ? bias->numel() : 0)}, weight.grad.options());
+  const at::Tensor of_weight = both.narrow(0, 0, matrix).view(weight.shape),
+                   of_bias = both.narrow(0, matrix, both.numel() - matrix);
+  product_gradient(x, grad_y, /*scale=*/1, {of_weight, 0},
+                   bias ? Accumulated{of_bias, 0} : Accumulated{});
+  weight.group->sum_over_rows(both);
+  weight.add_grad(of_weight);
+  if (bias) bias->add_grad(of_bias);
+}
+
 }  // namespace
 
 void Linear::declare(Declaration& declaration, const std::string& name, std::int64_t in,
-                     std::int64_t out, double stddev, Bias bias, May may) {
-  const bool splits = may == May::split;
+                     std::int64_t out, double stddev, Bias bias, Share share) {
+  share_ = share;
+  const bool splits = share == Share::parts;
   weight_ = declaration.parameter(name + ".weight", {in, out}, Init::normal(stddev),
                                   /*decay=*/true, /*trainable=*/true,
                                   splits ? Splits::matrix : Splits::no);
@@ -38,9 +55,11 @@ at::Tensor Linear::forward(const at::Tensor& x) const {
 at::Tensor Linear::backward(const at::Tensor& grad_y, const at::Tensor& x, Pass& pass) const {
   // In a row split the bias is whole: every rank computes its complete gradient from the same rows.
   const at::Tensor grad = by_rows(*weight_) ? weight_->group->whole(grad_y) : grad_y;
+  const bool summed = share_ == Share::whole_on_rows && pass.rows_are_split;
   return product_backward(
       by_columns(*weight_), x, pass, [&] { return product(grad, weight_->value); },
-      [weight = weight_, bias = bias_, grad](const at::Tensor& all) {
+      [weight = weight_, bias = bias_, grad, summed](const at::Tensor& all) {
+        if (summed) return add_gradients_of_rows(*weight, bias, all, grad);
         product_gradient(all, grad, /*scale=*/1, {weight->grad, weight->grad_beta()},
                          bias ? Accumulated{bias->grad, bias->grad_beta()} : Accumulated{});
       });

@@ -15,10 +15,12 @@ namespace echelon {
 class Linear {
  public:
   enum class Bias { no, yes };
-  // Whether ranks may split it; if not, all of them have it whole.
-  enum class May { split, stay_whole };
+  // What ranks that split the model hold of W. parts: a part each, if the split plan says so.
+  // whole: all of it, and they work on the same x. whole_on_rows: all of it, and each works on its
+  // rows of x if rows are split; the gradients are then summed over the ranks.
+  enum class Share { parts, whole, whole_on_rows };
   void declare(Declaration& declaration, const std::string& name, std::int64_t in, std::int64_t out,
-               double stddev, Bias bias = Bias::yes, May may = May::split);
+               double stddev, Bias bias = Bias::yes, Share share = Share::parts);
 
   at::Tensor forward(const at::Tensor& x) const;  // [n, in] -> [n, out]
 
@@ -32,6 +34,7 @@ class Linear {
  private:
   Parameter* weight_ = nullptr;
   Parameter* bias_ = nullptr;  // null: no bias
+  Share share_ = Share::parts;
 };
 
 }  // namespace echelon

@@ -58,7 +58,7 @@ JobOptions alone(const Strategy& strategy) {
 
 std::string computation(JobOptions options) {
   const auto text = [](auto& section) { return to_toml(fields_of(section), Comments::no); };
-  return text(options.model) + text(options.train) + text(options.optim);
+  return text(options.model) + text(options.model.task) + text(options.train) + text(options.optim);
 }
 
 namespace {

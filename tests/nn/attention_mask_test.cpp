@@ -1,5 +1,5 @@
-// Attention with documents and padding against torch's scaled_dot_product_attention with an explicit
-// mask, through every CPU kernel.
+// Attention with documents and padding against torch's scaled_dot_product_attention with an
+// explicit mask, through every CPU kernel.
 #include "echelon/nn/attention_mask.h"
 
 #include <string>
@@ -92,7 +92,8 @@ TEST(AttentionMask, GivesWhatTorchGivesWithAnExplicitMask) {
       for (const auto& row : rows)
         for (const auto type : {at::kFloat, at::kDouble, at::kBFloat16}) {
           constexpr std::int64_t heads = 6, head_width = 12;
-          const at::Tensor qkv = noise({3, tokens, (heads + 2 * kv_heads) * head_width}, 1).to(type),
+          const at::Tensor qkv =
+                               noise({3, tokens, (heads + 2 * kv_heads) * head_width}, 1).to(type),
                            grad = noise({3, tokens, heads * head_width}, 2).to(type);
           const AttentionMask mask{.causal = causal, .documents = documents(row.lengths, tokens)};
           const Result actual = ours(qkv, grad, heads, kv_heads, mask),

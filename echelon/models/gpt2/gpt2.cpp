@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -14,6 +15,8 @@
 
 namespace echelon {
 namespace {
+
+constexpr std::array tasks = {Task::causal};
 
 void check_sizes(const ModelOptions& options) {
   if (options.width % options.heads != 0) {
@@ -119,6 +122,7 @@ std::vector<WeightPart> weights(const ModelOptions&, const Parameter& parameter)
 const Family gpt2_family = {
     .name = "gpt2",
     .title = "GPT",
+    .tasks = tasks,
     .check = check_sizes,
     .build = gpt,
     .split = gpt_plan,

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <memory>
 
 #include "echelon/base/error.h"
@@ -12,6 +13,8 @@
 
 namespace echelon {
 namespace {
+
+constexpr std::array tasks = {Task::causal};
 
 std::int64_t usual_ffn(std::int64_t width) { return ((8 * width + 2) / 3 + 63) / 64 * 64; }
 
@@ -104,6 +107,7 @@ void fields(ModelOptions& options, Fields& f) { options.llama.fields(f); }
 const Family llama_family = {
     .name = "llama",
     .title = "Llama",
+    .tasks = tasks,
     .check = check_sizes,
     .build = llama,
     .split = llama_plan,
