@@ -33,9 +33,9 @@ void add_family_fields(ModelOptions& options, Fields& fields) {
     if (family->fields) family->fields(options, fields);
 }
 
-Task task_of(const ModelOptions& options) {
-  return options.task.name == Task::automatic ? family_of(options).tasks.front()
-                                              : options.task.name;
+ModelTask task_of(const ModelOptions& options) {
+  return options.task.name == ModelTask::automatic ? family_of(options).tasks.front()
+                                                   : options.task.name;
 }
 
 namespace {
@@ -43,29 +43,29 @@ namespace {
 void check_task(const ModelOptions& options) {
   const Family& family = family_of(options);
   const TaskOptions& task = options.task;
-  const Task chosen = task_of(options);
+  const ModelTask chosen = task_of(options);
   if (std::find(family.tasks.begin(), family.tasks.end(), chosen) == family.tasks.end()) {
     std::vector<std::string> names;
-    for (const Task one : family.tasks) names.emplace_back(name_of(one));
+    for (const ModelTask one : family.tasks) names.emplace_back(name_of(one));
     throw InvalidArgument(
         fmt::format("task.name = {}, and model.family={} can only do {}: set that, "
                     "or another model.family",
                     name_of(chosen), family.name, fmt::join(names, " and ")));
   }
-  const auto of_another = [&](const char* key, const auto& value, Task other) {
+  const auto of_another = [&](const char* key, const auto& value, ModelTask other) {
     throw InvalidArgument(
         fmt::format("{} = {} is an option of task.name={}: leave it out, or set "
                     "that",
                     key, value, name_of(other)));
   };
-  if (chosen != Task::classify && task.labels > 0)
-    of_another("task.labels", task.labels, Task::classify);
-  if (chosen != Task::classify && !task.label_names.empty())
+  if (chosen != ModelTask::classify && task.labels > 0)
+    of_another("task.labels", task.labels, ModelTask::classify);
+  if (chosen != ModelTask::classify && !task.label_names.empty())
     of_another("task.label_names", fmt::format("{}", fmt::join(task.label_names, ", ")),
-               Task::classify);
-  if (chosen != Task::mlm && task.mask != TaskOptions().mask)
-    of_another("task.mask", task.mask, Task::mlm);
-  if (chosen != Task::classify) return;
+               ModelTask::classify);
+  if (chosen != ModelTask::mlm && task.mask != TaskOptions().mask)
+    of_another("task.mask", task.mask, ModelTask::mlm);
+  if (chosen != ModelTask::classify) return;
   if (task.labels < 2)
     throw InvalidArgument(fmt::format(
         "task.labels = {}, and a classification needs 2 labels at least: give their number, or data "

@@ -44,7 +44,7 @@ struct Family {
   const char* name;   // model.family, and "model_type" in a folder's config.json
   const char* title;  // for people: "GPT of 979k parameters"
   // What its models can be trained to do; the first without another choice.
-  std::span<const Task> tasks;
+  std::span<const ModelTask> tasks;
 
   // Throws InvalidArgument if the sizes do not fit together, or an option belongs to another
   // family. The bounds of single options have been checked before.
@@ -91,6 +91,6 @@ const Family* find_family(std::string_view name);
 void check(const ModelOptions& options);
 
 // What the model is trained to do: task.name, or the family's first task if that is auto.
-Task task_of(const ModelOptions& options);
+ModelTask task_of(const ModelOptions& options);
 
 }  // namespace echelon

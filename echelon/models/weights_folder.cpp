@@ -75,11 +75,11 @@ std::vector<std::string> model_types() {
 // The folder's task gives way to the user's, who gets a new head then. But the number of labels of
 // a folder's classification is fixed.
 void resolve_task(const TaskOptions& given, const std::string& init, TaskOptions& task) {
-  if (given.name != Task::automatic && given.name != task.name) {
+  if (given.name != ModelTask::automatic && given.name != task.name) {
     task = given;
     return;
   }
-  if (task.name == Task::classify && given.labels > 0 && given.labels != task.labels)
+  if (task.name == ModelTask::classify && given.labels > 0 && given.labels != task.labels)
     throw InvalidArgument(
         fmt::format("task.labels = {}, but the weights in {} have a head for {} labels: leave it "
                     "out, or {}",

@@ -3,16 +3,18 @@
 //
 //   model_oracle FOLDER BATCH PRECISION STEPS OUTPUT [KEY=VALUE…]
 //
-// FOLDER holds config.json and model.safetensors. BATCH is a safetensors file with "input_ids" and
-// "labels"
-// ([batch, tokens], int64; labels are the next tokens). PRECISION is fp64, fp32, bf16 or fp16. KEY
-// is micro_batches, loss_scale, scale_growth (fp16) or one of optim's (optim.rate=1e-3); the rate
-// is the same in every step.
+// FOLDER holds config.json and model.safetensors. BATCH is a safetensors file with "input_ids",
+// "labels" and perhaps other tensors that models know ("mask", "positions", "token_types"), all
+// int64. Labels are next tokens or the words to predict, [samples, tokens], where -100 means that
+// there is none, or one for each sample. PRECISION is fp64, fp32, bf16 or fp16. KEY is
+// micro_batches, loss_scale, scale_growth (fp16) or one of optim's (optim.rate=1e-3); the rate is
+// the same in every step.
 //
 // OUTPUT then holds "logits" and "loss" of the given weights, "grad/NAME" for every tensor of the
 // folder before any clipping (in fp16 times the loss scale), and, from the same weights, "losses"
 // of STEPS steps on this one batch and "value/NAME" after them; in fp16 also "scales" and "skipped"
 // of the steps.
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/stack.h>
 #include <fmt/format.h>
@@ -50,6 +52,22 @@ struct OracleOptions {
   }
 };
 
+Batch read_batch(const safetensors::Reader& reader) {
+  Batch batch;
+  for (const auto& entry : reader.header().entries) {
+    const at::Tensor tensor = tensor_of(reader, entry);
+    if (entry.name == "input_ids")
+      batch.input = tensor;
+    else if (entry.name == "labels")
+      batch.target = tensor;
+    else
+      batch.more.emplace_back(entry.name, tensor);
+  }
+  const at::Tensor there = batch.target.ne(-100);
+  if (!there.all().item<bool>()) batch.targets = there.sum(1).to(at::kDouble);
+  return batch;
+}
+
 // What a run of steps leaves behind, as copies.
 struct Outcome {
   std::vector<at::Tensor> losses, scales, skipped;
@@ -72,7 +90,8 @@ Outcome run_steps(const std::filesystem::path& folder, at::ScalarType type, cons
   Outcome outcome;
   for (std::int64_t step = 0; step < steps; ++step) {
     if (scaling) outcome.scales.push_back(update.loss_scale()->scale().clone());
-    outcome.losses.push_back(executor.run(batch).clone());
+    const at::Tensor divisor = batch.targets.defined() ? batch.targets.sum() : at::Tensor();
+    outcome.losses.push_back(executor.run(batch, 1, 0, divisor).clone());
     if (scaling) outcome.skipped.push_back(update.skipped().clone());
   }
   for (const auto& parameter : stack.parameters())
@@ -92,8 +111,7 @@ void run(const std::vector<std::string>& arguments) {
   }
   const std::filesystem::path folder = arguments[0];
   const safetensors::Reader reader(arguments[1]);
-  const Batch batch{tensor_of(reader, *reader.find("input_ids")),
-                    tensor_of(reader, *reader.find("labels"))};
+  const Batch batch = read_batch(reader);
   const at::ScalarType type = compute_type({.precision = from_name<Precision>(arguments[2])});
   const std::int64_t steps = std::stoll(arguments[3]);
   OracleOptions options;
@@ -110,7 +128,10 @@ void run(const std::vector<std::string>& arguments) {
     Stack stack = family_of(model).build(model);
     stack.allocate(at::kCPU, type, Gradients::no);
     stack.load(read_weights(folder, model, stack));
-    keep("logits", stack.infer(batch.input));
+    Batch without_labels = batch;
+    without_labels.target.reset();
+    without_labels.targets.reset();
+    keep("logits", stack.infer(without_labels));
   }
   // Clipping may scale the gradients where they lie.
   OptimOptions unclipped = options.optim;

@@ -14,7 +14,7 @@
 namespace echelon {
 namespace {
 
-constexpr std::array tasks = {Task::mlm, Task::classify};
+constexpr std::array tasks = {ModelTask::mlm, ModelTask::classify};
 
 void check_sizes(const ModelOptions& options) {
   const auto refuse = [](const std::string& why) { throw InvalidArgument(why); };
@@ -58,9 +58,7 @@ LayerActivations block_activations(const ModelOptions& options, const Activation
   const std::uint64_t whole = of(4 * d + 2 * ffn, 4 * d) + narrow;
   const bool full = options.recompute == Recompute::full,
              selective = options.recompute == Recompute::selective;
-  const std::uint64_t kept = full        ? of(0, d)
-                             : selective ? of(4 * d + ffn, 3 * d) + narrow
-                                         : whole;
+  const std::uint64_t kept = full ? of(0, d) : selective ? of(4 * d + ffn, 3 * d) + narrow : whole;
   const std::uint64_t stream = stream_bytes(options, shape);
   const std::uint64_t backward = full        ? whole - kept + 5 * d * element
                                  : selective ? (4 * d + 2 * ffn) * element
@@ -87,20 +85,19 @@ std::vector<LayerActivations> activations(const ModelOptions& options,
   std::vector<LayerActivations> layers = {
       {.kept = stream / shape.by_rows(), .backward = 2 * stream}};
   layers.resize(std::size_t(options.layers) + 1, block_activations(options, shape));
-  layers.push_back(task_of(options) == Task::mlm ? masked_head_activations(options, shape)
-                                                 : class_head_activations(options, shape));
+  layers.push_back(task_of(options) == ModelTask::mlm ? masked_head_activations(options, shape)
+                                                      : class_head_activations(options, shape));
   return layers;
 }
 
 std::string describe(const ModelOptions& options) {
   const BertSizes sizes(options);
-  return fmt::format("{}{} layer{}, width {}, {} head{}, hidden {}, context {}; {}",
-                     sizes.distilled ? "distilled, " : "", options.layers,
-                     options.layers == 1 ? "" : "s", options.width, options.heads,
-                     options.heads == 1 ? "" : "s", sizes.ffn, options.context,
-                     task_of(options) == Task::mlm
-                         ? std::string("masked words")
-                         : fmt::format("{} labels", options.task.labels));
+  return fmt::format(
+      "{}{} layer{}, width {}, {} head{}, hidden {}, context {}; {}",
+      sizes.distilled ? "distilled, " : "", options.layers, options.layers == 1 ? "" : "s",
+      options.width, options.heads, options.heads == 1 ? "" : "s", sizes.ffn, options.context,
+      task_of(options) == ModelTask::mlm ? std::string("masked words")
+                                         : fmt::format("{} labels", options.task.labels));
 }
 
 void fields(ModelOptions& options, Fields& f) { f.section("bert", options.bert); }
@@ -159,7 +156,7 @@ Stack bert(const ModelOptions& options) {
   stack.add(std::make_unique<BertEmbedding>(options));
   for (std::int64_t i = 0; i < options.layers; ++i)
     stack.add(std::make_unique<BertBlock>(options, i));
-  if (task_of(options) == Task::mlm)
+  if (task_of(options) == ModelTask::mlm)
     stack.add(std::make_unique<BertMaskedHead>(options));
   else
     stack.add(std::make_unique<BertClassHead>(options));
@@ -177,7 +174,7 @@ SplitPlan bert_plan(const ModelOptions& options) {
     plan.heads(block + names.qkv, options.heads).row(block + names.project);
     plan.column(block + names.expand).row(block + names.contract);
   }
-  if (task_of(options) != Task::mlm) return plan;
+  if (task_of(options) != ModelTask::mlm) return plan;
   plan.vocabulary(names.decoder_bias);
   if (!options.tied && std::string_view(names.decoder) != names.decoder_bias)
     plan.vocabulary(names.decoder);

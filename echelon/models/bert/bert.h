@@ -32,7 +32,7 @@ struct BertNames {
   std::string block(std::int64_t index) const;
 
   std::string body, words, positions, token_types, embedding_norm;
-  const char *qkv, *project, *norm1, *expand, *contract, *norm2;  // within a block
+  const char *qkv, *project, *norm1, *expand, *contract, *norm2;    // within a block
   const char *transform, *transform_norm, *decoder, *decoder_bias;  // head for masked words
   std::string pooler;  // classification head: in a DistilBERT "pre_classifier"
   const char* classifier = "classifier";

@@ -83,11 +83,11 @@ at::Tensor BertBlock::forward(const at::Tensor& x, Pass& pass) {
 
 at::Tensor BertBlock::backward(const at::Tensor& grad_output, Pass& pass) {
   auto& s = pass.saved;
-  const at::Tensor grad_last =
-      norm2_.backward(rows(grad_output), s[sum2], s[mean2], s[rstd2]);
+  const at::Tensor grad_last = norm2_.backward(rows(grad_output), s[sum2], s[mean2], s[rstd2]);
   s[sum2].reset();
   if (!s[activated].defined()) s[activated] = exact_gelu(s[expanded]);
-  const at::Tensor grad_contracted = drop_contracted_.backward(grad_last.view_as(grad_output), pass);
+  const at::Tensor grad_contracted =
+      drop_contracted_.backward(grad_last.view_as(grad_output), pass);
   at::Tensor grad_hidden = contract_.backward(rows(grad_contracted), s[activated], pass);
   s[activated].reset();
   exact_gelu_backward_(grad_hidden, s[expanded]);
@@ -104,9 +104,8 @@ at::Tensor BertBlock::backward(const at::Tensor& grad_output, Pass& pass) {
   const at::Tensor grad_heads =
       project_.backward(rows(grad_projected), rows(s[attended]), pass).view_as(s[attended]);
   const auto heads = heads_in(s[qkv]);
-  const at::Tensor grad_qkv =
-      attention_backward(grad_heads, s[qkv], s[attended], heads, heads,
-                         attention_mask(pass, /*causal=*/false), &s[count]);
+  const at::Tensor grad_qkv = attention_backward(grad_heads, s[qkv], s[attended], heads, heads,
+                                                 attention_mask(pass, /*causal=*/false), &s[count]);
   s[qkv].reset();
   s[attended].reset();
   return attend_.backward(rows(grad_qkv), s[input], pass).add_(grad_middle).view_as(grad_output);

@@ -1,6 +1,6 @@
 // BERT's transformer block, post-norm: h = norm(x + attention(x)), then norm(h + mlp(h)) with GELU.
-// Dropout applies to the output of either branch. BERT also drops attention weights, which are never
-// in memory here.
+// Dropout applies to the output of either branch. BERT also drops attention weights, which are
+// never in memory here.
 #pragma once
 
 #include <string>

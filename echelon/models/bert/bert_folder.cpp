@@ -2,8 +2,8 @@
 // DistilBert; reads the bare BertModel and DistilBertModel too.
 //
 // The file of a bare model has no prefix ("embeddings.…" for "bert.embeddings.…"). Old files call
-// the weight and bias of a norm gamma and beta. The bias over the vocabulary is "cls.predictions.bias"
-// or "cls.predictions.decoder.bias", which are tied.
+// the weight and bias of a norm gamma and beta. The bias over the vocabulary is
+// "cls.predictions.bias" or "cls.predictions.decoder.bias", which are tied.
 #include <fmt/format.h>
 
 #include <array>
@@ -31,19 +31,19 @@ const Keys& keys_of(bool distilled) { return distilled ? distilbert_keys : bert_
 std::string class_of(const ModelOptions& options) {
   return fmt::format(
       "{}For{}", BertSizes(options).distilled ? "DistilBert" : "Bert",
-      task_of(options) == Task::classify ? "SequenceClassification" : "MaskedLM");
+      task_of(options) == ModelTask::classify ? "SequenceClassification" : "MaskedLM");
 }
 
 // Weights of any class have a body; those of a classification say their labels.
 void read_task(const FolderConfig& config, TaskOptions& task) {
-  task.name = Task::mlm;
+  task.name = ModelTask::mlm;
   for (const std::string& name : config.texts("architectures"))
-    if (name.ends_with("ForSequenceClassification")) task.name = Task::classify;
-  if (task.name != Task::classify) return;
+    if (name.ends_with("ForSequenceClassification")) task.name = ModelTask::classify;
+  if (task.name != ModelTask::classify) return;
   config.require(bert_family.title, "problem_type", "\"single_label_classification\"");
   task.label_names = config.numbered_texts("id2label");
-  task.labels = task.label_names.empty() ? config.integer("num_labels", 2)
-                                         : std::ssize(task.label_names);
+  task.labels =
+      task.label_names.empty() ? config.integer("num_labels", 2) : std::ssize(task.label_names);
 }
 
 }  // namespace
@@ -101,7 +101,7 @@ std::string write_bert_config(const ModelOptions& options) {
     config["type_vocab_size"] = options.bert.token_types;
     config["layer_norm_eps"] = options.bert.norm_epsilon;
   }
-  if (task_of(options) != Task::classify) return config.dump();
+  if (task_of(options) != ModelTask::classify) return config.dump();
   config["problem_type"] = "single_label_classification";
   for (std::int64_t label = 0; label < options.task.labels; ++label) {
     const std::string name = options.task.label_names.empty()
@@ -164,15 +164,15 @@ std::vector<WeightPart> bert_weights(const ModelOptions& options, const Paramete
     const auto d = options.width;
     for (std::size_t i = 0; i < three.size(); ++i) {
       const auto begin = std::int64_t(i) * d;
-      parts.push_back({before + three[i] + after,
-                       matrix ? std::vector{d, d} : std::vector{d},
+      parts.push_back({before + three[i] + after, matrix ? std::vector{d, d} : std::vector{d},
                        [begin, d, matrix](const at::Tensor& whole) {
                          return matrix ? whole.narrow(1, begin, d).t() : whole.narrow(0, begin, d);
                        }});
     }
   } else if (matrix && shape.size() == 2 && !name.starts_with(names.body + "embeddings.") &&
              name != std::string(names.decoder) + ".weight") {
-    parts.push_back({name, {shape[1], shape[0]}, [](const at::Tensor& whole) { return whole.t(); }});
+    parts.push_back(
+        {name, {shape[1], shape[0]}, [](const at::Tensor& whole) { return whole.t(); }});
   } else {
     parts.push_back({name, shape});
   }

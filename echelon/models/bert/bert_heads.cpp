@@ -67,8 +67,7 @@ at::Tensor BertMaskedHead::forward(const at::Tensor& x, Pass& pass) {
     active.reset();
     norm.y.reset();
   }
-  if (pass.keeps())
-    pass.saved = {x, hidden, active, norm.mean, norm.rstd, norm.y, grad, target};
+  if (pass.keeps()) pass.saved = {x, hidden, active, norm.mean, norm.rstd, norm.y, grad, target};
   return loss;
 }
 
@@ -105,8 +104,7 @@ at::Tensor BertClassHead::forward(const at::Tensor& x, Pass& pass) {
   const at::Tensor hidden = pooler_.forward(first);
   const at::Tensor pooled = distilled_ ? at::relu(hidden) : at::tanh(hidden);
   const Pass samples = by_sample(pass);
-  const at::Tensor dropped =
-      options_.dropout > 0 ? drop_.forward(pooled.clone(), samples) : pooled;
+  const at::Tensor dropped = options_.dropout > 0 ? drop_.forward(pooled.clone(), samples) : pooled;
   const at::Tensor logits = classifier_.forward(dropped);
   if (!pass.target.defined()) return logits;
   const auto [loss, grad] = class_loss(logits, pass);
@@ -121,7 +119,8 @@ at::Tensor BertClassHead::backward(const at::Tensor& /*grad_output*/, Pass& pass
   const at::Tensor grad_pooled = drop_.backward(grad_dropped, by_sample(pass));
   const at::Tensor grad_hidden = distilled_ ? at::threshold_backward(grad_pooled, s[pooled], 0)
                                             : at::tanh_backward(grad_pooled, s[pooled]);
-  return first_tokens_backward(pooler_.backward(grad_hidden, s[first], pass), pooler_.group(), pass);
+  return first_tokens_backward(pooler_.backward(grad_hidden, s[first], pass), pooler_.group(),
+                               pass);
 }
 
 }  // namespace echelon

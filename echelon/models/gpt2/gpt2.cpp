@@ -16,7 +16,7 @@
 namespace echelon {
 namespace {
 
-constexpr std::array tasks = {Task::causal};
+constexpr std::array tasks = {ModelTask::causal};
 
 void check_sizes(const ModelOptions& options) {
   if (options.width % options.heads != 0) {

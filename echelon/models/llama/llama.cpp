@@ -14,7 +14,7 @@
 namespace echelon {
 namespace {
 
-constexpr std::array tasks = {Task::causal};
+constexpr std::array tasks = {ModelTask::causal};
 
 std::int64_t usual_ffn(std::int64_t width) { return ((8 * width + 2) / 3 + 63) / 64 * 64; }
 
