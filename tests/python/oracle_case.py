@@ -51,21 +51,23 @@ class Reference:
 
 
 class Case:
-    """A model and a batch, as files for Echelon and as a Reference."""
+    """A model and a batch, as files for Echelon and as a Reference. Without another batch, it is of random tokens,
+    and the labels are the next ones."""
 
-    def __init__(self, model, vocab, tokens, folder):
+    def __init__(self, model, vocab, tokens, folder, batch=None, reference=Reference):
         self.model = model
         self.model.save_pretrained(folder / "weights")
         generator = torch.Generator().manual_seed(3)
         drawn = torch.randint(0, vocab, (4, tokens + 1), generator=generator)
-        self.batch = {"input_ids": drawn[:, :-1].contiguous(), "labels": drawn[:, 1:].contiguous()}
+        self.batch = batch or {"input_ids": drawn[:, :-1].contiguous(), "labels": drawn[:, 1:].contiguous()}
         save_file(self.batch, folder / "batch.safetensors")
         self.folder = folder
         self.results = {}
+        self.kind = reference
 
     def reference(self, precision):
         model = copy.deepcopy(self.model).to(torch.float64 if precision == "fp64" else torch.float32)
-        return Reference(model, self.batch)
+        return self.kind(model, self.batch)
 
     def echelon(self, oracle, precision, *options):
         key = (precision, *options)
