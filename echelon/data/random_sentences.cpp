@@ -17,7 +17,8 @@ namespace {
 std::int64_t draw(Key key, std::int64_t sentence, std::int64_t i, std::int64_t values) {
   const auto word =
       philox(key, static_cast<std::uint64_t>(i), static_cast<std::uint64_t>(sentence))[0];
-  return static_cast<std::int64_t>((std::uint64_t{word} * static_cast<std::uint64_t>(values)) >> 32);
+  return static_cast<std::int64_t>((std::uint64_t{word} * static_cast<std::uint64_t>(values)) >>
+                                   32);
 }
 
 }  // namespace
@@ -37,9 +38,10 @@ Batch RandomSentences::get(std::span<const std::int64_t> indices) const {
   const auto table = [&] { return at::zeros({samples, length_}, at::kLong); };
   const at::Tensor input = table(), mask = table(), types = table();
   const bool labelled = goal_.labels > 0;
-  const at::Tensor target = labelled ? at::empty({samples}, at::kLong)
-                                     : at::full({samples, length_}, -100, at::kLong);
-  const Key tokens = derive_key(seed_, "random sentences"), masked = derive_key(seed_, "masked words");
+  const at::Tensor target =
+      labelled ? at::empty({samples}, at::kLong) : at::full({samples, length_}, -100, at::kLong);
+  const Key tokens = derive_key(seed_, "random sentences"),
+            masked = derive_key(seed_, "masked words");
   for (std::int64_t s = 0; s < samples; ++s) {
     const auto index = indices[std::size_t(s)], count = words(index);
     auto* const token = input.data_ptr<std::int64_t>() + s * length_;

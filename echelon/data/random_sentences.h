@@ -1,5 +1,5 @@
-// Endless random sentences for benchmarks and tests, in the form that encoders read: various lengths,
-// padding, and a second text in each. Sample i is a pure function of (seed, i).
+// Endless random sentences for benchmarks and tests, in the form that encoders read: various
+// lengths, padding, and a second text in each. Sample i is a pure function of (seed, i).
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@ namespace echelon {
 
 class RandomSentences : public Dataset {
  public:
-  // What is to be learnt of a sentence: one of `labels` (that of its first token), or a share of its
-  // words, which are masked.
+  // What is to be learnt of a sentence: one of `labels` (that of its first token), or a share of
+  // its words, which are masked.
   struct Goal {
     std::int64_t labels = 0;
     double masked = 0;

@@ -47,13 +47,13 @@ class Vocabulary {
     std::vector<Text> all;
     for (const auto& [text, label] : texts) {
       if (label < 0 || label >= most_labels)
-        throw InvalidArgument(fmt::format("label {} of a text is not between 0 and {}", label,
-                                          most_labels - 1));
+        throw InvalidArgument(
+            fmt::format("label {} of a text is not between 0 and {}", label, most_labels - 1));
       std::unordered_map<int, double> counts;
       each_word(text, [&](std::string_view word) {
         const std::string key(word);
-        const auto known = grows ? words_.try_emplace(key, int(words_.size())).first
-                                 : words_.find(key);
+        const auto known =
+            grows ? words_.try_emplace(key, int(words_.size())).first : words_.find(key);
         if (known != words_.end()) counts[known->second] += 1;
       });
       Text& one = all.emplace_back();
@@ -105,8 +105,7 @@ double gradient_of(const Model& model, std::span<const Text> texts, std::size_t 
     for (const double score : scores) sum += std::exp(score - top);
     loss += top + std::log(sum) - scores[std::size_t(text.label)];
     for (std::size_t c = 0; c < labels; ++c) {
-      const double slope =
-          std::exp(scores[c] - top) / sum - (int(c) == text.label ? 1.0 : 0.0);
+      const double slope = std::exp(scores[c] - top) / sum - (int(c) == text.label ? 1.0 : 0.0);
       gradient.constant()[c] += slope;
       for (const auto& [word, count] : text.counts)
         gradient.of(std::size_t(word))[c] += slope * count;

@@ -17,41 +17,41 @@ namespace {
 using Words = std::span<const std::string_view>;
 
 constexpr std::array<std::string_view, 44> good_adjectives = {
-    "superb",    "moving",     "charming", "gripping",  "witty",     "brilliant", "clever",
-    "graceful",  "lovely",     "tender",   "thrilling", "warm",      "vivid",     "honest",
-    "elegant",   "delightful", "funny",    "touching",  "radiant",   "stirring",  "subtle",
-    "wise",      "playful",    "gorgeous", "memorable", "inventive", "sincere",   "bold",
-    "fresh",     "refreshing", "powerful", "poignant",  "hilarious", "nimble",  "dazzling",
-    "engaging",  "generous",   "lively",   "polished",  "sharp",     "rich",      "soulful",
-    "luminous",  "joyous"};
+    "superb",   "moving",     "charming", "gripping",  "witty",     "brilliant", "clever",
+    "graceful", "lovely",     "tender",   "thrilling", "warm",      "vivid",     "honest",
+    "elegant",  "delightful", "funny",    "touching",  "radiant",   "stirring",  "subtle",
+    "wise",     "playful",    "gorgeous", "memorable", "inventive", "sincere",   "bold",
+    "fresh",    "refreshing", "powerful", "poignant",  "hilarious", "nimble",    "dazzling",
+    "engaging", "generous",   "lively",   "polished",  "sharp",     "rich",      "soulful",
+    "luminous", "joyous"};
 constexpr std::array<std::string_view, 44> bad_adjectives = {
-    "dull",     "clumsy",      "tedious",  "bland",    "shallow",  "lifeless",  "awkward",
-    "noisy",    "stale",       "hollow",   "messy",    "boring",   "lazy",      "predictable",
-    "sloppy",   "ugly",        "pointless", "tiresome", "wooden",  "grating",   "muddled",
-    "forced",   "flat",        "feeble",   "cheap",    "dreary",   "smug",      "painful",
-    "weak",     "crude",       "dismal",   "gloomy",   "silly",    "mechanical", "bloated",
-    "confused", "pretentious", "lame",     "murky",    "shrill",   "trite",     "vapid",
+    "dull",     "clumsy",      "tedious",   "bland",    "shallow", "lifeless",   "awkward",
+    "noisy",    "stale",       "hollow",    "messy",    "boring",  "lazy",       "predictable",
+    "sloppy",   "ugly",        "pointless", "tiresome", "wooden",  "grating",    "muddled",
+    "forced",   "flat",        "feeble",    "cheap",    "dreary",  "smug",       "painful",
+    "weak",     "crude",       "dismal",    "gloomy",   "silly",   "mechanical", "bloated",
+    "confused", "pretentious", "lame",      "murky",    "shrill",  "trite",      "vapid",
     "insipid",  "leaden"};
 constexpr std::array<std::string_view, 14> good_nouns = {
-    "charm",  "wit",   "warmth",  "grace",       "energy", "heart",  "wisdom",
+    "charm",  "wit",   "warmth",  "grace",       "energy", "heart",   "wisdom",
     "beauty", "depth", "courage", "imagination", "style",  "tension", "soul"};
 constexpr std::array<std::string_view, 14> bad_nouns = {
-    "boredom", "noise",     "nonsense", "padding",  "vanity",  "confusion", "laziness",
-    "filler",  "cynicism",  "pretence", "kitsch",   "bluster", "gloom",     "clutter"};
+    "boredom", "noise",    "nonsense", "padding", "vanity",  "confusion", "laziness",
+    "filler",  "cynicism", "pretence", "kitsch",  "bluster", "gloom",     "clutter"};
 constexpr std::array<std::string_view, 10> good_verbs = {
-    "delights", "moves",    "charms",     "amuses", "rewards",
+    "delights",  "moves",    "charms",    "amuses", "rewards",
     "impresses", "enchants", "surprises", "shines", "dazzles"};
 constexpr std::array<std::string_view, 10> bad_verbs = {
     "bores",   "annoys", "disappoints", "irritates", "frustrates",
     "insults", "tires",  "drags",       "stumbles",  "grates"};
 constexpr std::array<std::string_view, 24> parts_of_a_film = {
-    "film",       "story",   "plot",    "cast",    "script", "ending",  "music",       "pacing",
-    "dialogue",   "camera",  "editing", "hero",    "villain", "romance", "soundtrack", "opening",
-    "finale",     "humour",  "sequel",  "premise", "staging", "acting",  "documentary", "direction"};
+    "film",     "story",  "plot",    "cast",    "script",  "ending",  "music",       "pacing",
+    "dialogue", "camera", "editing", "hero",    "villain", "romance", "soundtrack",  "opening",
+    "finale",   "humour", "sequel",  "premise", "staging", "acting",  "documentary", "direction"};
 constexpr std::array<std::string_view, 6> strongly = {"very",       "really", "truly",
                                                       "remarkably", "deeply", "utterly"};
 constexpr std::array<std::string_view, 4> weakly = {"somewhat", "slightly", "a little", "mildly"};
-constexpr std::array<std::string_view, 6> negations = {"not",           "never",    "hardly",
+constexpr std::array<std::string_view, 6> negations = {"not",         "never",    "hardly",
                                                        "by no means", "far from", "anything but"};
 
 // The random choices of one sentence.
@@ -67,9 +67,7 @@ class Draw {
   std::string_view one(std::initializer_list<std::string_view> words) {
     return words.begin()[below(words.size())];
   }
-  std::string_view adjective(bool good) {
-    return good ? of(good_adjectives) : of(bad_adjectives);
-  }
+  std::string_view adjective(bool good) { return good ? of(good_adjectives) : of(bad_adjectives); }
   std::string_view noun(bool good) { return good ? of(good_nouns) : of(bad_nouns); }
   std::string_view verb(bool good) { return good ? of(good_verbs) : of(bad_verbs); }
   std::string_view part() { return of(parts_of_a_film); }
@@ -265,8 +263,7 @@ Sentence sentence(std::uint64_t seed, SentencePart part, std::uint64_t index) {
   static const std::vector<Pair> pairs[] = {pairs_of(false), pairs_of(true)};
   Draw draw(derive_key(seed, streams[std::size_t(part)]), index);
   const bool good = draw.below(2) == 1;
-  const Pair& pair =
-      by_weight(draw, std::span<const Pair>(pairs[part == SentencePart::held_out]));
+  const Pair& pair = by_weight(draw, std::span<const Pair>(pairs[part == SentencePart::held_out]));
   const auto deciding = clause(draw, *pair.form, good != pair.frame->turns);
   return {pair.frame->around(draw, good, deciding), good, pair.frame->name, pair.form->name};
 }

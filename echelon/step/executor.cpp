@@ -198,7 +198,9 @@ void Executor::forget_sizes() {
   if (boundary_) boundary_->forget_sizes();
 }
 
-at::Tensor Executor::infer(const Batch& batch) {
+at::Tensor Executor::infer(
+    const Batch& batch,
+    const std::function<void(const at::Tensor& output, const at::Tensor& target)>& observe) {
   const at::NoGradGuard no_grad;
   forget_sizes();
   batch.check();
@@ -225,6 +227,7 @@ at::Tensor Executor::infer(const Batch& batch) {
     }
     Pass pass = stack_.pass_for(l, shared);
     pass.training = false;
+    pass.observe = observe;
     x = in_layer(stack_, l, "forward", x, [&] { return stack_.layer(l).forward_all(x, pass); });
     if (l + 1 < stack_.size() && !shape_.has(l + 1)) boundary_->send_outputs(l, 0, x);
   }

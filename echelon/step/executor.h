@@ -77,7 +77,10 @@ class Executor {
   // If groups are gathered or other ranks have some of the layers, all of these ranks must make the
   // same calls. All ranks of a pipeline get the output; only the last rank gets the loss, the
   // others get zero.
-  at::Tensor infer(const Batch& batch);
+  // `observe` (Pass::observe) gets the last layer's outputs, on the ranks that have it.
+  at::Tensor infer(
+      const Batch& batch,
+      const std::function<void(const at::Tensor& output, const at::Tensor& target)>& observe = {});
 
   // Together with the sample, these determine the random numbers of layers: the seed, and the
   // number of the step, a scalar (int64) on the device that the caller writes before a step.

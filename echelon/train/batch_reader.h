@@ -76,13 +76,13 @@ class BatchReader {
   Options options_;
   MemoryContext memory_;
 
-  std::mutex mutex_;                                // guards what follows
+  std::mutex mutex_;  // guards what follows
   std::condition_variable to_read_, was_read_;
-  std::deque<std::shared_ptr<Slot>> slots_;         // of consecutive steps
-  int reading_ = 0;                                 // threads that read
+  std::deque<std::shared_ptr<Slot>> slots_;  // of consecutive steps
+  int reading_ = 0;                          // threads that read
   bool paused_ = false, ends_ = false;
   std::chrono::steady_clock::time_point waited_from_, waited_until_;  // of the caller of take()
-  std::vector<std::thread> threads_;                // last: they use all of the above
+  std::vector<std::thread> threads_;  // last: they use all of the above
 };
 
 // Pauses a reader at the end of a scope, also if that is left by an exception.

@@ -19,6 +19,7 @@
 
 #include "echelon/nn/memory.h"
 #include "echelon/step/executor.h"
+#include "echelon/train/metric.h"
 
 namespace echelon {
 
@@ -50,11 +51,12 @@ struct ExchangeReport {
   std::chrono::steady_clock::time_point data_begin = {}, data_end = {};
 };
 
-// After evaluate() and evaluate_together(), on every rank that took part.
+// After evaluate(), evaluate_together() and measure(), on every rank that took part.
 struct ValidationReport {
   std::int64_t step = 0;  // steps done before
   double loss = 0;        // mean
   std::int64_t samples = 0;
+  Scores scores = {};  // of the trainer's metrics
 };
 
 // A change in how ranks synchronise, and its reason, on the first rank: another algorithm, another

@@ -36,10 +36,10 @@ Batch with_rows_that_divide(const Batch& batch, std::int64_t tokens, const Tenso
 // The output, or the loss if the batch has a target. After an error in the middle of a pipeline,
 // the next stages still wait for this rank: they would take whatever it sends next for the missing
 // message.
-at::Tensor Trainer::compute_output(const Batch& batch) {
+at::Tensor Trainer::compute_output(const Batch& batch, const Observe& observe) {
   require_in_step();
   try {
-    return executor_->infer(batch);
+    return executor_->infer(batch, observe);
   } catch (const std::exception& error) {
     if (layout_.pipeline.ranks > 1) out_of_step_ = error.what();
     throw;

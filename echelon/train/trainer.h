@@ -57,6 +57,7 @@
 #include "echelon/plan/options.h"
 #include "echelon/step/executor.h"
 #include "echelon/train/batch_reader.h"
+#include "echelon/train/evaluation.h"
 #include "echelon/train/events.h"
 
 namespace echelon {
@@ -183,6 +184,10 @@ class Trainer {
   // The same, faster: every rank calls it, and ranks that split a batch split the samples. The
   // result is the same on all ranks. A worker of parameter servers evaluates all samples itself.
   double evaluate_together(const Dataset& data, std::int64_t samples);
+  // The same with the scores of all metrics.
+  Evaluation measure(const Dataset& data, std::int64_t samples);
+  // Adds a metric to every evaluation from now on. Every rank adds the same.
+  void add_metric(std::shared_ptr<const Metric> metric) { metrics_.push_back(std::move(metric)); }
   // Whether no rank has all parameters: parallel.zero=3, parallel.pipeline or parallel.tensor.
   bool is_sharded() const { return layout_.splits_model() || placement_.values.sliced; }
   // Whether save() and master() are collective.
@@ -252,7 +257,7 @@ class Trainer {
   void write_together(const std::filesystem::path& path, std::vector<NamedTensor> tensors,
                       const std::map<std::string, std::string>& metadata) const;
   void require_written(const std::exception_ptr& failure) const;
-  at::Tensor compute_output(const Batch& batch);
+  at::Tensor compute_output(const Batch& batch, const Observe& observe = {});
   void require_in_step() const;
   // The whole state of one kind, on all ranks: collective likewise.
   at::Tensor whole_state(const std::string& kind, const Parameter& parameter) const;
@@ -293,7 +298,7 @@ class Trainer {
   std::unique_lock<std::mutex> reading(const Dataset& data) const;
   StepTimes times_with_data(const StepTimes& times) const;
   void make_reader();
-  double mean_loss(const Dataset& data, std::int64_t samples, bool together);
+  Evaluation measure(const Dataset& data, std::int64_t samples, bool together);
   void run_with_servers(std::int64_t until, const std::atomic<bool>* stop);
   void compute_share(const Task& task);
   void fetch_state();
@@ -324,6 +329,7 @@ class Trainer {
   std::unique_ptr<Executor> executor_;
   std::unique_ptr<Executor> aside_;  // the ranks' executor, while servers are used
   std::vector<std::function<void(const Event&)>> observers_;
+  Metrics metrics_;
   double slowness_ = 1;
   Executor::Probe probe_;
   bool tracing_ = false;

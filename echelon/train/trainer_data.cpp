@@ -98,20 +98,25 @@ Batch Trainer::batch_of(const Dataset& data, std::span<const std::int64_t> indic
 
 StepTimes Trainer::times_with_data(const StepTimes& times) const {
   StepTimes all = times;
-  all.data = std::chrono::duration<double>(reader_->waited_until() - reader_->waited_from()).count();
+  all.data =
+      std::chrono::duration<double>(reader_->waited_until() - reader_->waited_from()).count();
   return all;
 }
 
 double Trainer::evaluate(const Dataset& data, std::int64_t samples) {
-  return mean_loss(data, samples, is_sharded());
+  return measure(data, samples, is_sharded()).loss;
 }
 
 double Trainer::evaluate_together(const Dataset& data, std::int64_t samples) {
-  return mean_loss(data, samples, is_sharded() || (ranks_ && !servers_));
+  return measure(data, samples).loss;
+}
+
+Evaluation Trainer::measure(const Dataset& data, std::int64_t samples) {
+  return measure(data, samples, is_sharded() || (ranks_ && !servers_));
 }
 
 // `together`: all ranks take part, and ranks that split a batch split the samples.
-double Trainer::mean_loss(const Dataset& data, std::int64_t samples, bool together) {
+Evaluation Trainer::measure(const Dataset& data, std::int64_t samples, bool together) {
   if (samples < 1 || data.size() < 1)
     throw InvalidArgument(
         fmt::format("the mean loss of {} samples of {} is no number: ask for one at least", samples,
@@ -120,39 +125,35 @@ double Trainer::mean_loss(const Dataset& data, std::int64_t samples, bool togeth
   const PartsInUse stack_parts(stack_);
   refresh_values();
   MemoryScope scope(MemoryKind::activations);
-  // Uses the batch size of a rank's step, which its memory was planned for.
-  const auto share = std::max<std::int64_t>(1, train_.batch / train_.micro_batches / batch_parts_);
-  samples = std::min(samples, data.size());
-  const std::int64_t parts = together ? layout_.mesh.shape.data : 1,
-                     part = together ? layout_.mesh.place.data : 0;
-  // The sum of losses and the number of samples: ranks may be allowed datasets of different sizes.
-  const at::Tensor total = at::zeros({2}, at::TensorOptions(device_).dtype(at::kDouble));
-  const bool has_loss = executor_->shape().has(stack_.size() - 1);
-  std::int64_t counted = 0;
-  for (std::int64_t at = 0; at < samples; at += share * parts) {
-    const auto first = std::min(samples, at + part * share), end = std::min(samples, first + share);
-    std::vector<std::int64_t> indices;
-    for (auto i = first; i < end; ++i) indices.push_back(i);
-    if (indices.empty()) indices.push_back(0);  // weight 0: the others need this rank's slices
-    const Batch batch = batch_of(data, indices).to(device_, stack_.type());
-    // The mean over this batch counts by its samples, or by its targets.
-    const auto weight = batch.targets.defined() ? std::int64_t(batch.targets.sum().item<double>())
-                                                : std::int64_t(indices.size());
-    total[0].add_(compute_output(batch), static_cast<double>(end > first ? weight : 0));
-    if (has_loss && end > first) counted += weight;
+  EvaluationPart part{
+      .samples = std::min(samples, data.size()),
+      // The batch size of a rank's step, which its memory was planned for.
+      .at_once = std::max<std::int64_t>(1, train_.batch / train_.micro_batches / batch_parts_),
+      .sees_outputs = executor_->shape().has(stack_.size() - 1)};
+  part.read = [&](std::span<const std::int64_t> indices) {
+    return batch_of(data, indices).to(device_, stack_.type());
+  };
+  part.compute = [this](const Batch& batch, const Observe& observe) {
+    return compute_output(batch, observe);
+  };
+  if (together) {
+    part.parts = layout_.mesh.shape.data;
+    part.index = layout_.mesh.place.data;
+    part.sum = [this](const at::Tensor& sums) {
+      const at::Tensor there = sums.to(device_);
+      for (const auto& ranks : {layout_.mesh.pipeline, layout_.mesh.data})
+        if (ranks)
+          ranks
+              ->all_reduce(there, ReduceOp::sum,
+                           {.tag = "validation", .timeout = between_steps, .blocking = true})
+              .wait();
+      sums.copy_(there);
+    };
   }
-  total[1].fill_(counted);
-  for (const auto& ranks : {layout_.mesh.pipeline, layout_.mesh.data})
-    if (together && ranks)
-      ranks
-          ->all_reduce(total, ReduceOp::sum,
-                       {.tag = "validation", .timeout = between_steps, .blocking = true})
-          .wait();
+  Evaluation evaluation = echelon::evaluate(part, metrics_);
   in_flight_->last = std::chrono::steady_clock::now();  // not part of the next step's time
-  const double loss = total[0].item<double>() / total[1].item<double>();
-  tell(ValidationReport{step_, loss, samples});
-  return loss;
+  tell(ValidationReport{step_, evaluation.loss, evaluation.samples, evaluation.scores});
+  return evaluation;
 }
-
 
 }  // namespace echelon

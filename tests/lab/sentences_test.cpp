@@ -32,8 +32,8 @@ class Reader {
     for (const auto& one : sentences) {
       if (one.frame != "plain") continue;
       const auto words = words_of(one.text);
-      const bool simple = one.form == "verb" || one.form == "has" ||
-                          (one.form == "is" && words.size() == 4);
+      const bool simple =
+          one.form == "verb" || one.form == "has" || (one.form == "is" && words.size() == 4);
       if (simple) praises_[words.back()] = one.label == 1;
     }
   }
@@ -79,9 +79,9 @@ class Reader {
         return sentiments.front();
     if (has("not only") || (has("but") && !has("anything but"))) return sentiments.back();
     if (has("not without")) return sentiments.back();
-    for (const char* negation : {"not", "never", "hardly", "by no means", "far from",
-                                 "anything but", "lacks", "avoids", "free of", "short on", "fails",
-                                 "refuses", "hard to call"})
+    for (const char* negation :
+         {"not", "never", "hardly", "by no means", "far from", "anything but", "lacks", "avoids",
+          "free of", "short on", "fails", "refuses", "hard to call"})
       if (has(negation)) return !sentiments.back();
     return sentiments.back();
   }
@@ -106,8 +106,8 @@ TEST(Sentences, AreAFunctionOfSeedPartAndIndex) {
   }
   int same = 0;
   for (std::uint64_t i = 0; i < 100; ++i)
-    same += sentence(7, SentencePart::training, i).text ==
-            sentence(8, SentencePart::training, i).text;
+    same +=
+        sentence(7, SentencePart::training, i).text == sentence(8, SentencePart::training, i).text;
   EXPECT_LT(same, 10);
 }
 
@@ -122,8 +122,7 @@ TEST(Sentences, HoldPairsOfEveryFrameAndFormOutOfTraining) {
   for (const auto& [frame, kinds] : frames)
     EXPECT_EQ(kinds.size(), frame == "plain" ? 1u : 2u) << frame;
   for (std::uint64_t i = 0; i < many; ++i)
-    for (const auto part :
-         {SentencePart::training, SentencePart::seen, SentencePart::held_out}) {
+    for (const auto part : {SentencePart::training, SentencePart::seen, SentencePart::held_out}) {
       const auto one = sentence(1, part, i);
       ASSERT_EQ(is_held_out(one.frame, one.form), part == SentencePart::held_out) << one.text;
     }

@@ -50,8 +50,9 @@ TEST(BatchReader, GivesWhatIsReadForEachStepWhateverIsAheadAndOnHowManyThreads) 
 
 TEST(BatchReader, FollowsJumpsAndOtherPlaces) {
   BatchReader reader(numbered, {.ahead = 3, .threads = 2, .steps = 1000});
-  for (const Request& r : {Request{0, 0, 4}, Request{1, 0, 4}, Request{2, 0, 5}, Request{3, 0, 5},
-                           Request{700, 0, 5}, Request{701, 0, 5}, Request{5, 1, 5}, Request{5, 1, 5}})
+  for (const Request& r :
+       {Request{0, 0, 4}, Request{1, 0, 4}, Request{2, 0, 5}, Request{3, 0, 5}, Request{700, 0, 5},
+        Request{701, 0, 5}, Request{5, 1, 5}, Request{5, 1, 5}})
     EXPECT_EQ(value_of(reader.take(r)), r.step * 1000 + r.begin * 10 + r.end);
 }
 

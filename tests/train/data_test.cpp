@@ -12,8 +12,8 @@
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 
-#include <atomic>
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <memory>
 #include <set>
@@ -113,9 +113,8 @@ struct Model {
       for (std::int64_t i = 0; i < parameter.numel(); ++i)
         parameter.view({-1})[i].fill_(std::sin(value += 1.3) * 0.5);
     stack.reads({"input", "mask"}).add(module_layer("mean", mean));
-    stack.add(loss_layer([](const at::Tensor& out, const at::Tensor& target) {
-      return at::mse_loss(out, target);
-    }));
+    stack.add(loss_layer(
+        [](const at::Tensor& out, const at::Tensor& target) { return at::mse_loss(out, target); }));
   }
 };
 
@@ -155,12 +154,14 @@ TEST(TrainerData, SamplesOfDifferentLengthsArePaddedAlikeOnAnyNumberOfRanks) {
   const std::vector<std::int64_t> lengths(alone.seen.begin(), alone.seen.begin() + 12);
   const Sampler sampler(1, alone, 12, 5);
   for (std::int64_t step = 0; step < 12; ++step)
-    EXPECT_EQ(lengths[std::size_t(step)], std::min<std::int64_t>((sampler.longest(step) + 7) / 8 * 8, 30));
+    EXPECT_EQ(lengths[std::size_t(step)],
+              std::min<std::int64_t>((sampler.longest(step) + 7) / 8 * 8, 30));
   EXPECT_GT(std::set(lengths.begin(), lengths.end()).size(), 2U);
   for (const int world : {2, 3, 4})
     run_ranks_well({.world = world}, [&](Group& group) {
       const Sentences data;
-      expect_near(trained(data, options(), native_communicator(group.shared_from_this())), expected);
+      expect_near(trained(data, options(), native_communicator(group.shared_from_this())),
+                  expected);
       data.seen.resize(12);
       EXPECT_EQ(data.seen, lengths) << "the longest of the global batch, not of this rank's part";
     });
@@ -303,9 +304,10 @@ TEST(TrainerData, SamplesOfDifferentLengthsMustSayHowTheyArePadded) {
   };
   const NoPadding data(at::zeros({4, 3}, at::kLong), at::zeros({4, 1}));
   Model model;
-  EXPECT_EQ(thrown<InvalidArgument>([&] { Trainer(model.stack, data, options()).run(); }),
-            "the dataset has samples of different lengths (Dataset::length) and does not say how to "
-            "pad them: implement Dataset::get_padded");
+  EXPECT_EQ(
+      thrown<InvalidArgument>([&] { Trainer(model.stack, data, options()).run(); }),
+      "the dataset has samples of different lengths (Dataset::length) and does not say how to "
+      "pad them: implement Dataset::get_padded");
 }
 
 struct Sequence : StreamDataset {
@@ -341,10 +343,10 @@ TEST(TrainerData, AStreamIsUsedInItsOrderOnEveryRank) {
   std::vector<std::int64_t> first(12);
   for (std::int64_t i = 0; i < 12; ++i) first[std::size_t(i)] = i;
   const Batch batch = stream.get(first);
-  EXPECT_NEAR(expected.losses[0],
-              at::mse_loss(model.mean->forward(batch.input, batch.at("mask")), batch.target)
-                  .item<double>(),
-              1e-12);
+  EXPECT_NEAR(
+      expected.losses[0],
+      at::mse_loss(model.mean->forward(batch.input, batch.at("mask")), batch.target).item<double>(),
+      1e-12);
 }
 
 TEST(TrainerData, AResumedRunSkipsInItsStream) {

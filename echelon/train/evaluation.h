@@ -1,0 +1,44 @@
+// The evaluation of a model on a dataset: mean loss and metrics. Trainer::measure and `echelon
+// evaluate` share it; they differ in how they compute a batch.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "echelon/data/batch.h"
+#include "echelon/train/metric.h"
+
+namespace echelon {
+
+struct Evaluation {
+  double loss = 0;            // mean over targets, or over samples that all have equally many
+  std::int64_t samples = 0;   // evaluated by all ranks
+  Scores scores = {};       // of all metrics
+  std::vector<at::Tensor> counts = {};  // by metric
+};
+
+using Metrics = std::vector<std::shared_ptr<const Metric>>;
+using Observe = std::function<void(const at::Tensor& output, const at::Tensor& target)>;
+
+// One process's part in an evaluation of the first `samples` samples.
+struct EvaluationPart {
+  std::int64_t samples = 0;
+  std::int64_t at_once = 1;           // samples of a batch
+  std::int64_t parts = 1, index = 0;  // processes that share the samples, and which of them this is
+  bool sees_outputs = true;  // it has the last layer; otherwise it only takes part in computing
+  // A batch of these samples, on the device.
+  std::function<Batch(std::span<const std::int64_t> indices)> read = {};
+  // The mean loss of a batch; passes the outputs to `observe` if it is set.
+  std::function<at::Tensor(const Batch& batch, const Observe& observe)> compute = {};
+  // Sums a tensor of doubles over all processes, in place; empty: there is one.
+  std::function<void(const at::Tensor& sums)> sum = {};
+};
+
+Evaluation evaluate(const EvaluationPart& part, const Metrics& metrics);
+
+}  // namespace echelon
