@@ -53,7 +53,7 @@ const std::vector<MatrixFactor>& matrix_factors() {
     for (const auto& shape : shapes())
       meshes.push_back(fmt::format("{}x{}x{}", shape.pipeline, shape.data, shape.tensor));
     std::vector<std::string> models;
-    for (const auto& form : model_forms()) models.emplace_back(form.family);
+    for (const auto& form : model_forms()) models.emplace_back(form.name);
     return std::vector<MatrixFactor>{
         {"mesh", meshes},
         {"parallel.zero", {"0", "1", "2", "3"}},
@@ -90,6 +90,9 @@ bool can_go_together(const MatrixChoice& choice) {
   if (more(schedule) && value(choice, schedule) == "interleaved" && is(micro_batches, 0))
     return false;
   if (more(offload) && is(zero, 0)) return false;
+  // A head over labels has no table to tie.
+  if (is(tied, 1) && !open(family) && !form_named(value(choice, family)).loss_over_vocabulary)
+    return false;
   if (more(sums) && is(precision, 0)) return false;
   // zero.scatter only has an effect where owners accumulate gradients.
   const bool nothing_adds_up = is(zero, 0) || is(zero, 1) || is(micro_batches, 0);
@@ -122,7 +125,7 @@ std::string name_of(const MatrixChoice& choice) {
   add(!is(recompute, "none"), "recompute " + value(choice, recompute));
   add(!is(dropout, "0"), "dropout");
   add(is(tied, "false"), "untied");
-  add(!is(family, ModelOptions().family), value(choice, family));
+  add(choice[family] > 0, value(choice, family));
   return text;
 }
 
@@ -130,8 +133,9 @@ JobOptions job_of(const MatrixChoice& choice, const std::string& folder) {
   const MeshShape shape = shape_of(choice);
   const int p = shape.pipeline, d = shape.data, t = shape.tensor;
   const std::int64_t even = largest_world / t * t;  // what divides over the tensor group
+  const ModelForm& form = form_named(value(choice, family));
   JobOptions job;
-  job.model = {.family = value(choice, family),
+  job.model = {.family = form.family,
                .layers = blocks,
                .width = 4 * even,
                .heads = even,
@@ -140,7 +144,7 @@ JobOptions job_of(const MatrixChoice& choice, const std::string& folder) {
                .tied = value(choice, tied) == "true",
                .dropout = std::stod(value(choice, dropout)),
                .recompute = from_name<Recompute>(value(choice, recompute))};
-  form_of(job.model).shrink(job.model, t);
+  form.shrink(job.model, t);
   job.train.steps = 4;
   job.train.batch = 24;
   job.train.micro_batches = pieces_of(choice);

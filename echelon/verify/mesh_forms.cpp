@@ -8,6 +8,7 @@
 
 #include "echelon/parallel/pipeline/balance.h"
 #include "echelon/parallel/pipeline/simulate.h"
+#include "echelon/verify/data.h"
 #include "echelon/verify/model_forms.h"
 
 namespace echelon {
@@ -53,26 +54,16 @@ class Form {
   Bytes table() const { return (Bytes(job_.model.vocab) + t_ - 1) / t_ * h_; }
 
   // A stage that is tied to the table of another one has a copy.
-  bool tied_across() const { return job_.model.tied && p_ > 1; }
+  bool tied() const { return job_.model.tied && form_.loss_over_vocabulary; }
+  bool tied_across() const { return tied() && p_ > 1; }
   bool has_tied(int layer) const { return tied_across() && (layer == 0 || layer + 1 == layers()); }
 
   // Elements of each parameter of a layer.
   std::vector<Bytes> parameters(int layer) const {
-    const auto norms = [&](int count) {
-      return std::vector<Bytes>(std::size_t(count * form_.norm_vectors), h_);
-    };
-    if (layer == 0) {
-      std::vector<Bytes> all = {table()};
-      if (form_.position_table) all.push_back(s_ * h_);
-      return all;
-    }
-    std::vector<Bytes> all = norms(layer + 1 == layers() ? 1 : 2);
-    if (layer + 1 == layers()) {
-      if (!job_.model.tied || tied_across()) all.push_back(table());
-      return all;
-    }
-    const auto products = form_.products(job_.model, t_);
-    all.insert(all.end(), products.begin(), products.end());
+    const bool head = layer + 1 == layers();
+    if (layer > 0 && !head) return form_.block(job_.model, t_);
+    std::vector<Bytes> all = head ? form_.head(job_.model, t_) : form_.embedding(job_.model);
+    if (!head || (form_.loss_over_vocabulary && (!tied() || tied_across()))) all.push_back(table());
     return all;
   }
 
@@ -99,7 +90,7 @@ class Form {
     std::map<std::string, Bytes> all = {
         {"activations", steps * activations()},
         {"tensor", steps * tensor()},
-        {"vocabulary", steps * sum(t_) * 3 * rows_ * wide_},
+        {"vocabulary", form_.loss_over_vocabulary ? sum(t_) * 3 * target_rows(job_) * wide_ : 0},
         {"norms", steps * (norms_of_rows() + norms_of_parameters())},
         {"tied gradients", tied_across() ? steps * d_ * t_ * sum(2) * table() * sum_element_ : 0},
         {"gradients", steps * gradients()},
@@ -119,17 +110,24 @@ class Form {
     return boundaries * 2 * rows_ * h_ * element_ * (rows_are_split_ ? 1 : t_);
   }
 
+  // Halves of an all-reduce of all rows: of a block, of the embedding and of the head. A head over
+  // labels needs the first token of each sample, from the ranks that have its row.
   Bytes tensor() const {
     const bool again = job_.model.recompute == Recompute::full;
-    const Bytes halves = rows_are_split_ ? (10 + (again ? 3 : 0)) * blocks_ + 2 + 3
-                                         : 2 * ((4 + (again ? 1 : 0)) * blocks_ + 1 + 1);
-    return halves * (t_ - 1) * rows_ * h_ * element_;
+    const Bytes products = form_.ends_with_norm ? 2 : 1;  // of a block's two row splits, run again
+    const bool logits = form_.loss_over_vocabulary;
+    const Bytes halves = rows_are_split_
+                             ? (10 + (again ? 2 + products : 0)) * blocks_ + 2 + (logits ? 3 : 0)
+                             : 2 * ((4 + (again ? products : 0)) * blocks_ + 1 + (logits ? 1 : 0));
+    const Bytes first_tokens = rows_are_split_ && !logits ? 2 * Bytes(job_.train.batch) : 0;
+    return (halves * rows_ + first_tokens) * (t_ - 1) * h_ * element_;
   }
 
   Bytes norms_of_rows() const {
     if (!rows_are_split_) return 0;
-    const Bytes vectors = (2 * blocks_ + 1) * Bytes(form_.norm_vectors);
-    return m_ * d_ * sum(t_) * (vectors + (form_.position_table ? s_ : 0)) * h_ * element_;
+    Bytes elements = blocks_ * form_.rows_of_block(job_.model) + form_.rows_of_head(job_.model);
+    for (const Bytes n : form_.embedding(job_.model)) elements += n;
+    return m_ * d_ * sum(t_) * elements * element_;
   }
 
   Bytes norms_of_parameters() const {
@@ -171,7 +169,7 @@ class Form {
     std::vector<int> here;
     const auto use = [&](int layer) {
       std::vector<int> needed = {layer};
-      if (job_.model.tied && p_ == 1 && layer + 1 == layers()) needed.push_back(0);
+      if (tied() && p_ == 1 && layer + 1 == layers()) needed.push_back(0);
       for (const int l : needed)
         if (std::find(here.begin(), here.end(), l) == here.end()) gathers[std::size_t(l)] += steps;
       here = needed;

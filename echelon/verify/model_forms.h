@@ -1,6 +1,6 @@
-// What the certificate knows about each model family, derived from its description and independent
+// What the certificate knows about each kind of model, derived from its description and independent
 // of models/: a tiny model whose sizes divide by a tensor group, and the sizes of its parameters.
-// One row per family.
+// One row per family and task.
 #pragma once
 
 #include <cstdint>
@@ -12,16 +12,29 @@
 namespace echelon {
 
 struct ModelForm {
+  using Sizes = std::vector<std::uint64_t>;
+
+  const char* name;  // in the matrix and in the names of cells: "bert classify"
   const char* family;
-  int norm_vectors;     // parameters of a norm, each as wide as the model
-  bool position_table;  // besides the token table
-  // Elements of each matrix and bias of a block that one of `tensor` ranks has.
-  std::vector<std::uint64_t> (*products)(const ModelOptions& model, std::uint64_t tensor);
-  // Sets the options of the family itself, for the model's number of heads.
+  ModelTask task;
+  // Elements of each parameter that one of `tensor` ranks has: of the embedding besides the token
+  // table, of a block, and of the head besides a table.
+  Sizes (*embedding)(const ModelOptions& model);
+  Sizes (*block)(const ModelOptions& model, std::uint64_t tensor);
+  Sizes (*head)(const ModelOptions& model, std::uint64_t tensor);
+  bool loss_over_vocabulary;  // the head multiplies by the token table, or by a table of its own
+  // Ranks that split rows each work on some: the elements of a block and of the head whose
+  // gradients they sum. Of the embedding it is all but the token table.
+  std::uint64_t (*rows_of_block)(const ModelOptions& model);
+  std::uint64_t (*rows_of_head)(const ModelOptions& model);
+  // A block ends with a norm, so recomputing it runs its last product too.
+  bool ends_with_norm;
+  // Sets the task and the options of the family itself, for the model's number of heads.
   void (*shrink)(ModelOptions& model, std::int64_t tensor);
 };
 
 const std::vector<ModelForm>& model_forms();
 const ModelForm& form_of(const ModelOptions& model);
+const ModelForm& form_named(const std::string& name);
 
 }  // namespace echelon

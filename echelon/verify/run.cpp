@@ -6,11 +6,11 @@
 #include <utility>
 
 #include "echelon/base/error.h"
-#include "echelon/data/dataset.h"
 #include "echelon/job/pipeline_trace.h"
 #include "echelon/job/server_job.h"
 #include "echelon/models/family.h"
 #include "echelon/train/trainer.h"
+#include "echelon/verify/data.h"
 #include "echelon/verify/faults.h"
 #include "echelon/verify/masters.h"
 
@@ -43,9 +43,9 @@ void keep_groups(Run& run, const std::vector<std::uint64_t>& groups) {
 // `servers` is null without parameter servers.
 void train(const JobOptions& options, const Strategy* strategy, std::shared_ptr<Communicator> ranks,
            ServerJob* servers, Run& run) {
-  const RandomTokens data(options.model.vocab, options.model.context, 1);
+  const auto data = data_of(options);
   Stack stack = family_of(options.model).build(options.model);
-  Trainer trainer(stack, data, options, servers ? nullptr : ranks);
+  Trainer trainer(stack, *data, options, servers ? nullptr : ranks);
   std::vector<std::uint64_t> groups;
   for (const auto& group : stack.groups())
     groups.push_back(std::uint64_t(group.numel) * at::elementSize(stack.type()));

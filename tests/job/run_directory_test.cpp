@@ -102,6 +102,7 @@ TEST(RunDirectory, WritesALineAStep) {
   time.erase("elapsed_s");
   EXPECT_EQ(time, (json{{"step", 2},
                         {"step_ms", 2.0},
+                        {"data_ms", 0.0},
                         {"compute_ms", 0.5},
                         {"exposed_ms", 0.25},
                         {"hidden_ms", 0.125},

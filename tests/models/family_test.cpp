@@ -37,8 +37,8 @@ TEST(Family, EveryOneDescribesItsModelsWithoutMemory) {
 }
 
 TEST(Family, AnUnknownOneIsRefused) {
-  EXPECT_EQ(thrown<InvalidArgument>([] { family_of(tiny("bert")); }),
-            "model.family = bert; there are gpt2, llama");
+  EXPECT_EQ(thrown<InvalidArgument>([] { family_of(tiny("t5")); }),
+            "model.family = t5; there are gpt2, llama, bert");
 }
 
 TEST(Family, OptionsOfAnotherAreRefused) {

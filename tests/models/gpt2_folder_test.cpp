@@ -141,10 +141,11 @@ TEST_F(Gpt2Folder, IsRefusedWhereAnArchitectureDiffers) {
       reading_options(),
       path() + " has activation_function = \"relu\"; Echelon's GPT is built for \"gelu_new\"");
   replace(folder_.path(), "\"relu\"", "\"gelu_new\"");
-  replace(folder_.path(), "\"model_type\": \"gpt2\"", "\"model_type\": \"bert\"");
-  EXPECT_EQ(reading_options(),
-            path() + " has model_type = \"bert\"; Echelon's models are gpt2, llama");
-  replace(folder_.path(), "\"model_type\": \"bert\"", "\"n_inner\": 31");
+  replace(folder_.path(), "\"model_type\": \"gpt2\"", "\"model_type\": \"t5\"");
+  EXPECT_EQ(
+      reading_options(),
+      path() + " has model_type = \"t5\"; Echelon's models are gpt2, llama, bert, distilbert");
+  replace(folder_.path(), "\"model_type\": \"t5\"", "\"n_inner\": 31");
   EXPECT_EQ(reading_options(), path() + " has n_inner = 31; Echelon's GPT is built for 32");
   replace(folder_.path(), "31", "null");
   EXPECT_EQ(read_model_options(folder_.path()).width, 8);

@@ -124,7 +124,7 @@ def test_a_given_size_that_the_folder_confirms_is_taken(echelon, tmp_path):
     (dict(n_inner=100), "n_inner"),
     (dict(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx"),
     (dict(layer_norm_epsilon=1e-6), "layer_norm_epsilon"),
-    (dict(model_type="bert"), "model_type"),
+    (dict(model_type="t5"), "model_type"),
     (dict(n_head=5), "heads"),
     (dict(n_head=0), "n_head"),
     (dict(n_layer=3), "transformer.h.2"),
