@@ -69,9 +69,16 @@ LayerActivations block_activations(const ModelOptions& options, const Activation
           .backward = stream + tokens * backward};
 }
 
+// Besides what a norm and the loss keep: the product's result and its activation.
 LayerActivations masked_head_activations(const ModelOptions& options,
                                          const ActivationShape& shape) {
   LayerActivations loss = loss_activations(options, shape);
+  const bool selective = options.recompute == Recompute::selective;
+  const std::uint64_t rows = stream_bytes(options, shape) / shape.by_rows();
+  loss.kept += (selective ? 1 : 2) * rows;
+  loss.put_off += 2 * rows;
+  loss.forward += selective ? rows : 0;
+  loss.backward += rows;
   return loss;
 }
 
