@@ -594,7 +594,9 @@ Pass Stack::pass_for(int layer, std::shared_ptr<const Batch> micro_batch) const 
   return pass;
 }
 
-at::Tensor Stack::infer(const Batch& batch) {
+at::Tensor Stack::infer(
+    const Batch& batch,
+    const std::function<void(const at::Tensor& output, const at::Tensor& target)>& observe) {
   if (!has_values())
     throw InvalidArgument(
         "this process has only a part of the model's parameters: call trainer.infer() on every rank, "
@@ -605,6 +607,7 @@ at::Tensor Stack::infer(const Batch& batch) {
   for (int l = 0; l < size(); ++l) {
     Pass pass = pass_for(l, shared);
     pass.training = false;
+    pass.observe = observe;
     x = in_layer(*this, l, "forward", x, [&] { return layer(l).forward_all(x, pass); });
   }
   return only_output(std::move(x));

@@ -186,8 +186,10 @@ class Stack : private Declaration {
 
   // Forward only, nothing is kept: returns the model's output, or its mean loss if the batch has a
   // target. Throws InvalidArgument if this process lacks the values of some layers; Trainer::infer
-  // does the same collectively.
-  at::Tensor infer(const Batch& batch);
+  // does the same collectively. `observe` (Pass::observe) gets the last layer's outputs.
+  at::Tensor infer(
+      const Batch& batch,
+      const std::function<void(const at::Tensor& output, const at::Tensor& target)>& observe = {});
   at::Tensor infer(const at::Tensor& input, const at::Tensor& target = {}) {
     return infer(Batch{input, target});
   }

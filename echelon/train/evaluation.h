@@ -10,25 +10,25 @@
 #include <span>
 #include <vector>
 
-#include "echelon/data/batch.h"
+#include "echelon/data/dataset.h"
 #include "echelon/train/metric.h"
 
 namespace echelon {
 
 struct Evaluation {
-  double loss = 0;            // mean over targets, or over samples that all have equally many
-  std::int64_t samples = 0;   // evaluated by all ranks
-  Scores scores = {};       // of all metrics
+  double loss = 0;           // mean over targets, or over samples that all have equally many
+  std::int64_t samples = 0;  // evaluated by all ranks
+  Scores scores = {};        // of all metrics
   std::vector<at::Tensor> counts = {};  // by metric
 };
 
 using Metrics = std::vector<std::shared_ptr<const Metric>>;
 using Observe = std::function<void(const at::Tensor& output, const at::Tensor& target)>;
 
-// One process's part in an evaluation of the first `samples` samples.
+// One process's part in an evaluation.
 struct EvaluationPart {
-  std::int64_t samples = 0;
-  std::int64_t at_once = 1;           // samples of a batch
+  std::vector<std::int64_t> samples = {};  // the indices of all processes (evaluation_order)
+  std::int64_t at_once = 1;                // samples of a batch
   std::int64_t parts = 1, index = 0;  // processes that share the samples, and which of them this is
   bool sees_outputs = true;  // it has the last layer; otherwise it only takes part in computing
   // A batch of these samples, on the device.
@@ -40,5 +40,21 @@ struct EvaluationPart {
 };
 
 Evaluation evaluate(const EvaluationPart& part, const Metrics& metrics);
+
+// The first `samples` samples of a dataset, in the order that needs the least padding: the longest
+// first, so that a batch which does not fit into memory fails at once.
+std::vector<std::int64_t> evaluation_order(const Dataset& data, std::int64_t samples);
+
+// The length to which a batch is padded whose longest sample has `length` tokens: a multiple of
+// `pad_to`, and at most the dataset's max_length(). 0: samples are alike.
+std::int64_t padded_length(const Dataset& data, std::int64_t length, std::int64_t pad_to);
+
+// Samples of a dataset padded to `length` tokens (0: samples are alike), with the number of targets
+// of each if they differ. Throws InvalidArgument if a sample has no target and others have some.
+Batch padded_batch(const Dataset& data, std::span<const std::int64_t> indices, std::int64_t length);
+std::int64_t require_targets(const Dataset& data, std::int64_t index);
+
+// The same, padded to the longest of the samples.
+Batch batch_of(const Dataset& data, std::span<const std::int64_t> indices, std::int64_t pad_to);
 
 }  // namespace echelon

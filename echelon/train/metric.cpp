@@ -21,10 +21,10 @@ double quotient(double above, double below) { return below == 0 ? 0 : above / be
 std::pair<at::Tensor, at::Tensor> answers(const at::Tensor& output, const at::Tensor& target) {
   const at::Tensor goal = target.reshape({-1});
   if (output.dim() < 2 || output.numel() / output.size(-1) != goal.numel())
-    throw InvalidArgument(
-        fmt::format("this metric compares rows of logits with one target each; the model gives [{}] "
-                    "for targets of [{}]",
-                    fmt::join(output.sizes(), ", "), fmt::join(target.sizes(), ", ")));
+    throw InvalidArgument(fmt::format(
+        "this metric compares rows of logits with one target each; the model gives [{}] "
+        "for targets of [{}]",
+        fmt::join(output.sizes(), ", "), fmt::join(target.sizes(), ", ")));
   const at::Tensor answer = output.reshape({goal.numel(), -1}).argmax(1),
                    counted = goal.ge(0).nonzero().squeeze(1);
   return {answer.index_select(0, counted).cpu(), goal.index_select(0, counted).cpu()};
@@ -43,9 +43,9 @@ class Classification : public Metric {
       return some.max().item<std::int64_t>() >= labels_;
     };
     if (outside(answer) || outside(goal))
-      throw InvalidArgument(
-          fmt::format("a metric of {} labels got label {}", labels_,
-                      std::max(answer.max().item<std::int64_t>(), goal.max().item<std::int64_t>())));
+      throw InvalidArgument(fmt::format(
+          "a metric of {} labels got label {}", labels_,
+          std::max(answer.max().item<std::int64_t>(), goal.max().item<std::int64_t>())));
     counts.add_((goal * labels_ + answer).bincount({}, labels_ * labels_).view({labels_, labels_}));
   }
 
@@ -111,8 +111,7 @@ const double* find_score(const Scores& scores, std::string_view name) {
 
 std::shared_ptr<const Metric> classification_metric(std::int64_t labels) {
   if (labels < 2)
-    throw InvalidArgument(
-        fmt::format("a classification has 2 labels or more, not {}", labels));
+    throw InvalidArgument(fmt::format("a classification has 2 labels or more, not {}", labels));
   return std::make_shared<Classification>(labels);
 }
 

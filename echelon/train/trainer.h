@@ -290,10 +290,6 @@ class Trainer {
   // The batch of places [begin, end) of a step's global batch, and the targets of all of it.
   BatchReader::Prepared take_batch(std::int64_t step, std::int64_t begin, std::int64_t end);
   BatchReader::Prepared read_batch(const BatchReader::Request& request) const;
-  Batch batch_of(const Dataset& data, std::span<const std::int64_t> indices) const;
-  Batch batch_at(const Dataset& data, std::span<const std::int64_t> indices,
-                 std::int64_t length) const;
-  std::int64_t padded(const Dataset& data, std::int64_t length) const;
   std::int64_t tokens_of_samples() const;
   std::unique_lock<std::mutex> reading(const Dataset& data) const;
   StepTimes times_with_data(const StepTimes& times) const;

@@ -16,17 +16,6 @@ namespace {
 
 constexpr int most_readers = 4;  // threads, of a dataset that several may read
 
-// A sample without a target has no mean loss, and would make that of its micro-batch 0 / 0.
-std::int64_t targets_at_least_one(const Dataset& data, std::int64_t index) {
-  const auto targets = data.targets(index);
-  if (targets < 1)
-    throw InvalidArgument(fmt::format(
-        "sample {} of the dataset has {} targets and others have some: leave out samples "
-        "without a target",
-        index, targets));
-  return targets;
-}
-
 }  // namespace
 
 std::unique_lock<std::mutex> Trainer::reading(const Dataset& data) const {
@@ -54,20 +43,13 @@ BatchReader::Prepared Trainer::take_batch(std::int64_t step, std::int64_t begin,
 BatchReader::Prepared Trainer::read_batch(const BatchReader::Request& request) const {
   const auto [step, begin, end] = request;
   const auto lock = reading(data_);
-  const auto length = padded(data_, sampler_.longest(step));
+  const auto length = padded_length(data_, sampler_.longest(step), train_.pad_to);
   BatchReader::Prepared prepared{
-      batch_at(data_, sampler_.indices(step, begin, end), length).to(at::kCPU, stack_.type())};
+      padded_batch(data_, sampler_.indices(step, begin, end), length).to(at::kCPU, stack_.type())};
   if (data_.targets(0) > 0)
     for (const auto i : sampler_.indices(step, 0, train_.batch))
-      prepared.targets += targets_at_least_one(data_, i);
+      prepared.targets += require_targets(data_, i);
   return prepared;
-}
-
-// The length to which a batch is padded whose longest sample has this length; 0: samples are alike.
-std::int64_t Trainer::padded(const Dataset& data, std::int64_t length) const {
-  const auto rounded = (length + train_.pad_to - 1) / train_.pad_to * train_.pad_to,
-             most = data.max_length();
-  return most > 0 ? std::min(rounded, most) : rounded;
 }
 
 // A number that divides the number of tokens of every sample, as they are padded.
@@ -76,24 +58,6 @@ std::int64_t Trainer::tokens_of_samples() const {
   if (data_.length(0) > 0) return std::gcd(train_.pad_to, data_.max_length());
   const at::Tensor sample = stack_.inputs_of(data_.get(std::vector<std::int64_t>{0})).front();
   return sample.dim() > 1 ? sample.size(1) : 1;
-}
-
-Batch Trainer::batch_at(const Dataset& data, std::span<const std::int64_t> indices,
-                        std::int64_t length) const {
-  Batch batch = length > 0 ? data.get_padded(indices, length) : data.get(indices);
-  if (indices.empty() || data.targets(indices.front()) == 0) return batch;
-  batch.targets = at::empty({std::int64_t(indices.size())}, at::kDouble);
-  std::transform(
-      indices.begin(), indices.end(), batch.targets.data_ptr<double>(),
-      [&](std::int64_t i) { return static_cast<double>(targets_at_least_one(data, i)); });
-  return batch;
-}
-
-Batch Trainer::batch_of(const Dataset& data, std::span<const std::int64_t> indices) const {
-  const auto lock = reading(data);
-  std::int64_t longest = 0;
-  for (const auto i : indices) longest = std::max(longest, data.length(i));
-  return batch_at(data, indices, padded(data, longest));
 }
 
 StepTimes Trainer::times_with_data(const StepTimes& times) const {
@@ -126,12 +90,17 @@ Evaluation Trainer::measure(const Dataset& data, std::int64_t samples, bool toge
   refresh_values();
   MemoryScope scope(MemoryKind::activations);
   EvaluationPart part{
-      .samples = std::min(samples, data.size()),
+      .samples =
+          [&] {
+            const auto lock = reading(data);
+            return evaluation_order(data, samples);
+          }(),
       // The batch size of a rank's step, which its memory was planned for.
       .at_once = std::max<std::int64_t>(1, train_.batch / train_.micro_batches / batch_parts_),
       .sees_outputs = executor_->shape().has(stack_.size() - 1)};
   part.read = [&](std::span<const std::int64_t> indices) {
-    return batch_of(data, indices).to(device_, stack_.type());
+    const auto lock = reading(data);
+    return batch_of(data, indices, train_.pad_to).to(device_, stack_.type());
   };
   part.compute = [this](const Batch& batch, const Observe& observe) {
     return compute_output(batch, observe);

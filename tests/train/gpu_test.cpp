@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "echelon/data/dataset.h"
+#include "echelon/data/random_sentences.h"
+#include "echelon/models/family.h"
 #include "echelon/models/gpt2/gpt2.h"
 #include "echelon/step/device.h"
 #include "echelon/train/trainer.h"
@@ -30,10 +32,25 @@ struct Result {
   std::string error;
 };
 
+std::unique_ptr<Dataset> data_for(const ModelOptions& model) {
+  const auto sentences = [&](RandomSentences::Goal goal) {
+    return std::make_unique<RandomSentences>(model.vocab, model.context, 1, goal);
+  };
+  switch (task_of(model)) {
+    case ModelTask::classify:
+      return sentences({.labels = model.task.labels});
+    case ModelTask::mlm:
+      return sentences({.masked = model.task.mask});
+    default:
+      return std::make_unique<RandomTokens>(model.vocab, model.context, 1);
+  }
+}
+
 Result train(const ModelOptions& model, const TrainOptions& options,
              const OptimOptions& optim = {.rate = 1e-3, .warmup = 0}) {
-  Stack stack = gpt(model);
-  const RandomTokens data(model.vocab, model.context, 1);
+  Stack stack = family_of(model).build(model);
+  const auto sentences = data_for(model);
+  const Dataset& data = *sentences;
   Trainer trainer(stack, data, {.train = options, .optim = optim});
   Result run;
   trainer.on_step([&](const StepReport& report) { run.losses.push_back(report.loss); });
@@ -82,6 +99,32 @@ TEST_F(Gpu, EveryAttentionKernelAgreesWithTheCpu) {
       EXPECT_NEAR(run.losses[i], reference.losses[i], c.bound)
           << c.precision << " width " << c.width << " step " << i + 1;
   }
+}
+
+// Sentences are padded, so attention takes other kernels than without a mask: those over runs of
+// tokens, and with a mask where these do not fit.
+TEST_F(Gpu, EveryFamilyAndTaskAgreesWithTheCpu) {
+  for (const auto& [family, task] : {std::pair{"llama", ModelTask::causal},
+                                     {"bert", ModelTask::mlm},
+                                     {"bert", ModelTask::classify}})
+    for (const std::int64_t width : {64, 320, 26})
+      for (const auto& [precision, bound] :
+           {std::pair{Precision::fp64, 1e-7}, {Precision::fp32, 1e-4}, {Precision::bf16, 4e-2}})
+        for (const Switch graph : {Switch::off, Switch::on}) {
+          ModelOptions model = small(width);
+          model.family = family;
+          model.task.name = task;
+          if (task == ModelTask::classify) model.task.labels = 3;
+          TrainOptions cpu = on_gpu(Precision::fp64, Switch::off, 6);
+          cpu.device = DeviceKind::cpu;
+          const Result reference = train(model, cpu),
+                       run = train(model, on_gpu(precision, graph, 6));
+          ASSERT_EQ(run.losses.size(), reference.losses.size());
+          for (std::size_t i = 0; i < run.losses.size(); ++i)
+            EXPECT_NEAR(run.losses[i], reference.losses[i], bound)
+                << family << " " << name_of(task) << ", " << precision << ", width " << width
+                << ", graph " << graph << ", step " << i + 1;
+        }
 }
 
 TEST_F(Gpu, AStepThatIsNotFiniteNeverReachesTheWeights) {
