@@ -3,6 +3,7 @@
 #include "echelon/comm/sum_ranks.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/mse_loss.h>
 #include <ATen/ops/randn.h>
