@@ -5,15 +5,15 @@
 # makes echelon_NAME (alias echelon::NAME), which sees the repository root and the components it depends on.
 # Third-party headers are private to the sources: what a user includes needs torch and nothing else.
 # ECHELON_PARTS are optional parts of a build: cuda.cpp and *_cuda.cpp are compiled only with that part,
-# cuda_none.cpp and *_cuda_none.cpp (stubs that say it is missing) only without it; the same holds for mpi, nccl
-# and uring. A component with no source yet is an interface library.
+# cuda_none.cpp and *_cuda_none.cpp (stubs that say it is missing) only without it; the same holds for mpi, nccl,
+# pcre2, uring and utf8proc. A component with no source yet is an interface library.
 
 include(GNUInstallDirs)
 
 function(echelon_component name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS" ${ARGN})
   set(target echelon_${name})
-  foreach(part cuda mpi nccl uring)
+  foreach(part cuda mpi nccl pcre2 uring utf8proc)
     if(part IN_LIST ECHELON_PARTS)
       list(FILTER ARG_SOURCES EXCLUDE REGEX "[/_]${part}_none\\.cpp$")
     else()

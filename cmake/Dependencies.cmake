@@ -71,6 +71,21 @@ if(ECHELON_URING_INCLUDE AND ECHELON_URING_LIBRARY)
   list(APPEND ECHELON_PARTS uring)
 endif()
 
+# PCRE2, for tokenisers with patterns of their own, and utf8proc, for those that change the case or the normal form of a
+# text. Other tokenisers work without.
+find_path(ECHELON_PCRE2_INCLUDE pcre2.h NO_CACHE)
+find_library(ECHELON_PCRE2_LIBRARY pcre2-8 NO_CACHE)
+find_path(ECHELON_UTF8PROC_INCLUDE utf8proc.h NO_CACHE)
+find_library(ECHELON_UTF8PROC_LIBRARY utf8proc NO_CACHE)
+foreach(part pcre2 utf8proc)
+  string(TOUPPER ${part} name)
+  if(ECHELON_${name}_INCLUDE AND ECHELON_${name}_LIBRARY)
+    list(APPEND ECHELON_PARTS ${part})
+  else()
+    message(STATUS "Some tokenisers are refused: ${part} was not found (package lib${part}-dev)")
+  endif()
+endforeach()
+
 # xz, the baseline for a run's bits per byte. ECHELON_LZMA is the library to link, or empty.
 set(ECHELON_LZMA "")
 find_package(LibLZMA QUIET)

@@ -1,0 +1,202 @@
+#include "echelon/data/tokenizer/parts.h"
+
+#include <fmt/format.h>
+
+#include <limits>
+
+#include "echelon/base/error.h"
+#include "echelon/base/utf8.h"
+#include "echelon/data/tokenizer/normal_forms.h"
+
+namespace echelon::tok {
+namespace {
+
+// A stretch of text for the model. Without `spans`, it is unchanged and begins at `base` of the
+// original.
+struct Stretch {
+  std::string_view bytes;
+  const TokenSpan* spans;
+  std::uint32_t base;
+
+  Stretch part(std::size_t begin, std::size_t end) const {
+    return {bytes.substr(begin, end - begin), spans ? spans + begin : nullptr,
+            base + (spans ? 0 : std::uint32_t(begin))};
+  }
+
+  // Where bytes [begin, end) came from; whole characters.
+  TokenSpan span(std::size_t begin, std::size_t end) const {
+    if (begin >= end) return {base + std::uint32_t(begin), base + std::uint32_t(end)};
+    if (spans) return {spans[begin].begin, spans[end - 1].end};
+    const auto inside = [&](std::size_t at) {
+      return at < bytes.size() && (std::uint8_t(bytes[at]) & 0xC0) == 0x80;
+    };
+    while (begin > 0 && inside(begin)) --begin;
+    while (inside(end)) ++end;
+    return {base + std::uint32_t(begin), base + std::uint32_t(end)};
+  }
+};
+
+// One text on its way to ids.
+class Encoder {
+ public:
+  Encoder(const Parts& parts, Scratch& scratch, std::vector<std::int32_t>& ids,
+          std::vector<TokenSpan>* spans)
+      : parts_(parts), scratch_(scratch), ids_(ids), spans_(spans) {}
+
+  void encode(std::string_view text) {
+    const Stretch all{text, nullptr, 0};
+    scratch_.raw_found.clear();
+    parts_.raw_finder.find(text, scratch_.raw_found);
+    std::size_t at = 0;
+    for (const auto& found : scratch_.raw_found) {
+      normalize(all.part(at, found.begin));
+      push(found.id, all.span(found.begin, found.end));
+      at = found.end;
+    }
+    normalize(all.part(at, text.size()));
+  }
+
+ private:
+  void push(std::int32_t id, TokenSpan span) {
+    ids_.push_back(id);
+    if (spans_) spans_->push_back(span);
+  }
+
+  void normalize(Stretch stretch) {
+    if (stretch.bytes.empty()) return;
+    if (!parts_.normalizer.empty()) {
+      AlignedText& text = scratch_.text;
+      text.assign(stretch.bytes, stretch.base, spans_ != nullptr);
+      for (const auto& step : parts_.normalizer) step->apply(text, scratch_.spare);
+      if (text.bytes.size() >= std::numeric_limits<std::uint32_t>::max())
+        throw InvalidArgument("a text becomes longer than 4 GiB when it is normalised");
+      stretch = {text.bytes, spans_ ? text.spans.data() : nullptr, stretch.base};
+    }
+    scratch_.found.clear();
+    parts_.normalized_finder.find(stretch.bytes, scratch_.found);
+    std::size_t at = 0;
+    for (const auto& found : scratch_.found) {
+      split(stretch.part(at, found.begin));
+      push(found.id, stretch.span(found.begin, found.end));
+      at = found.end;
+    }
+    split(stretch.part(at, stretch.bytes.size()));
+  }
+
+  void split(const Stretch& stretch) {
+    if (stretch.bytes.empty()) return;
+    parts_.splitter.split(stretch.bytes, scratch_.words, scratch_.parts, scratch_.matches);
+    if (parts_.splitter.prefix_space) {
+      for (const ByteRange& word : scratch_.words)
+        split_with_prefix(stretch.part(word.begin, word.end));
+    } else {
+      words(stretch, scratch_.words);
+    }
+  }
+
+  // Puts a space before a word that has none; it has the span of the first character.
+  void split_with_prefix(Stretch word) {
+    AlignedText& prefixed = scratch_.prefixed;
+    if (word.bytes[0] != ' ') {
+      prefixed.bytes.assign(1, ' ');
+      prefixed.bytes += word.bytes;
+      if (spans_) {
+        prefixed.spans.clear();
+        for (std::size_t i = 0; i < word.bytes.size(); ++i) {
+          const TokenSpan span = word.span(i, i + 1);
+          prefixed.spans.insert(prefixed.spans.end(), i == 0 ? 2 : 1, span);
+        }
+      }
+      word = {prefixed.bytes, spans_ ? prefixed.spans.data() : nullptr, word.base};
+    }
+    auto& ranges = scratch_.prefixed_words;
+    ranges.clear();
+    if (parts_.splitter.after_prefix)
+      parts_.splitter.after_prefix->split(word.bytes, ranges, scratch_.matches);
+    else
+      ranges.push_back({0, std::uint32_t(word.bytes.size())});
+    words(word, ranges);
+  }
+
+  void words(const Stretch& stretch, const std::vector<ByteRange>& ranges) {
+    for (const ByteRange& range : ranges) {
+      const auto tokens = scratch_.cache.get(
+          stretch.bytes.substr(range.begin, range.end - range.begin), *parts_.model, scratch_.word);
+      ids_.insert(ids_.end(), tokens.ids, tokens.ids + tokens.count);
+      if (!spans_) continue;
+      std::size_t at = range.begin;
+      for (std::size_t i = 0; i < tokens.count; ++i) {
+        const std::size_t end = std::min<std::size_t>(range.end, at + tokens.sizes[i]);
+        spans_->push_back(stretch.span(at, end));
+        at = end;
+      }
+    }
+  }
+
+  const Parts& parts_;
+  Scratch& scratch_;
+  std::vector<std::int32_t>& ids_;
+  std::vector<TokenSpan>* spans_;
+};
+
+}  // namespace
+
+void Parts::encode(std::string_view text, Scratch& scratch, std::vector<std::int32_t>& ids,
+                   std::vector<TokenSpan>* spans) const {
+  if (text.size() >= std::numeric_limits<std::uint32_t>::max())
+    throw InvalidArgument("a text has 4 GiB or more: split it before it is tokenised");
+  if (const auto good = utf8_prefix(text); good != text.size())
+    throw InvalidArgument(fmt::format(
+        "the text is not UTF-8: byte {} is 0x{:02x}; convert it first, for example with iconv",
+        good, std::uint8_t(text[good])));
+  Encoder(*this, scratch, ids, spans).encode(text);
+}
+
+std::unique_ptr<Scratch> ScratchPool::take() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!free_.empty()) {
+      auto scratch = std::move(free_.back());
+      free_.pop_back();
+      return scratch;
+    }
+  }
+  return std::make_unique<Scratch>();
+}
+
+void ScratchPool::put_back(std::unique_ptr<Scratch> scratch) {
+  const std::lock_guard lock(mutex_);
+  free_.push_back(std::move(scratch));
+}
+
+void add_token(const AddedToken& token, const std::string& where, Parts& parts) {
+  if (token.text.empty()) return;
+  if (const auto id = parts.model_tokens.find(token.text); id >= 0 && id != token.id)
+    throw Corrupt(fmt::format("{} has '{}' with id {}, but the vocabulary has it with id {}", where,
+                              token.text, token.id, id));
+  parts.added.insert(token.text, token.id);
+  std::erase_if(parts.added_tokens, [&](const AddedToken& other) { return other.id == token.id; });
+  parts.added_tokens.push_back(token);
+}
+
+void finish_parts(const std::string& where, Parts& parts) {
+  for (const auto& step : parts.normalizer)
+    if (step->needs_normal_forms() && !has_normal_forms)
+      throw InvalidArgument(fmt::format(
+          "{}: its normalizer needs utf8proc, and this Echelon was built without it (in Debian: "
+          "libutf8proc-dev)",
+          where));
+  for (const AddedToken& token : parts.added_tokens) {
+    if (token.special) parts.special_ids.insert(token.id);
+    if (!token.normalized) {
+      parts.raw_finder.add(token.text, token);
+      continue;
+    }
+    AlignedText text, spare;
+    text.assign(token.text, 0, false);
+    for (const auto& step : parts.normalizer) step->apply(text, spare);
+    parts.normalized_finder.add(text.bytes, token);
+  }
+}
+
+}  // namespace echelon::tok

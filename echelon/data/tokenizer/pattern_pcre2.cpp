@@ -1,0 +1,257 @@
+// Regular expressions by PCRE2. They were written for Oniguruma, in Ruby's syntax: what that reads
+// differently is translated, and what cannot be is refused by name. PCRE2's tables of Unicode may
+// be older than Oniguruma's: newer code points are replaced by older ones of the same category and
+// size.
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <fmt/format.h>
+#include <pcre2.h>
+
+#include <array>
+#include <mutex>
+#include <optional>
+
+#include "echelon/base/error.h"
+#include "echelon/base/utf8.h"
+#include "echelon/data/tokenizer/pattern.h"
+#include "echelon/data/tokenizer/unicode.h"
+
+namespace echelon::tok {
+namespace {
+
+// Oniguruma's \w: PCRE2 before 10.43 lacks marks and connectors.
+constexpr std::string_view word_class = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc})";
+
+class Translator {
+ public:
+  Translator(const std::string& expression, const std::string& where)
+      : from_(expression), where_(where) {}
+
+  std::string translate() {
+    while (at_ < from_.size()) {
+      const char c = from_[at_];
+      if (c == '\\')
+        escape();
+      else if (c == '[')
+        bracket();
+      else if (c == '(' && from_.substr(at_, 2) == "(?")
+        group();
+      else
+        copy(1);
+    }
+    return std::move(to_);
+  }
+
+ private:
+  [[noreturn]] void unsupported(std::string_view what) const {
+    throw InvalidArgument(
+        fmt::format("{}: {} is not supported in the pattern {}", where_, what, from_));
+  }
+
+  void copy(std::size_t count) {
+    to_ += from_.substr(at_, count);
+    at_ += count;
+  }
+
+  void replace(std::size_t count, std::string_view by) {
+    to_ += by;
+    at_ += count;
+  }
+
+  // Options for the rest of a group: i and x mean the same, m is PCRE2's s.
+  void group() {
+    std::size_t end = at_ + 2;
+    while (end < from_.size() && (std::isalpha(std::uint8_t(from_[end])) || from_[end] == '-'))
+      ++end;
+    if (end == at_ + 2 || end == from_.size() || (from_[end] != ':' && from_[end] != ')'))
+      return copy(2);
+    for (std::size_t i = at_ + 2; i < end; ++i)
+      if (from_[i] != 'i' && from_[i] != 'x' && from_[i] != '-')
+        unsupported(from_.substr(at_, end + 1 - at_));
+    copy(end + 1 - at_);
+  }
+
+  void bracket() {
+    copy(1);
+    if (at_ < from_.size() && from_[at_] == '^') copy(1);
+    for (bool first = true;; first = false) {
+      if (at_ >= from_.size()) unsupported("a class without an end");
+      const char c = from_[at_];
+      if (c == ']' && !first) return copy(1);
+      if (c == ']') unsupported("an empty class, or ] as the first of a class");
+      if (c == '&' && from_.substr(at_, 2) == "&&") unsupported("&&");
+      if (c == '[') {
+        if (from_.substr(at_, 9) != "[:space:]" && from_.substr(at_, 9) != "[:digit:]")
+          unsupported("a class in a class");
+        replace(9, from_[at_ + 2] == 's' ? R"(\s)" : R"(\d)");
+        continue;
+      }
+      if (c == '\\')
+        escape_in_class();
+      else
+        copy(1);
+    }
+  }
+
+  char escaped() const {
+    if (at_ + 1 >= from_.size()) unsupported("\\ at the end");
+    return from_[at_ + 1];
+  }
+
+  void escape_in_class() {
+    const char c = escaped();
+    if (c == 'w') return replace(2, word_class);
+    if (c == 'h') return replace(2, "0-9A-Fa-f");
+    if (c == 'W' || c == 'H' || c == 'R' || c == 'X' || c == 'b') unsupported(from_.substr(at_, 2));
+    common_escape(c);
+  }
+
+  void escape() {
+    const char c = escaped();
+    const std::string w(word_class);
+    if (c == 'w') return replace(2, fmt::format("[{}]", w));
+    if (c == 'W') return replace(2, fmt::format("[^{}]", w));
+    if (c == 'b') return replace(2, fmt::format("(?:(?<=[{0}])(?![{0}])|(?<![{0}])(?=[{0}]))", w));
+    if (c == 'B') return replace(2, fmt::format("(?:(?<=[{0}])(?=[{0}])|(?<![{0}])(?![{0}]))", w));
+    if (c == 'h') return replace(2, "[0-9A-Fa-f]");
+    if (c == 'H') return replace(2, "[^0-9A-Fa-f]");
+    common_escape(c);
+  }
+
+  void common_escape(char c) {
+    constexpr std::string_view same = "AzZdDsStnrfvaepPxkug0123456789";
+    // \v is a vertical tab for Oniguruma, and any vertical space for PCRE2.
+    if (c == 'v') return replace(2, R"(\x0b)");
+    if (c == 'u') {  // \u00e9
+      if (at_ + 6 > from_.size()) unsupported("\\u without four digits");
+      const std::string digits(from_.substr(at_ + 2, 4));
+      return replace(6, fmt::format("\\x{{{}}}", digits));
+    }
+    if (std::isalnum(std::uint8_t(c)) && same.find(c) == same.npos)
+      unsupported(from_.substr(at_, 2));
+    if (c == 'g' || c == 'k') unsupported(from_.substr(at_, 2));
+    copy(2);
+  }
+
+  std::string_view from_;
+  const std::string& where_;
+  std::string to_;
+  std::size_t at_ = 0;
+};
+
+// Older code points for newer ones: of the same class, and of the same size in UTF-8. U+180E is no
+// white space any more, but PCRE2's \s has it.
+std::uint32_t stand_in(std::uint32_t point, int kind) {
+  if (point == 0x180E) return 0x200B;
+  const bool four = point >= 0x10000;
+  if (kind & letter) {
+    if (point >= 0x20000) return 0x20000;   // Chinese
+    return four ? 0x10400 + 0x50 : 0xA840;  // U+10450 and U+A840 have no case
+  }
+  if (kind & number) return four ? 0x104A0 : 0xA8D0;
+  if (kind & combining) return four ? 0x10A0F : 0xA8E0;
+  if (kind & punctuation) return four ? 0x10A50 : 0xA8CE;
+  return four ? 0x1F600 : 0x2600;
+}
+
+// The text with stand-ins; nothing if it needs none.
+std::optional<std::string> with_stand_ins(std::string_view text) {
+  if (is_ascii(text)) return std::nullopt;
+  const UnicodeClasses& classes = UnicodeClasses::get();
+  std::optional<std::string> result;
+  for (std::size_t at = 0; at < text.size();) {
+    const Decoded point = decode_utf8(text.data() + at);
+    const int kind = classes.of(point.code_point);
+    if ((kind & recent) || point.code_point == 0x180E) {
+      if (!result) result = text;
+      std::string older;
+      append_utf8(older, stand_in(point.code_point, kind));
+      if (older.size() == point.size) result->replace(at, point.size, older);
+    }
+    at += point.size;
+  }
+  return result;
+}
+
+struct FreeMatch {
+  void operator()(pcre2_match_data* data) const { pcre2_match_data_free(data); }
+};
+struct FreeContext {
+  void operator()(pcre2_match_context* context) const { pcre2_match_context_free(context); }
+};
+struct FreeCode {
+  void operator()(pcre2_code* code) const { pcre2_code_free(code); }
+};
+
+std::string message_of(int error) {
+  std::array<PCRE2_UCHAR, 256> text{};
+  pcre2_get_error_message(error, text.data(), text.size());
+  return reinterpret_cast<const char*>(text.data());
+}
+
+class Pcre2 : public Pattern {
+ public:
+  Pcre2(const std::string& expression, const std::string& where) : where_(where) {
+    const std::string translated = Translator(expression, where).translate();
+    int error = 0;
+    PCRE2_SIZE offset = 0;
+    code_.reset(pcre2_compile(
+        reinterpret_cast<PCRE2_SPTR>(translated.data()), translated.size(),
+        PCRE2_UTF | PCRE2_UCP | PCRE2_NO_UTF_CHECK | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C,
+        &error, &offset, nullptr));
+    if (!code_)
+      throw InvalidArgument(
+          fmt::format("{} is not a pattern: {}: {}", where, message_of(error), expression));
+    pcre2_jit_compile(code_.get(), PCRE2_JIT_COMPLETE);  // without it, matching is slower
+    context_.reset(pcre2_match_context_create(nullptr));
+    if (!context_) throw std::bad_alloc();
+    pcre2_set_match_limit(context_.get(), most_steps);
+    pcre2_set_heap_limit(context_.get(), most_kib);
+  }
+
+  void matches(std::string_view text, std::vector<ByteRange>& out) const override {
+    const auto older = with_stand_ins(text);
+    const std::string_view subject = older ? *older : text;
+    const std::unique_ptr<pcre2_match_data, FreeMatch> data(
+        pcre2_match_data_create_from_pattern(code_.get(), nullptr));
+    if (!data) throw std::bad_alloc();
+    std::size_t at = 0;
+    std::size_t last_end = subject.size() + 1;  // of the match before; none yet
+    while (at <= subject.size()) {
+      const int result =
+          pcre2_match(code_.get(), reinterpret_cast<PCRE2_SPTR>(subject.data()), subject.size(), at,
+                      PCRE2_NO_UTF_CHECK, data.get(), context_.get());
+      if (result == PCRE2_ERROR_NOMATCH) return;
+      if (result < 0)
+        throw InvalidArgument(
+            fmt::format("{}: the pattern cannot be matched in a text of {} bytes: {}", where_,
+                        text.size(), message_of(result)));
+      const PCRE2_SIZE* range = pcre2_get_ovector_pointer(data.get());
+      const std::size_t begin = range[0], end = range[1];
+      if (begin > end || end > subject.size()) return;  // \K in a look-around
+      // An empty match right behind another one does not count.
+      if (begin != end || end != last_end)
+        out.push_back({std::uint32_t(begin), std::uint32_t(end)});
+      last_end = end;
+      at = end;
+      if (begin == end) {
+        if (at == subject.size()) return;
+        at += decode_utf8(subject.data() + at).size;
+      }
+    }
+  }
+
+ private:
+  static constexpr std::uint32_t most_steps = 50'000'000, most_kib = 1 << 16;
+
+  std::string where_;
+  std::unique_ptr<pcre2_code, FreeCode> code_;
+  std::unique_ptr<pcre2_match_context, FreeContext> context_;
+};
+
+}  // namespace
+
+std::unique_ptr<Pattern> pcre2_pattern(const std::string& expression, const std::string& where) {
+  return std::make_unique<Pcre2>(expression, where);
+}
+
+}  // namespace echelon::tok

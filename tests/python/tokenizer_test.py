@@ -1,0 +1,79 @@
+"""Ids and offsets of our tokenisers against Hugging Face's `tokenizers`. tokenizer_long_test.py has more texts."""
+
+import functools
+import random
+
+import pytest
+
+from _tokenizers import CONFIGURATIONS, compare, framed, records, run, texts
+
+COUNT = 1200
+
+
+@functools.cache
+def made(name):
+    return CONFIGURATIONS[name]()
+
+
+@pytest.fixture(params=CONFIGURATIONS)
+def tokenizer(request, tmp_path):
+    """(tokeniser of the package, path of its file)"""
+    made(request.param).save(str(tmp_path / "tokenizer.json"))
+    return type(made(request.param)).from_file(str(tmp_path / "tokenizer.json")), tmp_path / "tokenizer.json"
+
+
+def test_ids_and_offsets_are_the_same(tokenizer):
+    theirs, path = tokenizer
+    compare(path, theirs, texts(COUNT, 1))
+
+
+def test_pairs_and_texts_without_special_tokens_are_the_same(tokenizer):
+    theirs, path = tokenizer
+    some = texts(COUNT, 2)[-400:]
+    compare(path, theirs, some, pairs=True)
+    compare(path, theirs, some, special=False)
+    compare(path, theirs, some, special=False, pairs=True)
+
+
+@pytest.mark.parametrize("direction", ["left", "right"])
+def test_cut_and_padded_texts_are_the_same(tokenizer, tmp_path, direction):
+    theirs, path = tokenizer
+    some = texts(COUNT, 3)[-200:]
+    pad = {"direction": direction, "pad_id": 1, "pad_type_id": 0, "pad_token": "pad"}
+    for length in (5, 8, 13):
+        theirs.enable_truncation(length, direction=direction)
+        theirs.enable_padding(length=length + 2, **pad)
+        theirs.save(str(path))
+        compare(path, theirs, some, max_length=length, pad_to=length + 2)
+        compare(path, theirs, some, max_length=length, pad_to=length + 2, pairs=True)
+
+
+def test_decoded_texts_are_the_same(tokenizer):
+    theirs, path = tokenizer
+    rng = random.Random(4)
+    size = theirs.get_vocab_size()
+    lines = [[rng.randrange(size + 3) for _ in range(rng.randrange(1, 20))] for _ in range(200)]
+    lines += [e.ids for e in theirs.encode_batch(texts(COUNT, 5)[-200:]) if e.ids]
+    for skip in (False, True):
+        data = "\n".join(" ".join(map(str, line)) for line in lines).encode()
+        out, at, ours = run(path, "decode", int(skip), data=data), 0, []
+        while at < len(out):
+            end = at + 4 + int.from_bytes(out[at:at + 4], "little")
+            ours.append(out[at + 4:end].decode())
+            at = end
+        for line, mine in zip(lines, ours, strict=True):
+            assert mine == theirs.decode(line, skip_special_tokens=skip), line
+
+
+def test_a_difference_is_noticed(tmp_path):
+    """The comparison itself: two tokenisers that differ in one merge."""
+    import json
+    state = json.loads(made("gpt2").to_str())
+    merges = state["model"]["merges"]
+    merges[0], merges[1] = merges[1], merges[0]
+    merges.reverse()
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(state))
+    with pytest.raises(AssertionError, match="ours"):
+        compare(path, made("gpt2"), texts(COUNT, 1))
+    assert records(run(path, "encode", 1, 0, 0, data=framed(["a"])))[0][2] == [(0, 1)]
