@@ -56,6 +56,28 @@ def properties():
     ]
 
 
+CATEGORIES = "Lu Ll Lt Lm Lo Mn Mc Me Nd Nl No Pc Pd Ps Pe Pi Pf Po Sm Sc Sk So Cf Zs Zl Zp".split()
+
+
+def stand_ins():
+    """[(first, last, stand-in)]: runs of what is newer than Unicode 14, and something older of the same category and size in
+    UTF-8, from Unicode 3.2 where there is one. Chinese stands for Chinese."""
+    old = unicodedata.ucd_3_2_0
+    candidates = {}
+    for c in [c for c in POINTS if old.category(chr(c)) == unicodedata.category(chr(c))] + POINTS:
+        candidates.setdefault((unicodedata.category(chr(c)), len(chr(c).encode())), c)
+    runs = []
+    for name in CATEGORIES:
+        for c in sorted(c for c in matched(rf"\p{{{name}}}") if unicodedata.category(chr(c)) == "Cn"):
+            instead = 0x20000 if c >= 0x20000 and name == "Lo" else candidates[name, len(chr(c).encode())]
+            if runs and runs[-1][1] == c - 1 and runs[-1][2] == instead:
+                runs[-1][1] = c
+            else:
+                runs.append([c, c, instead])
+    # U+180E is white space for PCRE2 alone.
+    return sorted([(0x180E, 0x180E, 0x200B)] + [tuple(run) for run in runs])
+
+
 def main():
     assert unicodedata.unidata_version == "14.0.0", "the last bit is for PCRE2 of Unicode 14: use Python 3.11"
     flags = [0] * 0x110000
@@ -80,11 +102,17 @@ const std::array<std::uint32_t, unicode_runs> unicode_run_table = {{""")
 const std::array<CasePair, unicode_new_cases> unicode_new_case_table = {{""")
     for i in range(0, len(lowers), 6):
         print("  " + " ".join(f"{{0x{a:x}, 0x{b:x}}}," for a, b in lowers[i:i + 6]))
+    instead = stand_ins()
+    print("""}};
+
+const std::array<StandIn, unicode_stand_ins> unicode_stand_in_table = {{""")
+    for i in range(0, len(instead), 4):
+        print("  " + " ".join(f"{{0x{a:x}, 0x{b:x}, 0x{c:x}}}," for a, b, c in instead[i:i + 4]))
     print("""}};
 // clang-format on
 
 }  // namespace echelon::tok""")
-    print(f"unicode_runs = {len(runs)}, unicode_new_cases = {len(lowers)}", file=sys.stderr)
+    print(f"unicode_runs = {len(runs)}, unicode_new_cases = {len(lowers)}, unicode_stand_ins = {len(instead)}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@
 #include <fmt/format.h>
 #include <pcre2.h>
 
+#include <algorithm>
 #include <array>
-#include <mutex>
 #include <optional>
 
 #include "echelon/base/error.h"
@@ -18,8 +18,10 @@
 namespace echelon::tok {
 namespace {
 
-// Oniguruma's \w: PCRE2 before 10.43 lacks marks and connectors.
-constexpr std::string_view word_class = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc})";
+// Oniguruma's \w, with its fractions and raised digits of Latin-1. PCRE2's own lacks marks and
+// connectors before 10.43.
+constexpr std::string_view word_class =
+    R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{b2}\x{b3}\x{b9}\x{bc}-\x{be})";
 
 class Translator {
  public:
@@ -138,19 +140,12 @@ class Translator {
   std::size_t at_ = 0;
 };
 
-// Older code points for newer ones: of the same class, and of the same size in UTF-8. U+180E is no
-// white space any more, but PCRE2's \s has it.
-std::uint32_t stand_in(std::uint32_t point, int kind) {
-  if (point == 0x180E) return 0x200B;
-  const bool four = point >= 0x10000;
-  if (kind & letter) {
-    if (point >= 0x20000) return 0x20000;   // Chinese
-    return four ? 0x10400 + 0x50 : 0xA840;  // U+10450 and U+A840 have no case
-  }
-  if (kind & number) return four ? 0x104A0 : 0xA8D0;
-  if (kind & combining) return four ? 0x10A0F : 0xA8E0;
-  if (kind & punctuation) return four ? 0x10A50 : 0xA8CE;
-  return four ? 0x1F600 : 0x2600;
+// The code point that stands for this one; itself, for most.
+std::uint32_t stand_in(std::uint32_t point) {
+  const auto found = std::ranges::upper_bound(unicode_stand_in_table, point, {}, &StandIn::first);
+  if (found == unicode_stand_in_table.begin()) return point;
+  const StandIn& run = found[-1];
+  return point <= run.last ? run.instead : point;
 }
 
 // The text with stand-ins; nothing if it needs none.
@@ -160,12 +155,11 @@ std::optional<std::string> with_stand_ins(std::string_view text) {
   std::optional<std::string> result;
   for (std::size_t at = 0; at < text.size();) {
     const Decoded point = decode_utf8(text.data() + at);
-    const int kind = classes.of(point.code_point);
-    if ((kind & recent) || point.code_point == 0x180E) {
+    if (classes.has(point.code_point, recent) || point.code_point == 0x180E) {
       if (!result) result = text;
       std::string older;
-      append_utf8(older, stand_in(point.code_point, kind));
-      if (older.size() == point.size) result->replace(at, point.size, older);
+      append_utf8(older, stand_in(point.code_point));
+      result->replace(at, point.size, older);  // of the same size
     }
     at += point.size;
   }

@@ -28,11 +28,17 @@ struct CasePair {
   std::uint32_t upper, lower;
 };
 
-constexpr std::size_t unicode_runs = 2928, unicode_new_cases = 55;
+// Code points that are newer than Unicode 14, and an older one of the same category and size.
+struct StandIn {
+  std::uint32_t first, last, instead;
+};
+
+constexpr std::size_t unicode_runs = 2928, unicode_new_cases = 55, unicode_stand_ins = 127;
 // Each run of equal code points: the first << 11 | its classes.
 extern const std::array<std::uint32_t, unicode_runs> unicode_run_table;
 // Lower case of what is newer than Unicode 14.
 extern const std::array<CasePair, unicode_new_cases> unicode_new_case_table;
+extern const std::array<StandIn, unicode_stand_ins> unicode_stand_in_table;
 
 // The table as two stages, made at first use.
 class UnicodeClasses {
