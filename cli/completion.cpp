@@ -11,8 +11,13 @@
 namespace echelon::cli {
 namespace {
 
+// Of a command and of those below it, whose own names come first.
 std::vector<std::string> option_names(const CLI::App& app) {
   std::vector<std::string> names;
+  for (const auto* command : app.get_subcommands({})) {
+    names.push_back(command->get_name());
+    for (const auto& name : option_names(*command)) names.push_back(name);
+  }
   for (const auto* option : app.get_options()) {
     for (const auto& name : option->get_lnames()) names.push_back("--" + name);
   }

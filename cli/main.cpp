@@ -101,6 +101,7 @@ int run(int argc, char** argv) {
   add_verify(app, exit_code);
   add_export(app, exit_code);
   add_generate(app, exit_code);
+  add_tokenize(app, exit_code);
   add_info(app, exit_code);
   add_version(app, exit_code);
   add_completion(app, exit_code);

@@ -186,14 +186,19 @@ CONFIGURATIONS = {
 }
 
 
+@functools.cache
+def code_points():
+    """All that are assigned, those that combine, and blocks of 256 with all others too."""
+    assigned = [chr(c) for c in range(0x110000) if unicodedata.category(chr(c)) not in ("Cn", "Cs", "Co")]
+    used = [b for b in range(0, 0x110000, 256) if b < 0xD800 or 0xE000 <= b < 0x32400 or 0xE0000 <= b < 0xE0200]
+    return assigned, [c for c in assigned if unicodedata.combining(c)], [[chr(c) for c in range(b, b + 256)] for b in used]
+
+
+@functools.cache
 def texts(count, seed):
     """Texts of every kind, the same for the same seed."""
     rng = random.Random(seed)
-    assigned = [chr(c) for c in range(0x110000) if unicodedata.category(chr(c)) not in ("Cn", "Cs", "Co")]
-    blocks = [[chr(c) for c in range(b, b + 256) if not 0xD800 <= c < 0xE000] for b in range(0, 0x110000, 256)]
-    blocks = [b for b in blocks if b]
-    used = [b for b in blocks if ord(b[0]) < 0x32400 or 0xE0000 <= ord(b[0]) < 0xE0200]
-    marks = [c for c in assigned if unicodedata.combining(c)]
+    assigned, marks, used = code_points()
     spaces = [" ", "  ", "\t", "\n", "\r\n", "\n\n", "\u00a0", "\u3000", "\u2028", "\u200b", "\x0b", "\x85", "\ufeff", "\u180e"]
     emoji = ["👩‍👩‍👧‍👦", "🇩🇪", "👍🏽", "❤️", "1️⃣", "🏴󠁧󠁢󠁥󠁮󠁧󠁿", "😀"]
     pieces = ["don't", "WE'LL", "it'ſ", "I'm", "'", "'''", "123456", "3.14", "x²", "Ⅷ", "½", "İstanbul", "ΣΑΣ", "ǅ", "ﬁ", "ﷺ", "각", "각",

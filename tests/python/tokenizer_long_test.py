@@ -20,4 +20,4 @@ def test_ids_and_offsets_are_the_same_on_many_texts(name, tmp_path):
     theirs = type(theirs).from_file(str(path))
     count = COUNT if name in COMMON else COUNT // 5
     for seed in range(0, count, CHUNK):
-        compare(path, theirs, texts(min(CHUNK, count - seed), 100 + seed))
+        compare(path, theirs, texts.__wrapped__(min(CHUNK, count - seed), 100 + seed))

@@ -7,7 +7,7 @@ import pytest
 
 from _tokenizers import CONFIGURATIONS, compare, framed, records, run, texts
 
-COUNT = 1200
+COUNT = 1000
 
 
 @functools.cache
@@ -40,7 +40,7 @@ def test_cut_and_padded_texts_are_the_same(tokenizer, tmp_path, direction):
     theirs, path = tokenizer
     some = texts(COUNT, 3)[-200:]
     pad = {"direction": direction, "pad_id": 1, "pad_type_id": 0, "pad_token": "pad"}
-    for length in (5, 8, 13):
+    for length in (5, 12):
         theirs.enable_truncation(length, direction=direction)
         theirs.enable_padding(length=length + 2, **pad)
         theirs.save(str(path))

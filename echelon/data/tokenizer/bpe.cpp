@@ -18,10 +18,21 @@ using QueuedMerge = WordScratch::Merge;
 // Up to here, looking at all pairs for each merge is faster than a heap.
 constexpr std::size_t few = 24;
 
+// SentencePiece's space, U+2581.
+constexpr std::string_view meta_space = "\xE2\x96\x81";
+
 // For a heap with the lowest rank, and of equal ranks the leftmost, on top.
 constexpr auto later = [](const QueuedMerge& a, const QueuedMerge& b) {
   return a.rank != b.rank ? a.rank > b.rank : a.at > b.at;
 };
+
+// Whether U+2581 is in a token behind another character.
+bool continues_with_space(std::string_view token) {
+  for (std::size_t at = token.find(meta_space); at != token.npos;
+       at = token.find(meta_space, at + meta_space.size()))
+    if (at > 0 && !token.substr(0, at).ends_with(meta_space)) return true;
+  return false;
+}
 
 // Links symbols to their neighbours.
 void link(std::vector<Symbol>& symbols) {
@@ -75,6 +86,13 @@ Bpe::Bpe(const Vocabulary& vocabulary,
                                                             byte_characters()[std::size_t(byte)] +
                                                             (place & 1 ? settings.suffix : ""));
   }
+  // If no merge makes a token with a space behind another character, none ever spans that place.
+  splits_at_spaces_ = unknown_ >= 0 && !settings.byte_level && !settings.ignore_merges &&
+                      settings.prefix.empty() && settings.suffix.empty() &&
+                      vocabulary.find(meta_space) >= 0 &&
+                      std::ranges::none_of(merges, [](const auto& merge) {
+                        return continues_with_space(merge.first + merge.second);
+                      });
   if (!settings.ignore_merges || !settings.byte_level) return;
   for (std::int32_t id = 0; id < vocabulary.size(); ++id)
     if (vocabulary.has(id))

@@ -57,6 +57,7 @@ class Bpe : public WordModel {
   Bpe(const Vocabulary& vocabulary, const std::vector<std::pair<std::string, std::string>>& merges,
       const BpeSettings& settings, const std::string& where);
   void encode(std::string_view word, WordTokens& out, WordScratch& scratch) const override;
+  bool splits_at_spaces() const override { return splits_at_spaces_; }
 
  private:
   void split(std::string_view word, WordScratch& scratch) const;
@@ -73,6 +74,7 @@ class Bpe : public WordModel {
   std::array<std::array<std::int32_t, 256>, 4> byte_ids_;
   std::array<std::int32_t, 256> fallback_ids_;  // of <0x00> …
   std::int32_t unknown_ = -1;
+  bool splits_at_spaces_ = false;
 };
 
 }  // namespace echelon::tok

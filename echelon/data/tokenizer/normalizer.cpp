@@ -1,13 +1,25 @@
 #include "echelon/data/tokenizer/normalizer.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <utility>
 
+#include "echelon/base/error.h"
 #include "echelon/data/tokenizer/normal_forms.h"
 
 namespace echelon::tok {
 namespace {
+
+// Whatever a text is normalised to. A character of NFKD can become 33 bytes.
+std::size_t most_bytes(std::size_t before) { return std::max<std::size_t>(16 << 20, 64 * before); }
+
+void require_reason(std::size_t before, std::size_t after) {
+  if (after > most_bytes(before))
+    throw InvalidArgument(fmt::format(
+        "the tokeniser's normalizer makes {} bytes or more of a text of {}", after, before));
+}
 
 const UnicodeClasses& classes() { return UnicodeClasses::get(); }
 
@@ -318,6 +330,7 @@ void replace(AlignedText& text, AlignedText& spare, const Pattern& pattern,
   for (const ByteRange& range : found) {
     keep(range.begin);
     spare.bytes += content;
+    require_reason(text.bytes.size(), spare.bytes.size());
     if (text.aligned)
       spare.spans.insert(
           spare.spans.end(), content.size(),
@@ -342,6 +355,14 @@ bool nmt_blanks(std::uint32_t point) {
 }
 
 }  // namespace
+
+void normalize(const Normalizer& steps, AlignedText& text, AlignedText& spare) {
+  const std::size_t before = text.bytes.size();
+  for (const auto& step : steps) {
+    step->apply(text, spare);
+    require_reason(before, text.bytes.size());
+  }
+}
 
 std::unique_ptr<NormalizerStep> bert_normalizer(const BertNormalizerSettings& settings) {
   return std::make_unique<Bert>(settings);

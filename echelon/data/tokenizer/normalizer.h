@@ -19,6 +19,10 @@ class NormalizerStep {
 };
 using Normalizer = std::vector<std::unique_ptr<NormalizerStep>>;
 
+// Applies all steps. Throws InvalidArgument if the text grows beyond all reason, as replacements in
+// a hostile file let it.
+void normalize(const Normalizer& steps, AlignedText& text, AlignedText& spare);
+
 struct BertNormalizerSettings {
   bool clean = true;          // remove control characters; white space becomes spaces
   bool split_chinese = true;  // spaces around Chinese characters

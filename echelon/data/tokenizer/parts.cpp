@@ -67,7 +67,7 @@ class Encoder {
     if (!parts_.normalizer.empty()) {
       AlignedText& text = scratch_.text;
       text.assign(stretch.bytes, stretch.base, spans_ != nullptr);
-      for (const auto& step : parts_.normalizer) step->apply(text, scratch_.spare);
+      tok::normalize(parts_.normalizer, text, scratch_.spare);
       if (text.bytes.size() >= std::numeric_limits<std::uint32_t>::max())
         throw InvalidArgument("a text becomes longer than 4 GiB when it is normalised");
       stretch = {text.bytes, spans_ ? text.spans.data() : nullptr, stretch.base};
@@ -119,17 +119,33 @@ class Encoder {
   }
 
   void words(const Stretch& stretch, const std::vector<ByteRange>& ranges) {
+    if (!parts_.model->splits_at_spaces()) {
+      for (const ByteRange& range : ranges) word(stretch, range.begin, range.end);
+      return;
+    }
+    constexpr std::string_view space_mark = "\xE2\x96\x81";
     for (const ByteRange& range : ranges) {
-      const auto tokens = scratch_.cache.get(
-          stretch.bytes.substr(range.begin, range.end - range.begin), *parts_.model, scratch_.word);
-      ids_.insert(ids_.end(), tokens.ids, tokens.ids + tokens.count);
-      if (!spans_) continue;
-      std::size_t at = range.begin;
-      for (std::size_t i = 0; i < tokens.count; ++i) {
-        const std::size_t end = std::min<std::size_t>(range.end, at + tokens.sizes[i]);
-        spans_->push_back(stretch.span(at, end));
-        at = end;
+      std::size_t begin = range.begin;
+      const std::string_view bytes = stretch.bytes.substr(0, range.end);
+      for (std::size_t at = bytes.find(space_mark, begin); at != bytes.npos;
+           at = bytes.find(space_mark, at + space_mark.size())) {
+        if (at == begin || bytes.substr(begin, at - begin).ends_with(space_mark)) continue;
+        word(stretch, begin, at);
+        begin = at;
       }
+      word(stretch, begin, range.end);
+    }
+  }
+
+  void word(const Stretch& stretch, std::size_t begin, std::size_t end) {
+    const auto tokens =
+        scratch_.cache.get(stretch.bytes.substr(begin, end - begin), *parts_.model, scratch_.word);
+    ids_.insert(ids_.end(), tokens.ids, tokens.ids + tokens.count);
+    if (!spans_) return;
+    for (std::size_t i = 0, at = begin; i < tokens.count; ++i) {
+      const std::size_t next = std::min<std::size_t>(end, at + tokens.sizes[i]);
+      spans_->push_back(stretch.span(at, next));
+      at = next;
     }
   }
 
@@ -194,8 +210,9 @@ void finish_parts(const std::string& where, Parts& parts) {
     }
     AlignedText text, spare;
     text.assign(token.text, 0, false);
-    for (const auto& step : parts.normalizer) step->apply(text, spare);
+    normalize(parts.normalizer, text, spare);
     parts.normalized_finder.add(text.bytes, token);
+    if (text.bytes != token.text) parts.decoded[token.id] = text.bytes;
   }
 }
 

@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
@@ -64,7 +65,8 @@ struct Parts {
   Vocabulary model_tokens;
   Vocabulary added;  // also those that the model has too
   std::vector<AddedToken> added_tokens;
-  std::unordered_set<std::int32_t> special_ids;  // of added tokens
+  std::unordered_set<std::int32_t> special_ids;           // of added tokens
+  std::unordered_map<std::int32_t, std::string> decoded;  // as they are found, if not as written
   AddedTokenFinder raw_finder, normalized_finder;
   Normalizer normalizer;
   Splitter splitter;

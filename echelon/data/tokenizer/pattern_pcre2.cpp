@@ -211,9 +211,7 @@ class Pcre2 : public Pattern {
     std::size_t at = 0;
     std::size_t last_end = subject.size() + 1;  // of the match before; none yet
     while (at <= subject.size()) {
-      const int result =
-          pcre2_match(code_.get(), reinterpret_cast<PCRE2_SPTR>(subject.data()), subject.size(), at,
-                      PCRE2_NO_UTF_CHECK, data.get(), context_.get());
+      const int result = match(subject, at, data.get());
       if (result == PCRE2_ERROR_NOMATCH) return;
       if (result < 0)
         throw InvalidArgument(
@@ -235,7 +233,17 @@ class Pcre2 : public Pattern {
   }
 
  private:
-  static constexpr std::uint32_t most_steps = 50'000'000, most_kib = 1 << 16;
+  int match(std::string_view subject, std::size_t at, pcre2_match_data* data) const {
+    const auto run = [&](std::uint32_t options) {
+      return pcre2_match(code_.get(), reinterpret_cast<PCRE2_SPTR>(subject.data()), subject.size(),
+                         at, PCRE2_NO_UTF_CHECK | options, data, context_.get());
+    };
+    const int result = run(0);
+    // Compiled patterns have a small stack; the interpreter has the heap.
+    return result == PCRE2_ERROR_JIT_STACKLIMIT ? run(PCRE2_NO_JIT) : result;
+  }
+
+  static constexpr std::uint32_t most_steps = 10'000'000, most_kib = 1 << 16;
 
   std::string where_;
   std::unique_ptr<pcre2_code, FreeCode> code_;

@@ -322,7 +322,9 @@ std::string Tokenizer::decode(std::span<const std::int32_t> ids, bool skip_speci
   std::vector<std::string> tokens;
   for (const auto id : ids) {
     if (skip_special && parts_->special_ids.contains(id)) continue;
-    if (parts_->added.has(id))
+    if (const auto found = parts_->decoded.find(id); found != parts_->decoded.end())
+      tokens.push_back(found->second);
+    else if (parts_->added.has(id))
       tokens.emplace_back(parts_->added.text(id));
     else if (parts_->model_tokens.has(id))
       tokens.emplace_back(parts_->model_tokens.text(id));

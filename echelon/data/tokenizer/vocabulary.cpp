@@ -64,12 +64,14 @@ std::int32_t IdTable::find(std::string_view text) const {
 
 void Vocabulary::insert(std::string_view text, std::int32_t id) {
   table_.insert(text, id);
-  if (std::size_t(id) >= texts_.size()) texts_.resize(std::size_t(id) + 1);
-  texts_[std::size_t(id)] = {std::string(text), false};
+  if (std::size_t(id) >= text_of_.size()) text_of_.resize(std::size_t(id) + 1, -1);
+  text_of_[std::size_t(id)] = std::int32_t(texts_.size());
+  texts_.emplace_back(text);
 }
 
 std::string_view Vocabulary::text(std::int32_t id) const {
-  return has(id) ? std::string_view(texts_[std::size_t(id)].text) : std::string_view();
+  return has(id) ? std::string_view(texts_[std::size_t(text_of_[std::size_t(id)])])
+                 : std::string_view();
 }
 
 }  // namespace echelon::tok

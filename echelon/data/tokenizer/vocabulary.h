@@ -46,18 +46,15 @@ class Vocabulary {
   std::int32_t find(std::string_view text) const { return table_.find(text); }
   std::string_view text(std::int32_t id) const;  // empty if there is none
   bool has(std::int32_t id) const {
-    return id >= 0 && std::size_t(id) < texts_.size() && !texts_[std::size_t(id)].missing;
+    return id >= 0 && std::size_t(id) < text_of_.size() && text_of_[std::size_t(id)] >= 0;
   }
-  std::int32_t size() const { return std::int32_t(texts_.size()); }  // 1 + the largest id
-  std::size_t count() const { return table_.size(); }                // texts
+  std::int32_t size() const { return std::int32_t(text_of_.size()); }  // 1 + the largest id
+  std::size_t count() const { return table_.size(); }                  // texts
 
  private:
-  struct Text {
-    std::string text;
-    bool missing = true;
-  };
   IdTable table_;
-  std::vector<Text> texts_;
+  std::vector<std::int32_t> text_of_;  // in texts_, by id; -1: no token. Ids may have gaps
+  std::vector<std::string> texts_;
 };
 
 }  // namespace echelon::tok

@@ -44,6 +44,9 @@ class WordModel {
   virtual ~WordModel() = default;
   // Appends the tokens of a word that is not empty. Thread-safe.
   virtual void encode(std::string_view word, WordTokens& out, WordScratch& scratch) const = 0;
+  // Whether a word may be split before each U+2581 that is not behind another one, with the same
+  // tokens: SentencePiece's models have whole texts as words, and spaces as this character.
+  virtual bool splits_at_spaces() const { return false; }
 };
 
 }  // namespace echelon::tok

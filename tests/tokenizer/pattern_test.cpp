@@ -1,0 +1,111 @@
+#include "echelon/data/tokenizer/pattern.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+#include <string>
+#include <vector>
+
+#include "echelon/base/error.h"
+#include "echelon/base/utf8.h"
+
+namespace echelon::tok {
+namespace {
+
+std::vector<std::string> split(const Pattern& pattern, const std::string& text) {
+  std::vector<ByteRange> found;
+  pattern.matches(text, found);
+  std::vector<std::string> words;
+  for (const auto& range : found)
+    words.push_back(text.substr(range.begin, range.end - range.begin));
+  return words;
+}
+
+using Words = std::vector<std::string>;
+
+TEST(KnownPatterns, SplitAsGpt2Does) {
+  const auto pattern = known_pattern(gpt2_expression);
+  ASSERT_TRUE(pattern);
+  EXPECT_EQ(split(*pattern, "don't  stop, 123!\n"),
+            (Words{"don", "'t", " ", " stop", ",", " 123", "!", "\n"}));
+  EXPECT_EQ(split(*pattern, "a\n\nb   "), (Words{"a", "\n", "\n", "b", "   "}));
+  EXPECT_FALSE(known_pattern("\\w+"));
+}
+
+// The patterns by hand and by the engine are two implementations of the same.
+TEST(KnownPatterns, AgreeWithTheEngine) {
+  const std::string llama3 =
+      R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+  std::mt19937 random(7);
+  const std::vector<std::string> pieces = {"a",
+                                           "B",
+                                           "'",
+                                           "s",
+                                           "LL",
+                                           "re",
+                                           "\xC5\xBF",
+                                           " ",
+                                           "  ",
+                                           "\n",
+                                           "\r",
+                                           "\t",
+                                           "1",
+                                           "23",
+                                           "!",
+                                           "...",
+                                           "-",
+                                           "\xC3\xA9",
+                                           "\xE3\x80\x80",
+                                           "\xE4\xB8\xAD",
+                                           "\xC2\xBD",
+                                           "\xF0\x9F\x98\x80",
+                                           "\xCC\x81"};
+  for (const std::string& expression : {std::string(gpt2_expression), llama3}) {
+    std::unique_ptr<Pattern> engine;
+    try {
+      engine = pcre2_pattern(expression, "test");
+    } catch (const InvalidArgument& error) {
+      if (std::string(error.what()).find("built without") != std::string::npos)
+        GTEST_SKIP() << error.what();
+      throw;
+    }
+    const auto by_hand = known_pattern(expression);
+    ASSERT_TRUE(by_hand);
+    for (int i = 0; i < 5000; ++i) {
+      std::string text;
+      for (std::size_t n = random() % 12; n > 0; --n) text += pieces[random() % pieces.size()];
+      ASSERT_EQ(split(*by_hand, text), split(*engine, text)) << text;
+    }
+  }
+}
+
+TEST(LiteralPatterns, FindEveryOccurrence) {
+  EXPECT_EQ(split(*literal_pattern("aa"), "aaaaa"), (Words{"aa", "aa"}));
+}
+
+TEST(RegularExpressions, WhatTheEnginesReadDifferentlyIsRefused) {
+  for (const char* expression :
+       {"[a&&b]", "(?m:.)", "[[a]b]", "\\G", "\\K", "[\\W]", "(", "a{2", "\\"}) {
+    try {
+      const auto pattern = regular_expression(expression, "file.json: place");
+      EXPECT_STREQ(expression, "a{2") << "accepted";
+    } catch (const InvalidArgument& error) {
+      EXPECT_NE(std::string(error.what()).find("file.json: place"), std::string::npos)
+          << error.what();
+    }
+  }
+}
+
+TEST(RegularExpressions, ThatTakeTooLongEnd) {
+  std::unique_ptr<Pattern> pattern;
+  try {
+    pattern = regular_expression("(a+)+$x", "test");
+  } catch (const InvalidArgument& error) {
+    GTEST_SKIP() << error.what();
+  }
+  std::vector<ByteRange> found;
+  EXPECT_THROW(pattern->matches(std::string(5000, 'a') + "b", found), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace echelon::tok
