@@ -11,9 +11,9 @@ from pathlib import Path
 
 # Bottom to top. A component may include itself and what stands before it. A folder of a component is part of it unless
 # it is in this list too.
-ORDER = ["kernels", "base", "data/records", "data/tokenizer", "net", "launch", "collective", "comm", "data", "nn",
-         "models", "optim", "step", "parallel", "plan", "train", "job", "verify", "lab", "cli"]
-TORCH_FREE = {"kernels", "base", "data/records", "data/tokenizer", "net", "launch", "collective"}
+ORDER = ["kernels", "base", "data/records", "data/tokenizer", "data/corpus", "net", "launch", "collective", "comm",
+         "data", "nn", "models", "optim", "step", "parallel", "plan", "train", "job", "verify", "lab", "cli"]
+TORCH_FREE = {"kernels", "base", "data/records", "data/tokenizer", "data/corpus", "net", "launch", "collective"}
 UMBRELLAS = {"torch/torch.h", "torch/all.h", "torch/extension.h"}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)')
