@@ -1,43 +1,40 @@
 #include "echelon/data/records/records.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "echelon/base/error.h"
 #include "echelon/base/utf8.h"
-#include "echelon/data/records/json_object.h"
 
 namespace echelon {
 namespace {
 
 constexpr std::string_view byte_order_mark = "\xEF\xBB\xBF";
 
-const std::filesystem::path& existing(const std::filesystem::path& path) {
+}  // namespace
+
+const std::filesystem::path& require_records_file(const std::filesystem::path& path) {
   std::error_code error;
   if (!std::filesystem::is_regular_file(path, error))
     throw InvalidArgument(fmt::format("there is no file {} to read records from", path.string()));
   return path;
 }
 
-std::string_view kind_name(JsonKind kind) {
-  return kind == JsonKind::null ? "null" : kind == JsonKind::array ? "a list" : "an object";
-}
-
-std::string columns_text(std::size_t count) {
-  return fmt::format("{} column{}", count, count == 1 ? "" : "s");
-}
-
-}  // namespace
-
-Records::Records(const std::filesystem::path& path, const Options& options)
-    : file_(existing(path)), format_(options.format.value_or(format_of(path))) {
-  if (format_ == RecordFormat::text)
+RecordFormat require_records_format(const std::filesystem::path& path,
+                                    std::optional<RecordFormat> given) {
+  const RecordFormat format = given.value_or(format_of(path));
+  if (format == RecordFormat::text)
     throw InvalidArgument(fmt::format(
         "{} has no records: the name of a file with records ends with .tsv, .csv or .jsonl",
         path.string()));
+  return format;
+}
+
+Records::Records(const std::filesystem::path& path, const Options& options)
+    : file_(require_records_file(path)),
+      parser_(require_records_format(path, options.format), options.header) {
   const std::string_view text = file_.text();
   std::size_t at = text.starts_with(byte_order_mark) ? byte_order_mark.size() : 0;
   if (at == text.size()) throw Corrupt(fmt::format("{} is empty: it has no record", path.string()));
@@ -47,65 +44,15 @@ Records::Records(const std::filesystem::path& path, const Options& options)
                               place_of(valid), valid - (line == text.npos ? 0 : line + 1) + 1,
                               std::uint8_t(text[valid])));
   }
-  bool first = true;
+  bool names = parser_.has_header();
   while (at < text.size()) {
-    const auto size = record_length(text.substr(at), format_, /*ends=*/true);
-    const auto record = without_line_end(text.substr(at, size));
-    const bool names = first && format_ != RecordFormat::jsonl && options.header;
-    check(at, record);
-    if (std::exchange(first, false)) read_header(record, names);
-    if (!names) begins_.push_back(at);
+    const auto size = record_length(text.substr(at), parser_.format(), /*ends=*/true);
+    const auto wrong = parser_.check(without_line_end(text.substr(at, size)));
+    if (!wrong.what.empty()) refuse(at + wrong.at, wrong.what);
+    if (!std::exchange(names, false)) begins_.push_back(at);
     at += size;
   }
   if (begins_.empty()) throw Corrupt(fmt::format("{} has a header and no record", path.string()));
-  fields_ = {};
-}
-
-void Records::check(std::size_t begin, std::string_view record) {
-  if (record.empty()) refuse(begin, "the line is empty; remove it");
-  if (format_ == RecordFormat::jsonl) {
-    const auto wrong = read_json_object(record, {});
-    if (!wrong.what.empty())
-      refuse(begin,
-             fmt::format("this is no JSON object: {} at column {}", wrong.what, wrong.at + 1));
-    return;
-  }
-  std::size_t count = 0;
-  if (format_ == RecordFormat::csv) {
-    const auto wrong = split_fields(record, format_, fields_);
-    if (!wrong.what.empty()) refuse(begin + wrong.at, wrong.what);
-    count = fields_.size();
-  } else {
-    count = std::size_t(std::count(record.begin(), record.end(), '\t')) + 1;
-  }
-  if (!columns_.empty() && count != columns_.size())
-    refuse(begin, fmt::format("the line has {} and the first has {}", columns_text(count),
-                              columns_.size()));
-}
-
-void Records::read_header(std::string_view record, bool has_names) {
-  if (format_ == RecordFormat::jsonl) {
-    read_json_object(record, [&](const JsonMember& member) { columns_.emplace_back(member.key); });
-    return;
-  }
-  split_fields(record, format_, fields_);
-  columns_ = fields_;
-  if (has_names) return;
-  for (std::size_t i = 0; i < columns_.size(); ++i) columns_[i] = fmt::format("{}", i + 1);
-}
-
-int Records::column(std::string_view name) const {
-  const auto found = std::find(columns_.begin(), columns_.end(), name);
-  const auto listed = [&] {
-    return fmt::format("its {}: {}", columns_.size() == 1 ? "only column is" : "columns are",
-                       fmt::join(columns_, ", "));
-  };
-  if (found == columns_.end())
-    throw InvalidArgument(fmt::format("{} has no column {}; {}", path().string(), name, listed()));
-  if (std::find(found + 1, columns_.end(), name) != columns_.end())
-    throw InvalidArgument(
-        fmt::format("{} has two columns {}; {}", path().string(), name, listed()));
-  return int(found - columns_.begin());
 }
 
 std::string_view Records::record(std::int64_t number) const {
@@ -115,36 +62,11 @@ std::string_view Records::record(std::int64_t number) const {
   return without_line_end(file_.text().substr(begin, end - begin));
 }
 
-std::vector<std::string> Records::read(std::int64_t record, std::span<const int> columns) const {
+std::vector<std::string> Records::read(std::int64_t number, std::span<const int> columns) const {
   file_.require_unchanged();
-  if (format_ == RecordFormat::jsonl) return read_json(record, columns);
-  std::vector<std::string> fields, chosen;
-  split_fields(this->record(record), format_, fields);
-  for (const int column : columns) chosen.push_back(fields.at(std::size_t(column)));
-  return chosen;
-}
-
-std::vector<std::string> Records::read_json(std::int64_t number,
-                                            std::span<const int> columns) const {
-  std::vector<std::optional<std::string>> found(columns.size());
-  const auto begin = begins_.at(std::size_t(number));
-  read_json_object(record(number), [&](const JsonMember& member) {
-    for (std::size_t i = 0; i < columns.size(); ++i) {
-      if (columns_[std::size_t(columns[i])] != member.key) continue;
-      if (found[i]) refuse(begin, fmt::format("the object has two values of {}", member.key));
-      const bool scalar = member.kind == JsonKind::number || member.kind == JsonKind::boolean;
-      if (member.kind != JsonKind::string && !scalar)
-        refuse(begin, fmt::format("the value of {} is {}, not text or a number", member.key,
-                                  kind_name(member.kind)));
-      found[i] = scalar ? std::string(member.raw) : json_string(member.raw);
-    }
-  });
   std::vector<std::string> fields;
-  for (std::size_t i = 0; i < columns.size(); ++i) {
-    if (!found[i])
-      refuse(begin, fmt::format("the object has no {}", columns_[std::size_t(columns[i])]));
-    fields.push_back(std::move(*found[i]));
-  }
+  const auto wrong = parser_.read(record(number), columns, fields);
+  if (!wrong.what.empty()) refuse(begins_.at(std::size_t(number)), wrong.what);
   return fields;
 }
 

@@ -23,6 +23,7 @@
 
 #include "echelon/base/mapped_file.h"
 #include "echelon/data/records/format.h"
+#include "echelon/data/records/record_parser.h"
 
 namespace echelon {
 
@@ -42,10 +43,10 @@ class Records {
   std::uint64_t bytes() const { return file_.bytes().size(); }
 
   // The names of the header; "1", "2", … without one; of JSONL the keys of the first object.
-  const std::vector<std::string>& columns() const { return columns_; }
+  const std::vector<std::string>& columns() const { return parser_.columns(); }
   // The place of a column. Throws InvalidArgument that lists the columns if there is none or more
   // than one of this name.
-  int column(std::string_view name) const;
+  int column(std::string_view name) const { return parser_.column(name, path()); }
 
   // The fields of a record in these columns. Numbers and truth values of JSON are as they are
   // written. Throws Corrupt if an object of JSONL lacks one, has it twice, or has no text there.
@@ -56,17 +57,18 @@ class Records {
 
  private:
   std::string_view record(std::int64_t number) const;
-  std::vector<std::string> read_json(std::int64_t record, std::span<const int> columns) const;
   std::string place_of(std::size_t offset) const;
   [[noreturn]] void refuse(std::size_t offset, std::string_view what) const;
-  void read_header(std::string_view record, bool has_names);
-  void check(std::size_t begin, std::string_view record);
 
   MappedFile file_;
-  RecordFormat format_;
-  std::vector<std::string> columns_;
+  RecordParser parser_;
   std::vector<std::uint64_t> begins_;  // offsets in the file
-  std::vector<std::string> fields_;    // of the record that is being checked
 };
+
+// A file with records and its format. Throw InvalidArgument if there is no such file, or its format
+// is text.
+const std::filesystem::path& require_records_file(const std::filesystem::path& path);
+RecordFormat require_records_format(const std::filesystem::path& path,
+                                    std::optional<RecordFormat> given);
 
 }  // namespace echelon
