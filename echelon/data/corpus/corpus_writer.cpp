@@ -1,0 +1,192 @@
+#include "echelon/data/corpus/corpus_writer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "echelon/base/error.h"
+#include "echelon/base/file.h"
+#include "echelon/base/folder.h"
+#include "echelon/data/corpus/aside_folder.h"
+#include "echelon/data/corpus/corpus.h"
+#include "echelon/data/corpus/ordered_work.h"
+
+namespace echelon {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The tokens of a batch, and where documents end among them.
+struct EncodedBatch {
+  TextBatch text;
+  std::int64_t bytes = 0;  // of the source, up to the end of this batch
+  std::vector<std::int32_t> ids;
+  struct Piece {
+    std::size_t end;  // in ids
+    bool ends_document;
+  };
+  std::vector<Piece> pieces;
+};
+
+void encode(const Tokenizer& tokenizer, EncodedBatch& batch) {
+  batch.ids.clear();
+  batch.pieces.clear();
+  for (const auto& piece : batch.text.pieces) {
+    tokenizer.append(piece.text, batch.ids);
+    batch.pieces.push_back({batch.ids.size(), piece.ends});
+  }
+}
+
+int threads_of(int given) {
+  return given > 0 ? given : int(std::max(1u, std::thread::hardware_concurrency()));
+}
+
+// Batch after batch as shards, which may end within a batch.
+class ShardSequence {
+ public:
+  ShardSequence(OrderedWork<EncodedBatch>& work, const CorpusWriterOptions& options)
+      : work_(work), options_(options) {}
+
+  bool ended() {
+    if (!batch_) next_batch();
+    return !batch_;
+  }
+
+  // Documents until the shard is full. ended() is false.
+  ShardTotals write(FileWriter& file, int token_bytes) {
+    TokenShardWriter shard(file, token_bytes);
+    while (!ended()) {
+      const auto [end, ends_document] = batch_->pieces[piece_];
+      const auto begin = piece_ == 0 ? 0 : batch_->pieces[piece_ - 1].end;
+      shard.add(std::span(batch_->ids).subspan(begin, end - begin));
+      if (++piece_ == batch_->pieces.size()) batch_ = nullptr;
+      if (!ends_document) continue;
+      shard.end_document();
+      if (shard.bytes() >= options_.shard_bytes) break;
+    }
+    return shard.finish();
+  }
+
+ private:
+  void next_batch() {
+    batch_ = work_.next();
+    piece_ = 0;
+    if (batch_ && options_.progress && !options_.progress(batch_->bytes))
+      throw Interrupted("the corpus was not written: this was interrupted");
+  }
+
+  OrderedWork<EncodedBatch>& work_;
+  const CorpusWriterOptions& options_;
+  const EncodedBatch* batch_ = nullptr;
+  std::size_t piece_ = 0;
+};
+
+}  // namespace
+
+void require_corpus_place(const fs::path& folder, bool replace) {
+  std::error_code error;
+  if (!fs::exists(folder, error)) {
+    const auto parent = (folder.has_filename() ? folder : folder.parent_path()).parent_path();
+    if (!parent.empty() && !fs::is_directory(parent))
+      throw InvalidArgument(
+          fmt::format("there is no folder {} to write {} into", parent.string(), folder.string()));
+    return;
+  }
+  if (!fs::is_directory(folder))
+    throw InvalidArgument(
+        fmt::format("{} is a file, and a corpus is a folder; choose another", folder.string()));
+  if (list_folder(folder, error).empty() && !error) return;
+  if (!is_corpus(folder))
+    throw InvalidArgument(fmt::format(
+        "{} has other files than those of a corpus; choose a folder that is empty or not there",
+        folder.string()));
+  if (!replace)
+    throw InvalidArgument(
+        fmt::format("{} has a corpus; choose another folder with -o, or replace it with --force",
+                    folder.string()));
+}
+
+void require_same_tokenizer(const Corpus& corpus, const Tokenizer& tokenizer) {
+  const auto& description = corpus.description();
+  if (tokenizer.digest() == description.tokenizer && tokenizer.size() == description.vocab) return;
+  throw Corrupt(fmt::format(
+      "the tokeniser {} is not that of the corpus {}: its digest is {}, and the corpus was made "
+      "with {}",
+      tokenizer.files().front().string(), corpus.folder().string(), tokenizer.digest(),
+      description.tokenizer));
+}
+
+TextCut cut_for(const Tokenizer& tokenizer) {
+  constexpr std::size_t around = 256, most_tries = 64;
+  const auto within = [](std::string_view text, std::size_t at) {
+    while (at < text.size() && (std::uint8_t(text[at]) & 0xC0) == 0x80) ++at;  // not in a character
+    return at;
+  };
+  return [=](std::string_view text) -> std::size_t {
+    std::vector<std::int32_t> whole, parts;
+    std::size_t tries = 0;
+    // Some text must follow: the tokens after a cut may depend on all of a word.
+    for (auto at = text.size() - std::min(text.size(), around); at > 1 && tries < most_tries;) {
+      at = text.find_last_of(" \n", at - 1);
+      if (at == text.npos || at == 0) return 0;
+      if (text[at - 1] == ' ' || text[at - 1] == '\n') continue;
+      const auto begin = within(text, at - std::min(at, around)), end = within(text, at + around);
+      whole.clear();
+      parts.clear();
+      tokenizer.append(text.substr(begin, end - begin), whole);
+      tokenizer.append(text.substr(begin, at - begin), parts);
+      tokenizer.append(text.substr(at, end - at), parts);
+      if (whole == parts) return at;
+      ++tries;
+    }
+    return 0;
+  };
+}
+
+CorpusTotals write_corpus(const std::vector<fs::path>& files, const Tokenizer& tokenizer,
+                          const fs::path& folder, const CorpusWriterOptions& options) {
+  require_corpus_place(folder, options.replace);
+  TextSource source(
+      files, {.column = options.column, .header = options.header, .cut = cut_for(tokenizer)});
+  OrderedWork<EncodedBatch> work(
+      threads_of(options.threads),
+      [&](EncodedBatch& batch) {
+        const bool more = source.next(batch.text);
+        batch.bytes = source.bytes();
+        return more;
+      },
+      [&](EncodedBatch& batch) { encode(tokenizer, batch); });
+
+  CorpusDescription description;
+  description.vocab = tokenizer.size();
+  const auto& special = tokenizer.special();
+  description.marks = {special.begin ? special.begin : special.classifier,
+                       special.end ? special.end : special.separator};
+  description.tokenizer = tokenizer.digest();
+  AsideFolder aside(folder);
+  CorpusTotals totals;
+  for (ShardSequence shards(work, options); !shards.ended();) {
+    const auto path = shard_path(aside.path(), description.shards.size());
+    write_file(path, [&](FileWriter& file) {
+      description.shards.push_back(shards.write(file, description.token_bytes()));
+    });
+    totals.file_bytes += std::int64_t(fs::file_size(path));
+  }
+  description.files = source.files();
+  description.text_bytes = totals.text_bytes = source.bytes();
+  totals.documents = description.documents();
+  totals.tokens = description.tokens();
+  totals.shards = std::ssize(description.shards);
+  if (totals.tokens == 0)
+    throw InvalidArgument(fmt::format("there is no text in {}{}", files.front().string(),
+                                      files.size() > 1 ? " and the other files" : ""));
+  for (const auto& file : tokenizer.files())
+    write_file(aside.path() / file.filename(), read_file(file));
+  write_file(aside.path() / "corpus.json", description.to_json());
+  aside.commit();
+  return totals;
+}
+
+}  // namespace echelon

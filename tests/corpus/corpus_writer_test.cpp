@@ -1,0 +1,247 @@
+#include "echelon/data/corpus/corpus_writer.h"
+
+#include <gtest/gtest.h>
+#include <sys/file.h>
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <fstream>
+
+#include "echelon/base/file.h"
+#include "echelon/base/folder.h"
+#include "echelon/base/process_memory.h"
+#include "echelon/base/random.h"
+#include "echelon/data/corpus/aside_folder.h"
+#include "echelon/data/corpus/count_words.h"
+#include "echelon/data/tokenizer/bpe_trainer.h"
+#include "tests/base/scratch_folder.h"
+#include "tests/base/thrown.h"
+
+namespace echelon {
+namespace {
+
+namespace fs = std::filesystem;
+using Ids = std::vector<std::int32_t>;
+
+// Words of a small vocabulary, with line ends and indentation.
+std::string words(std::uint64_t seed, std::size_t bytes) {
+  static const char* const some[] = {"the", "  ",   "rank", "sends", "\n", "\n    ", "don't",
+                                     "é",   "漢字", "3.14", "(x)",   "\t", "a",      "\r\n"};
+  std::string text;
+  for (std::uint64_t i = 0; text.size() < bytes; ++i) {
+    const auto draw = philox(seed, i);
+    text += some[draw[0] % std::size(some)];
+    if (draw[1] % 3) text += " ";
+  }
+  return text;
+}
+
+class CorpusWriterTest : public testing::Test {
+ protected:
+  CorpusWriterTest() {
+    WordCounts counts;
+    for (const char* word : {"the", " the", " rank", " sends", "\n   ", " don", "'t", " 漢字"})
+      counts.add(word, 10);
+    write_tokenizer(folder_ / "tokenizer", train_bpe(counts, {.vocab = 290}));
+  }
+  fs::path write_text(const std::string& name, const std::string& content) const {
+    std::ofstream(folder_ / name, std::ios::binary) << content;
+    return folder_ / name;
+  }
+  Tokenizer tokenizer() const { return Tokenizer::open(folder_ / "tokenizer"); }
+  std::vector<Ids> read() const {
+    const Corpus corpus(target_);
+    std::vector<Ids> all;
+    for (std::int64_t i = 0; i < corpus.size(); ++i) {
+      std::vector<std::int64_t> tokens(std::size_t(corpus.length(i)));
+      corpus.read(i, 0, tokens);
+      all.emplace_back(tokens.begin(), tokens.end());
+    }
+    return all;
+  }
+  Ids encoded(const std::string& text) const {
+    Ids ids;
+    tokenizer().append(text, ids);
+    return ids;
+  }
+  // Everything in the corpus: names and contents.
+  std::vector<std::pair<std::string, std::string>> contents() const {
+    std::vector<std::pair<std::string, std::string>> all;
+    std::error_code error;
+    for (const auto& entry : list_folder(target_, error))
+      all.emplace_back(entry.name, read_file(target_ / entry.name));
+    return all;
+  }
+
+  const ScratchFolder folder_;
+  const fs::path target_ = folder_ / "corpus";
+};
+
+TEST_F(CorpusWriterTest, HasTheTokensOfEachDocument) {
+  const std::vector files = {write_text("a.txt", words(1, 5000)), write_text("empty.txt", ""),
+                             write_text("b.jsonl", "{\"t\": \"the rank\"}\n{\"t\": \"\"}\n")};
+  const auto totals = write_corpus(files, tokenizer(), target_, {.column = "t"});
+  EXPECT_EQ(read(), (std::vector<Ids>{encoded(words(1, 5000)), {}, encoded("the rank"), {}}));
+  EXPECT_EQ(totals.documents, 4);
+  EXPECT_EQ(totals.tokens, Corpus(target_).tokens());
+  EXPECT_EQ(totals.text_bytes, std::ssize(words(1, 5000)) + 8);
+  const auto corpus = std::make_shared<const Corpus>(target_);
+  EXPECT_EQ(corpus->description().marks.end, 0);
+  EXPECT_TRUE(CorpusCheck(corpus).run(Deadline::never()));
+  require_same_tokenizer(*corpus, Tokenizer::open(target_));
+}
+
+// Cuts between pieces, batches and shards must not show.
+TEST_F(CorpusWriterTest, HasTheSameBytesForAnyNumberOfThreads) {
+  const std::string text = words(2, 3 << 20);
+  const std::vector files = {write_text("a.txt", text), write_text("b.txt", words(3, 100'000)),
+                             write_text("c.txt", words(4, 2 << 20))};
+  std::vector<std::pair<std::string, std::string>> first;
+  for (const int threads : {1, 2, 5}) {
+    const auto totals = write_corpus(files, tokenizer(), target_,
+                                     {.replace = true, .threads = threads, .shard_bytes = 1 << 20});
+    EXPECT_EQ(totals.shards, 2) << "the second file fits no more";
+    if (first.empty()) first = contents();
+    EXPECT_TRUE(contents() == first) << threads << " threads";
+  }
+  EXPECT_TRUE(read() == (std::vector<Ids>{encoded(text), encoded(words(3, 100'000)),
+                                          encoded(words(4, 2 << 20))}));
+}
+
+TEST_F(CorpusWriterTest, CutsWhereTheTokeniserDoesNotNotice) {
+  const Tokenizer t = tokenizer();
+  const TextCut cut = cut_for(t);
+  const std::string text = words(5, 20'000);
+  const auto at = cut(text);
+  ASSERT_GT(at, 15'000u);
+  Ids parts = encoded(text.substr(0, at)), rest = encoded(text.substr(at));
+  parts.insert(parts.end(), rest.begin(), rest.end());
+  EXPECT_EQ(parts, encoded(text));
+  EXPECT_EQ(cut(std::string(20'000, ' ')), 0u) << "a run of blanks is one word";
+  EXPECT_EQ(cut(std::string(20'000, 'x')), 0u);
+  EXPECT_EQ(cut(""), 0u);
+}
+
+TEST_F(CorpusWriterTest, LeavesNothingOfWhatFails) {
+  const auto before = folder_.names();
+  const auto good = write_text("a.txt", words(6, 2 << 20)), bad = write_text("b.txt", "x \xff");
+  EXPECT_EQ(thrown<Corrupt>([&] {
+              write_corpus({good, bad}, tokenizer(), target_, {});
+            }),
+            bad.string() + ": byte 2, 0xff, is not UTF-8; convert the file");
+  EXPECT_EQ(thrown<InvalidArgument>(
+                [&] { write_corpus({write_text("c.txt", "")}, tokenizer(), target_, {}); }),
+            "there is no text in " + (folder_ / "c.txt").string());
+  EXPECT_NE(thrown<Interrupted>([&] {
+              write_corpus({good}, tokenizer(), target_,
+                           {.progress = [](std::int64_t) { return false; }});
+            }),
+            "(nothing was thrown)");
+  for (const auto& name : folder_.names())
+    EXPECT_TRUE(std::count(before.begin(), before.end(), name) || name.ends_with(".txt")) << name;
+}
+
+TEST_F(CorpusWriterTest, ReplacesACorpusOnlyOnRequest) {
+  const std::vector one = {write_text("a.txt", "the rank")}, two = {write_text("b.txt", "sends")};
+  write_corpus(one, tokenizer(), target_, {});
+  EXPECT_EQ(thrown<InvalidArgument>([&] { write_corpus(two, tokenizer(), target_, {}); }),
+            target_.string() +
+                " has a corpus; choose another folder with -o, or replace it with --force");
+  EXPECT_EQ(read(), (std::vector<Ids>{encoded("the rank")}));
+  write_corpus(two, tokenizer(), target_, {.replace = true});
+  EXPECT_EQ(read(), (std::vector<Ids>{encoded("sends")}));
+  fs::create_directories(folder_ / "other");
+  write_text("other/thesis.txt", "mine");
+  EXPECT_EQ(thrown<InvalidArgument>(
+                [&] { write_corpus(two, tokenizer(), folder_ / "other", {.replace = true}); }),
+            (folder_ / "other").string() +
+                " has other files than those of a corpus; choose a folder that is empty or not "
+                "there");
+  EXPECT_EQ(thrown<InvalidArgument>([&] { write_corpus(two, tokenizer(), folder_ / "a.txt", {}); }),
+            (folder_ / "a.txt").string() + " is a file, and a corpus is a folder; choose another");
+  EXPECT_EQ(thrown<InvalidArgument>([&] { write_corpus(two, tokenizer(), folder_ / "x/y", {}); }),
+            "there is no folder " + (folder_ / "x").string() + " to write " +
+                (folder_ / "x/y").string() + " into");
+}
+
+// Memory must not grow with the text: 96 MiB of it pass through.
+TEST_F(CorpusWriterTest, NeedsAsMuchMemoryForMuchTextAsForLittle) {
+  const std::string block = words(7, 4 << 20);
+  const auto peak = [&](int blocks) {
+    std::ofstream out(folder_ / "long.txt", std::ios::binary);
+    for (int i = 0; i < blocks; ++i) out << block;
+    out.close();
+    std::uint64_t most = 0;
+    write_corpus(
+        {folder_ / "long.txt"}, tokenizer(), target_,
+        {.replace = true, .threads = 2, .shard_bytes = 16 << 20, .progress = [&](std::int64_t) {
+           most = std::max(most, anonymous_bytes());
+           return true;
+         }});
+    return most;
+  };
+  const auto little = peak(6), much = peak(24);
+  EXPECT_LT(much, little + (36 << 20)) << "the text has 24 and 96 MiB";
+}
+
+TEST(AsideFolder, IsCompleteOrAbsent) {
+  const ScratchFolder scratch;
+  const fs::path target = scratch / "folder";
+  {
+    AsideFolder aside(target);
+    std::ofstream(aside.path() / "a") << "1";
+    EXPECT_FALSE(fs::exists(target));
+  }
+  EXPECT_TRUE(scratch.names().empty());
+  for (const char* content : {"1", "2"}) {
+    AsideFolder aside(target);
+    std::ofstream(aside.path() / content) << content;
+    aside.commit();
+    EXPECT_TRUE(fs::exists(target / content));
+  }
+  EXPECT_FALSE(fs::exists(target / "1")) << "the former contents are gone";
+  EXPECT_EQ(scratch.names(), std::vector<std::string>{"folder"});
+}
+
+TEST(AsideFolder, RemovesThoseOfDeadWritersOnly) {
+  const ScratchFolder scratch;
+  const AsideFolder alive(scratch / "folder");
+  fs::create_directories(scratch / ".folder.abc123");
+  fs::create_directories(scratch / ".folder.abc1234");
+  fs::create_directories(scratch / ".other.abc123");
+  const AsideFolder another(scratch / "folder/");
+  const auto names = scratch.names();
+  const auto has = [&](const std::string& name) {
+    return std::count(names.begin(), names.end(), name) == 1;
+  };
+  EXPECT_FALSE(has(".folder.abc123"));
+  EXPECT_TRUE(has(".folder.abc1234")) << "not one of ours";
+  EXPECT_TRUE(has(".other.abc123"));
+  EXPECT_TRUE(has(alive.path().filename().string()));
+  EXPECT_TRUE(has(another.path().filename().string()));
+}
+
+TEST(CountWords, IsTheSameForAnyNumberOfThreads) {
+  const ScratchFolder folder;
+  std::ofstream(folder / "a.txt", std::ios::binary) << words(8, 3 << 20);
+  for (const auto kind : {WordsOf::lines, WordsOf::documents}) {
+    std::vector<std::pair<std::string, std::int64_t>> first;
+    for (const int threads : {1, 4}) {
+      TextSource source({folder / "a.txt"}, {.cut = cut_for(kind), .batch_bytes = 100'000});
+      const WordCounts counts = count_words(source, kind, threads);
+      std::vector<std::pair<std::string, std::int64_t>> all;
+      for (std::size_t i = 0; i < counts.size(); ++i)
+        all.emplace_back(counts.word(i), counts.count(i));
+      std::sort(all.begin(), all.end());
+      if (first.empty()) first = all;
+      EXPECT_TRUE(all == first) << threads;
+    }
+    EXPECT_EQ(std::any_of(first.begin(), first.end(),
+                          [](const auto& word) { return word.first == "\n   "; }),
+              kind == WordsOf::documents);
+  }
+}
+
+}  // namespace
+}  // namespace echelon
