@@ -16,9 +16,14 @@ void add_verify(CLI::App& app, int& exit_code);
 void add_export(CLI::App& app, int& exit_code);
 void add_generate(CLI::App& app, int& exit_code);
 void add_tokenize(CLI::App& app, int& exit_code);
-void add_tokenize_encode(CLI::App& tokenize, int& exit_code);
 void add_info(CLI::App& app, int& exit_code);
 void add_version(CLI::App& app, int& exit_code);
 void add_completion(CLI::App& app, int& exit_code);
+
+// Those of tokenize.
+void add_tokenize_train(CLI::App& tokenize, int& exit_code);
+void add_tokenize_encode(CLI::App& tokenize, int& exit_code);
+void add_tokenize_corpus(CLI::App& tokenize, int& exit_code);
+void add_tokenize_check(CLI::App& tokenize, int& exit_code);
 
 }  // namespace echelon::cli

@@ -215,6 +215,13 @@ void TextSplit::take_sums(std::span<const std::uint64_t> sums) const {
   }
 }
 
+std::vector<fs::path> source_files(const std::string& source) {
+  Found found = find_source(source);
+  if (found.files.empty())
+    throw InvalidArgument(fmt::format("there is no file to read in {}", source));
+  return std::move(found.files);
+}
+
 TextSplit open_text(const std::string& source, double validation, std::int64_t length) {
   const Found found = find_source(source);
   TextSplit split;

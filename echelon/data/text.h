@@ -82,6 +82,10 @@ struct TextSplit {
   void take_sums(std::span<const std::uint64_t> sums) const;
 };
 
+// The files of a source: "stdlib", a file, or a folder with every regular file below it, in the
+// order of their names. Throws InvalidArgument if there is none.
+std::vector<std::filesystem::path> source_files(const std::string& source);
+
 // `source` is "stdlib", a file or a folder (every regular file below it, in the order of their
 // names). Several files are split by file, chosen by a hash of the relative name. With one file, or
 // too few for that, validation gets the end of the text. Throws InvalidArgument if there is nothing
