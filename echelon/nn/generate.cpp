@@ -13,10 +13,10 @@
 namespace echelon {
 namespace {
 
-std::int64_t draw(const at::Tensor& logits, const GenerateOptions& options, double uniform) {
-  const at::Tensor scores = logits.narrow(0, 0, std::min<std::int64_t>(256, logits.size(0)))
-                                .to(at::kCPU, at::kDouble)
-                                .contiguous();
+std::int64_t draw(const at::Tensor& logits, std::int64_t vocab, const GenerateOptions& options,
+                  double uniform) {
+  const at::Tensor scores =
+      logits.narrow(0, 0, std::min(vocab, logits.size(0))).to(at::kCPU, at::kDouble).contiguous();
   const double* score = scores.const_data_ptr<double>();
   std::vector<std::int64_t> order(static_cast<std::size_t>(scores.numel()));
   std::iota(order.begin(), order.end(), 0);
@@ -37,24 +37,38 @@ std::int64_t draw(const at::Tensor& logits, const GenerateOptions& options, doub
 
 }  // namespace
 
-std::string generate(Stack& stack, std::int64_t context, std::string_view prompt,
-                     const GenerateOptions& options, const std::function<bool(char)>& show) {
+std::vector<std::int64_t> generate(Stack& stack, std::int64_t context,
+                                   std::span<const std::int64_t> prompt, std::int64_t vocab,
+                                   const GenerateOptions& options,
+                                   const std::function<bool(std::int64_t)>& show) {
   if (prompt.empty())
-    throw InvalidArgument("the prompt is empty; give at least one byte to go on from");
-  std::string text(prompt);
+    throw InvalidArgument("the prompt is empty; give at least one token to go on from");
+  std::vector<std::int64_t> all(prompt.begin(), prompt.end());
   const Key key = derive_key(options.seed, "generate");
   for (std::int64_t i = 0; i < options.tokens; ++i) {
-    const auto length = std::min(context, static_cast<std::int64_t>(text.size()));
-    at::Tensor tokens = at::empty({1, length}, at::kLong);
-    std::transform(text.end() - length, text.end(), tokens.data_ptr<std::int64_t>(),
-                   [](char c) { return static_cast<std::int64_t>(static_cast<unsigned char>(c)); });
+    const auto length = std::min(context, std::ssize(all));
+    const at::Tensor tokens = at::empty({1, length}, at::kLong);
+    std::copy(all.end() - length, all.end(), tokens.data_ptr<std::int64_t>());
     const at::Tensor logits = stack.infer(tokens.to(stack.device()));
-    const char next = static_cast<char>(draw(logits.select(0, 0).select(0, length - 1), options,
-                                             uniform_at(key, static_cast<std::uint64_t>(i))));
-    text.push_back(next);
+    const auto next = draw(logits.select(0, 0).select(0, length - 1), vocab, options,
+                           uniform_at(key, static_cast<std::uint64_t>(i)));
+    all.push_back(next);
     if (show && !show(next)) break;
   }
-  return text.substr(prompt.size());
+  return {all.begin() + std::ssize(prompt), all.end()};
+}
+
+std::string generate(Stack& stack, std::int64_t context, std::string_view prompt,
+                     const GenerateOptions& options, const std::function<bool(char)>& show) {
+  constexpr std::int64_t bytes = 256;
+  if (prompt.empty())
+    throw InvalidArgument("the prompt is empty; give at least one byte to go on from");
+  std::vector<std::int64_t> tokens;
+  for (const char c : prompt) tokens.push_back(static_cast<unsigned char>(c));
+  const auto made = generate(stack, context, tokens, bytes, options, [&](std::int64_t token) {
+    return !show || show(static_cast<char>(token));
+  });
+  return {made.begin(), made.end()};
 }
 
 }  // namespace echelon

@@ -1,10 +1,12 @@
-// Generates text, byte by byte, from a model whose tokens are bytes.
+// Generates tokens from a model that predicts the next one.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "echelon/nn/stack.h"
 
@@ -12,14 +14,20 @@ namespace echelon {
 
 struct GenerateOptions {
   std::int64_t tokens = 400;
-  double temperature = 0.8;  // 0: always the most likely byte
-  std::int64_t top = 40;     // sample only from this many most likely bytes; 0: from all
+  double temperature = 0.8;  // 0: always the most likely token
+  std::int64_t top = 40;     // sample only from this many most likely tokens; 0: from all
   std::uint64_t seed = 1;
 };
 
-// Continues `prompt`, which must not be empty. The model sees the last `context` bytes. Passes each
-// new byte to `show` as it is generated; if `show` returns false, generation ends. The same seed
-// gives the same text.
+// Continues `prompt`, which must not be empty, with tokens below `vocab`. The model sees the last
+// `context` tokens. Passes each new token to `show` as it is generated; if `show` returns false,
+// generation ends. The same seed gives the same tokens.
+std::vector<std::int64_t> generate(Stack& stack, std::int64_t context,
+                                   std::span<const std::int64_t> prompt, std::int64_t vocab,
+                                   const GenerateOptions& options,
+                                   const std::function<bool(std::int64_t)>& show = {});
+
+// The same for a model whose tokens are bytes.
 std::string generate(Stack& stack, std::int64_t context, std::string_view prompt,
                      const GenerateOptions& options, const std::function<bool(char)>& show = {});
 
