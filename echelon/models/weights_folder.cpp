@@ -126,15 +126,19 @@ void resolve_model(ModelOptions& model, const std::vector<std::string>& given) {
   model = found;
 }
 
+bool says_bytes(const fs::path& folder) {
+  return FolderConfig(folder).text(tokeniser_key, "") == "bytes";
+}
+
 void require_byte_tokens(const fs::path& folder) {
   const FolderConfig config(folder);
   const std::string said = config.text(tokeniser_key, "");
   if (said == "bytes") return;
   const auto refuse = [&](const std::string& what) {
     throw InvalidArgument(fmt::format(
-        "the weights in {} were trained on tokens that are not bytes ({}), and text is read as "
-        "bytes: Echelon has no tokenisers yet; use weights that were trained on bytes, or write "
-        "\"{}\": \"bytes\" into config.json there if these were",
+        "the weights in {} were trained on tokens that are not bytes ({}), and no tokeniser that "
+        "Echelon reads is beside them: name the folder of theirs with data.tokenizer, or write "
+        "\"{}\": \"bytes\" into config.json there if they were trained on bytes",
         folder.string(), what, tokeniser_key));
   };
   if (!said.empty()) refuse(fmt::format("{} = \"{}\"", tokeniser_key, said));
@@ -213,7 +217,7 @@ ValueSource read_weights(const fs::path& folder, const ModelOptions& options, co
 
 void write_weights(const fs::path& folder, const ModelOptions& options, const Stack& stack,
                    at::ScalarType type, const std::function<at::Tensor(const Parameter&)>& value,
-                   Tokens tokens) {
+                   const TokenNotes& tokens) {
   fs::create_directories(folder);
   const Family& family = family_of(options);
   std::vector<NamedTensor> tensors;
@@ -234,7 +238,13 @@ void write_weights(const fs::path& folder, const ModelOptions& options, const St
   write_tensors(folder / "model.safetensors", tensors, {{"format", "pt"}});
   auto config = nlohmann::json::parse(family.write_config(options));
   if (!config.contains("model_type")) config["model_type"] = family.name;
-  if (tokens == Tokens::bytes) config[tokeniser_key] = "bytes";
+  if (tokens.kind == Tokens::bytes) config[tokeniser_key] = "bytes";
+  const auto note = [&](const char* key, const std::optional<std::int32_t>& token) {
+    if (token) config[key] = *token;
+  };
+  note("pad_token_id", tokens.padding);
+  note("bos_token_id", tokens.begin);
+  note("eos_token_id", tokens.end);
   write_file(folder / "config.json", config.dump(2) + "\n");
 }
 

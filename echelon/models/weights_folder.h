@@ -3,8 +3,10 @@
 // (GPT2LMHeadModel, …) and of the bare model; writes the former.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,9 +38,19 @@ void resolve_model(ModelOptions& model, const std::vector<std::string>& given);
 // weights have "echelon_tokeniser": "bytes" in config.json; others must have a vocabulary of 256
 // and no tokeniser files.
 void require_byte_tokens(const std::filesystem::path& folder);
+// Whether config.json says that they are bytes.
+bool says_bytes(const std::filesystem::path& folder);
 
 // What a model's tokens are.
 enum class Tokens { bytes, others };
+
+// What config.json says about them: pad_token_id, bos_token_id and eos_token_id where known.
+struct TokenNotes {
+  Tokens kind = Tokens::others;
+  std::optional<std::int32_t> padding = {}, begin = {}, end = {};
+  TokenNotes() = default;
+  TokenNotes(Tokens tokens) : kind(tokens) {}
+};
 
 // Writes such a folder in `type`: fp32, or fp64 for an fp64 model. `value` returns the values of a
 // whole parameter in any type and on any device; it is called once per parameter, in the order of
@@ -46,6 +58,6 @@ enum class Tokens { bytes, others };
 void write_weights(const std::filesystem::path& folder, const ModelOptions& options,
                    const Stack& stack, at::ScalarType type,
                    const std::function<at::Tensor(const Parameter&)>& value,
-                   Tokens tokens = Tokens::others);
+                   const TokenNotes& tokens = {});
 
 }  // namespace echelon
