@@ -5,11 +5,13 @@
 
 #include <filesystem>
 #include <memory>
+#include <optional>
 
 #include "cli/commands.h"
 #include "echelon/base/error.h"
 #include "echelon/job/data.h"
 #include "echelon/job/options.h"
+#include "echelon/job/tokenizer_files.h"
 #include "echelon/models/family.h"
 #include "echelon/models/weights_folder.h"
 #include "echelon/nn/tensor_file.h"
@@ -68,6 +70,8 @@ void run(const Arguments& arguments) {
   const safetensors::Reader state(run / "state.safetensors");
   JobOptions options;
   read_toml_file(fields_of(options), config);
+  std::optional<Tokenizer> tokenizer;
+  if (!options.data.tokenizer.empty()) tokenizer.emplace(Tokenizer::open(options.data.tokenizer));
   const Stack stack = family_of(options.model).build(options.model);
   at::ScalarType type = at::kFloat;
   for (const auto& parameter : stack.parameters())  // all are looked at before anything is written
@@ -75,7 +79,8 @@ void run(const Arguments& arguments) {
   write_weights(
       folder, options.model, stack, type,
       [&](const Parameter& parameter) { return tensor_of(state, entry_of(state, parameter)); },
-      tokens_are_bytes(options.data) ? Tokens::bytes : Tokens::others);
+      token_notes(tokenizer ? &*tokenizer : nullptr, tokens_are_bytes(options.data)));
+  if (tokenizer) copy_tokenizer(*tokenizer, folder);
   fmt::print(
       "exported    the weights after step {} of {}: {} opens in transformers, or try: echelon "
       "generate {}\n",

@@ -5,11 +5,18 @@
 #include <cstdio>
 #include <limits>
 #include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "cli/commands.h"
 #include "cli/interrupt.h"
 #include "cli/numbers.h"
 #include "echelon/base/error.h"
+#include "echelon/data/token_text.h"
+#include "echelon/job/resolve.h"
 #include "echelon/models/family.h"
 #include "echelon/models/weights_folder.h"
 
@@ -23,20 +30,70 @@ struct Arguments {
   GenerateOptions options;
 };
 
+// The prompt as the model was trained to see one: behind the token that begins a text, if the
+// tokeniser has one.
+std::vector<std::int32_t> prompt_tokens(const Tokenizer& tokenizer, const std::string& prompt) {
+  const auto& begin = tokenizer.special().begin;
+  std::vector<std::int32_t> ids = tokenizer.encode("").ids;
+  ids.resize(begin && !ids.empty() && ids.front() == *begin ? 1 : 0);
+  tokenizer.append(prompt, ids);
+  if (ids.empty()) throw InvalidArgument("--prompt is empty; give at least one word to go on from");
+  return ids;
+}
+
+void write(std::string_view text) {
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  std::fflush(stdout);
+}
+
+void generate_bytes(Stack& stack, std::int64_t context, const Arguments& arguments) {
+  generate(stack, context, arguments.prompt, arguments.options, [](char c) {
+    write({&c, 1});
+    return !interrupted().load();
+  });
+}
+
+// Ends early at the tokeniser's end token.
+void generate_tokens(Stack& stack, std::int64_t context, const Tokenizer& tokenizer,
+                     std::span<const std::int32_t> prompt, const Arguments& arguments) {
+  const std::vector<std::int64_t> ids(prompt.begin(), prompt.end());
+  TokenText text(tokenizer, prompt);
+  generate(stack, context, ids, tokenizer.size(), arguments.options, [&](std::int64_t token) {
+    if (tokenizer.special().end == token) return false;
+    write(text.add(static_cast<std::int32_t>(token)));
+    return !interrupted().load();
+  });
+  write(text.rest());
+}
+
 void run(const Arguments& arguments) {
   const ModelOptions model = read_model_options(arguments.weights);
-  require_byte_tokens(arguments.weights);
+  if (const auto task = task_of(model); task != ModelTask::causal)
+    throw InvalidArgument(
+        fmt::format("the model in {} is an encoder (task {}), which does not continue text: give "
+                    "the weights of a gpt2 or a llama",
+                    arguments.weights, name_of(task)));
+  const std::string path = tokenizer_beside(arguments.weights);
+  std::optional<Tokenizer> tokenizer;
+  std::vector<std::int32_t> prompt;
+  if (!path.empty()) {
+    tokenizer.emplace(Tokenizer::open(path));
+    JobOptions options;
+    options.model = model;
+    options.data.tokenizer = path;
+    require_vocabulary(*tokenizer, options);
+    prompt = prompt_tokens(*tokenizer, arguments.prompt);
+  }
   Stack stack = family_of(model).build(model);
   const ValueSource values = read_weights(arguments.weights, model, stack);
   stack.allocate(at::kCPU, at::kFloat, Gradients::no);
   stack.load(values);
-  fmt::print("{}", arguments.prompt);
+  write(arguments.prompt);
   end_in_order();
-  generate(stack, model.context, arguments.prompt, arguments.options, [](char c) {
-    std::fputc(c, stdout);
-    std::fflush(stdout);
-    return !interrupted().load();
-  });
+  if (tokenizer)
+    generate_tokens(stack, model.context, *tokenizer, prompt, arguments);
+  else
+    generate_bytes(stack, model.context, arguments);
   fmt::print("\n");
 }
 
@@ -52,19 +109,21 @@ void add_generate(CLI::App& app, int& exit_code) {
   command->add_option("--prompt", arguments->prompt, "Text to continue")
       ->capture_default_str()
       ->type_name("TEXT");
-  command->add_option("--tokens", arguments->options.tokens, "Bytes to write")
+  command
+      ->add_option("--tokens", arguments->options.tokens,
+                   "Tokens to write: bytes, or those of the tokeniser")
       ->capture_default_str()
       ->check(integer_from(0, most_tokens))
       ->type_name("N");
   command
       ->add_option("--temperature", arguments->options.temperature,
-                   "0: always the likeliest byte; 1: the model's own probabilities")
+                   "0: always the likeliest token; 1: the model's own probabilities")
       ->capture_default_str()
       ->check(number_from(0, 1e6))
       ->type_name("X");
   command
       ->add_option("--top", arguments->options.top,
-                   "Choose among the likeliest N bytes only; 0: all")
+                   "Choose among the likeliest N tokens only; 0: all")
       ->capture_default_str()
       ->check(integer_from(0, 1 << 30))
       ->type_name("N");

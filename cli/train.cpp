@@ -12,10 +12,10 @@
 #include "echelon/base/process_memory.h"
 #include "echelon/comm/gpu.h"
 #include "echelon/job/job.h"
+#include "echelon/job/resolve.h"
 #include "echelon/job/run_directory.h"
 #include "echelon/launch/environment.h"
 #include "echelon/launch/launcher.h"
-#include "echelon/models/weights_folder.h"
 #include "echelon/plan/memory_forecast.h"
 
 namespace echelon::cli {
@@ -31,6 +31,8 @@ constexpr const char* examples = R"(Examples:
   echelon train --print-config > job.toml            every option with its value and meaning
   echelon train job.toml --nproc 4 --dry-run         predict its memory before it starts
   echelon train --set model.init=weights/            start from weights in Hugging Face's format
+  echelon train --set model.init=distilbert/ --data train.tsv --set data.validation_source=dev.tsv
+                                                     fine-tune them on a file with labels
   echelon train --resume runs/2026-01-31-120000      continue an interrupted run)";
 
 struct Arguments {
@@ -148,7 +150,7 @@ void add_train(CLI::App& app, int& exit_code) {
       const bool here = environment.world == 1;
       const int ranks = here ? arguments->nproc : environment.world;
       check_job(request, ranks);
-      resolve_model(request.options.model, request.given);
+      if (request.resume.empty()) resolve_options(request.options, request.given);
       const auto forecast =
           report_forecast(request.options, ranks, here ? ranks : environment.local_world);
       fmt::print("{}", forecast.text);
@@ -161,7 +163,7 @@ void add_train(CLI::App& app, int& exit_code) {
       if (request.options.train.device ==
           DeviceKind::cpu) {  // the GPU must not be initialised before the fork
         JobOptions options = request.options;
-        if (request.resume.empty()) resolve_model(options.model, request.given);
+        if (request.resume.empty()) resolve_options(options, request.given);
         require_memory(options, arguments->nproc, arguments->nproc);
       }
       if (request.resume.empty()) RunDirectory::require_new(request.runs, request.name);

@@ -13,11 +13,11 @@
 #include "echelon/comm/texts.h"
 #include "echelon/job/job.h"
 #include "echelon/job/option_difference.h"
+#include "echelon/job/resolve.h"
 #include "echelon/job/rules.h"
 #include "echelon/job/run_directory.h"
 #include "echelon/job/server_job.h"
 #include "echelon/models/family.h"
-#include "echelon/models/weights_folder.h"
 #include "echelon/net/socket.h"
 #include "echelon/optim/optimizer.h"
 #include "echelon/parallel/pipeline/balance.h"
@@ -190,10 +190,9 @@ void check_job(const JobRequest& request, int ranks) {
   check_rules(planned, ranks);
   check_threads(options.train);
   options.chaos.slowness(0, ranks);
-  ModelOptions model = options.model;
-  if (request.resume.empty()) resolve_model(model, request.given);
-  if (request.resume.empty() && !model.init.empty() && options.data.source != "random")
-    require_byte_tokens(model.init);
+  JobOptions resolved = options;
+  if (request.resume.empty()) resolve_options(resolved, request.given);
+  const ModelOptions& model = resolved.model;
   const MeshShape mesh = options.server.count > 0 ? MeshShape{} : mesh_of(options.parallel, ranks);
   check_heads(request, model, mesh);
   check_layout(options, model, mesh);

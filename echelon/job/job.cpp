@@ -21,9 +21,11 @@
 #include "echelon/job/pipeline_trace.h"
 #include "echelon/job/report.h"
 #include "echelon/job/reporter.h"
+#include "echelon/job/resolve.h"
 #include "echelon/job/run_directory.h"
 #include "echelon/job/server_job.h"
 #include "echelon/job/sync_trace.h"
+#include "echelon/job/tokenizer_files.h"
 #include "echelon/launch/environment.h"
 #include "echelon/models/family.h"
 #include "echelon/models/weights_folder.h"
@@ -158,7 +160,7 @@ class Job {
 
 void Job::agree_on_options() {
   check_job(request_, ranks_);
-  if (!resumes()) resolve_model(options().model, request_.given);
+  if (!resumes()) resolve_options(options(), request_.given);
   options().split = family_of(options().model).split(options().model);
   if (request_.ranks) require_same_options(options(), *request_.ranks);
   if (auto run = lock_former_run(request_)) former_.emplace(std::move(*run));
@@ -226,7 +228,9 @@ void Job::make_trainer() {
   trainer_.emplace(*stack_, *data_.training, options(), servers_ ? nullptr : request_.ranks);
   trainer_->note("data", data_note(data_.fingerprint));
   if (!resumes() && !options().model.init.empty() && has_part_in_all())
-    trainer_->load(read_weights(options().model.init, options().model, *stack_));
+    trainer_->load(read_weights(options().model.init, options().model, *stack_,
+                                random_values(std::uint64_t(steps().seed))));
+  for (const auto& metric : metrics_of(options().model)) trainer_->add_metric(metric);
   if (servers_) {
     servers_->attach(*trainer_, *stack_);
     request_
@@ -345,7 +349,8 @@ void Job::write_weights_folder() {
     for (const auto& parameter : stack_->parameters()) value(parameter);
   else
     write_weights(reporter_->run().weights(), options().model, *stack_, master_type(stack_->type()),
-                  value, data_.bytes ? Tokens::bytes : Tokens::others);
+                  value, token_notes(data_.tokenizer.get(), tokens_are_bytes(options().data)));
+  if (reporter_ && data_.tokenizer) copy_tokenizer(*data_.tokenizer, reporter_->run().weights());
 }
 
 void Job::leave_servers() {

@@ -51,10 +51,11 @@ std::string bar_line(const std::string& count, const std::vector<std::string>& n
       .substr(0, static_cast<std::size_t>(std::max(0, columns - 1)));
 }
 
-Progress::Progress(std::int64_t first_step, std::int64_t steps, bool bytes, ShowProgress show)
+Progress::Progress(std::int64_t first_step, std::int64_t steps, const LossUnits& units,
+                   ShowProgress show)
     : first_(first_step),
       steps_(steps),
-      bytes_(bytes),
+      units_(units),
       shown_at_all_(show != ShowProgress::none),
       terminal_(show == ShowProgress::automatic && !terminal::path().empty()) {}
 
@@ -64,9 +65,11 @@ Progress::~Progress() { terminal::keep(); }
 // speed.
 std::vector<std::string> Progress::numbers_of(const StepReport& report) const {
   std::vector<std::string> numbers = {fmt::format("loss {:.3f}", report.loss)};
-  if (bytes_) numbers.push_back(fmt::format("{:.3f} bits/byte", report.loss / std::numbers::ln2));
-  numbers.push_back(fmt::format(
-      "{} tokens/s", human_count(static_cast<double>(report.targets) / smooth_seconds_)));
+  if (units_.bits_per_byte)
+    numbers.push_back(fmt::format("{:.3f} bits/byte", report.loss / std::numbers::ln2));
+  numbers.push_back(fmt::format("{} {}/s",
+                                human_count(static_cast<double>(report.targets) / smooth_seconds_),
+                                units_.counts));
   numbers.push_back(fmt::format(
       "{} left", clock_time(smooth_seconds_ * static_cast<double>(steps_ - report.step))));
   return numbers;

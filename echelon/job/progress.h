@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "echelon/job/data.h"
 #include "echelon/job/job.h"
 #include "echelon/train/trainer.h"
 
@@ -13,8 +14,7 @@ namespace echelon {
 
 class Progress {
  public:
-  // `bytes`: the loss is also shown as bits per byte.
-  Progress(std::int64_t first_step, std::int64_t steps, bool bytes, ShowProgress show);
+  Progress(std::int64_t first_step, std::int64_t steps, const LossUnits& units, ShowProgress show);
   ~Progress();  // ends the bar's line
 
   void step(const StepReport& report);
@@ -25,7 +25,8 @@ class Progress {
 
   using Clock = std::chrono::steady_clock;
   std::int64_t first_, steps_;
-  bool bytes_, shown_at_all_, terminal_;
+  LossUnits units_;
+  bool shown_at_all_, terminal_;
   Clock::time_point shown_;
   double smooth_seconds_ = 0;  // of a step, a running mean
 };

@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <numbers>
 #include <tuple>
@@ -49,7 +50,7 @@ void JobOutcome::add(const StepReport& step) {
 }
 
 ordered_json summary_of(const JobOptions& options, const JobOutcome& outcome,
-                        std::int64_t parameters, bool bytes, std::uint64_t start,
+                        std::int64_t parameters, const LossUnits& units, std::uint64_t start,
                         std::uint64_t peak, const RunDirectory& run) {
   // The first steps warm up; with few steps they are all there is.
   const auto skip =
@@ -68,8 +69,9 @@ ordered_json summary_of(const JobOptions& options, const JobOutcome& outcome,
       {"precision", precision_name(compute_type(options.train))},
       {"run", run.path().string()},
   };
-  if (outcome.validated && bytes)
-    summary["val_bits_per_byte"] = outcome.validation_loss / std::numbers::ln2;
+  if (outcome.validated && !units.bits_per_byte) summary["val_loss"] = outcome.validation_loss;
+  if (outcome.validated)
+    for (const auto& [name, score] : outcome.scores) summary["val_" + name] = score;
   if (options.server.count > 0) summary["lost_workers"] = outcome.lost_workers.size();
   if (outcome.loss_scale != 0) {
     summary["skipped_steps"] = outcome.skipped;
@@ -270,8 +272,32 @@ std::string loss_scale_text(const JobOutcome& outcome) {
                   outcome.loss_scale, outcome.skipped, outcome.step_seconds.size()));
 }
 
+Scores scores_of(const ValidationReport& validation, const LossUnits& units) {
+  Scores scores = validation.scores;
+  if (units.perplexity) scores.emplace_back("perplexity", std::exp(validation.loss));
+  if (const auto bits = units.validation_bits(validation.loss))
+    scores.emplace_back("bits_per_byte", *bits);
+  return scores;
+}
+
+std::string scores_text(double loss, const Scores& scores, const LossUnits& units) {
+  if (units.bits_per_byte)
+    return fmt::format("{:.3f} bits/byte", units.validation_bits(loss).value_or(0));
+  std::string text = fmt::format("loss {:.3f}", loss);
+  for (const auto& [name, score] : scores)
+    text += name == "perplexity"      ? fmt::format(", {} {:.4g}", name, score)
+            : name == "bits_per_byte" ? fmt::format(", {:.3f} bits/byte", score)
+                                      : fmt::format(", {} {:.3f}", name, score);
+  return text;
+}
+
 std::string validation_text(const JobOutcome& outcome, const JobData& data, std::int64_t context) {
   if (!outcome.validated) return {};
+  if (!data.text.validation)
+    return report_line("validation",
+                       fmt::format("{} on {} samples",
+                                   scores_text(outcome.validation_loss, outcome.scores, data.units),
+                                   data.validation->size()));
   const double bits = outcome.validation_loss / std::numbers::ln2;
   // The bytes that were predicted, and the one before them.
   std::vector<std::uint8_t> bytes(static_cast<std::size_t>(data.validation->size() * context) + 1);

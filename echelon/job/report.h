@@ -25,6 +25,7 @@ struct JobOutcome {
   std::int64_t tokens_a_step = 0;
   double final_loss = 0;
   double validation_loss = 0;
+  Scores scores = {};  // of the last validation
   bool validated = false;
   std::map<std::int64_t, std::int64_t> ages = {};  // number of gradients by staleness in updates
   int decisions = 0;                               // on how ranks synchronise
@@ -38,8 +39,13 @@ struct JobOutcome {
 std::string precision_name(at::ScalarType type);
 
 nlohmann::ordered_json summary_of(const JobOptions& options, const JobOutcome& outcome,
-                                  std::int64_t parameters, bool bytes, std::uint64_t start,
-                                  std::uint64_t peak, const RunDirectory& run);
+                                  std::int64_t parameters, const LossUnits& units,
+                                  std::uint64_t start, std::uint64_t peak, const RunDirectory& run);
+// The scores of a validation, and what follows from its loss: "perplexity", "bits_per_byte".
+Scores scores_of(const ValidationReport& validation, const LossUnits& units);
+// "2.104 bits/byte", "loss 0.213, accuracy 0.915, f1 0.917", "loss 3.104, perplexity 22.3".
+std::string scores_text(double loss, const Scores& scores, const LossUnits& units);
+
 // How the job is laid out, as JSON.
 std::string plan_of(const JobOptions& options, const JobData& data, const Trainer& trainer,
                     const Communicator* ranks);

@@ -4,7 +4,6 @@
 
 #include <cstdlib>
 #include <nlohmann/json.hpp>
-#include <numbers>
 
 #include "echelon/base/build_config.h"
 #include "echelon/base/bytes.h"
@@ -20,11 +19,16 @@ namespace {
 
 // As a run keeps them: it can go on from any folder.
 JobOptions with_whole_paths(JobOptions options) {
+  const auto whole = [](const std::string& path) {
+    return std::filesystem::absolute(path).lexically_normal().string();
+  };
   const auto& source = options.data.source;
   for (auto* path : {source == "stdlib" || source == "random" ? nullptr : &options.data.source,
-                     &options.model.init, &options.zero.offload_path, &options.comm.plan})
-    if (path && !path->empty())
-      *path = std::filesystem::absolute(*path).lexically_normal().string();
+                     &options.data.validation_source, &options.data.tokenizer, &options.model.init,
+                     &options.zero.offload_path, &options.comm.plan})
+    if (path && !path->empty()) *path = whole(*path);
+  for (std::string& entry : options.data.mix)
+    if (!entry.starts_with("stdlib=")) entry = whole(entry);
   return options;
 }
 
@@ -101,7 +105,7 @@ void Reporter::show_beginning() const {
 
 void Reporter::training_begins() {
   began_ = std::chrono::steady_clock::now();
-  progress_.emplace(job_.trainer.step(), job_.request.options.train.steps, job_.data.bytes,
+  progress_.emplace(job_.trainer.step(), job_.request.options.train.steps, job_.data.units,
                     job_.request.progress);
 }
 
@@ -112,18 +116,21 @@ void Reporter::say(const std::string& line) {
 }
 
 void Reporter::hear(const StepReport& step) {
-  run_.add_step(step, job_.data.bytes);
+  run_.add_step(step, job_.data.units.bits_per_byte);
   if (progress_) progress_->step(step);
   outcome_.add(step);
 }
 
 void Reporter::hear(const ValidationReport& validation) {
   const auto steps = job_.request.options.train.steps;
-  run_.add_validation(validation.step, validation.loss, job_.data.bytes);
+  const auto scores = scores_of(validation, job_.data.units);
+  run_.add_validation(validation.step, validation.loss, scores);
   if (validation.step < steps)
-    return say(fmt::format("step {:>{}}  validation {:.3f} bits/byte", validation.step,
-                           fmt::format("{}", steps).size(), validation.loss / std::numbers::ln2));
+    return say(fmt::format("step {:>{}}  validation {}", validation.step,
+                           fmt::format("{}", steps).size(),
+                           scores_text(validation.loss, scores, job_.data.units)));
   outcome_.validation_loss = validation.loss;
+  outcome_.scores = scores;
   outcome_.validated = true;
 }
 
@@ -172,7 +179,7 @@ void Reporter::interrupted() {
 
 void Reporter::show_sample() const {
   const ModelOptions& model = job_.request.options.model;
-  if (!job_.data.bytes) return;
+  if (!job_.data.units.bits_per_byte) return;
   if (!job_.trainer.is_sharded()) return print(sample_text(job_.stack, model.context));
   if (!job_.request.options.train.save_last) return;
   // No rank has the whole model: uses the weights that were written.
@@ -187,7 +194,7 @@ void Reporter::finished(const std::vector<RankMemory>& memory, std::uint64_t pea
   const JobOptions& options = job_.request.options;
   const std::string path = run_.path().string();
   run_.write_memory(forecast_, memory);
-  const auto summary = summary_of(options, outcome_, job_.stack.parameter_count(), job_.data.bytes,
+  const auto summary = summary_of(options, outcome_, job_.stack.parameter_count(), job_.data.units,
                                   job_.start, peak, run_);
   if (!job_.request.summary.empty()) write_file(job_.request.summary, summary.dump(2) + "\n");
   log::info(summary.dump());
@@ -195,9 +202,9 @@ void Reporter::finished(const std::vector<RankMemory>& memory, std::uint64_t pea
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - began_).count();
   const auto steps = outcome_.step_seconds.size();
-  print(fmt::format("trained     {} step{}, {} tokens/s; {:.0f} s in all\n", steps,
+  print(fmt::format("trained     {} step{}, {} {}/s; {:.0f} s in all\n", steps,
                     steps == 1 ? "" : "s", human_count(summary["tokens_per_s"].get<double>()),
-                    seconds));
+                    job_.data.units.counts, seconds));
   print(synchronisation_text(outcome_, run_));
   show_lost_workers();
   print(loss_scale_text(outcome_));
@@ -210,9 +217,10 @@ void Reporter::finished(const std::vector<RankMemory>& memory, std::uint64_t pea
   show_sample();
   if (options.train.save_last)
     print(
-        fmt::format("run         {}: weights/ opens in transformers\ntry         echelon generate "
-                    "{}\n",
-                    path, run_.weights().string()));
+        fmt::format("run         {}: weights/ opens in transformers\n{}", path,
+                    task_of(options.model) == ModelTask::causal
+                        ? fmt::format("try         echelon generate {}\n", run_.weights().string())
+                        : std::string()));
   else
     print(report_line(
         "run", fmt::format("{}; train.save_last=false: nothing of the model was written", path)));

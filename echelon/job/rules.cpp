@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "echelon/base/error.h"
+#include "echelon/job/resolve.h"
 
 namespace echelon {
 namespace {
@@ -14,6 +15,18 @@ bool cpu(Request r) { return r.options.train.device == DeviceKind::cpu; }
 bool splits_model(Request r) {
   return r.options.parallel.pipeline > 1 || r.options.parallel.tensor > 1;
 }
+const DataOptions& data(Request r) { return r.options.data; }
+
+// "data.text = review names a column"; empty if no option is about columns.
+std::string columns_given(const DataOptions& data) {
+  for (const auto& [key, value] :
+       {std::pair{"data.text", &data.text}, std::pair{"data.pair", &data.pair},
+        std::pair{"data.label", &data.label}, std::pair{"data.prompt", &data.prompt},
+        std::pair{"data.answer", &data.answer}})
+    if (!value->empty()) return fmt::format("{} = {} is a column", key, *value);
+  return data.header ? std::string() : std::string("data.header = false is about the first line");
+}
+
 bool zero(Request r) { return r.options.parallel.zero > 0; }
 
 std::vector<Rule<JobRequest>> all_rules() {
@@ -75,6 +88,38 @@ std::vector<Rule<JobRequest>> all_rules() {
        "{value}",
        {},
        [](Request r, int) { return no_graph_over(name_of(r.options.comm.backend)); }},
+      {"a mixture and a source",
+       cannot_run,
+       [](Request r, int) { return !data(r).mix.empty() && data(r).source != "stdlib"; },
+       "data.mix names all sources, and data.source = {value} is one more: set "
+       "data.source=stdlib, and give it a weight in data.mix",
+       {},
+       [](Request r, int) { return data(r).source; }},
+      {"a mixture and one source of validation data",
+       cannot_run,
+       [](Request r, int) { return !data(r).mix.empty() && !data(r).validation_source.empty(); },
+       "data.mix validates on a share of each source: leave data.validation_source out",
+       {}},
+      {"files of random tokens",
+       cannot_run,
+       [](Request r, int) {
+         return kind_of(data(r)) == SourceKind::random &&
+                !(data(r).tokenizer + data(r).validation_source).empty();
+       },
+       "data.source=random has neither text nor validation data: leave data.tokenizer and "
+       "data.validation_source out, or give another data.source",
+       {}},
+      {"columns of no records",
+       cannot_run,
+       [](Request r, int) {
+         const auto kind = kind_of(data(r));
+         return kind != SourceKind::records && kind != SourceKind::mix &&
+                !columns_given(data(r)).empty();
+       },
+       "{value} of records, and data.source is no .tsv, .csv or .jsonl file: give such a file, or "
+       "leave it out",
+       {},
+       [](Request r, int) { return columns_given(data(r)); }},
   };
 }
 

@@ -86,7 +86,8 @@ void RunDirectory::lock() {
   for (const auto& file :
        {state(), config(), path_ / "plan.json", path_ / "metrics.jsonl", path_ / "times.jsonl",
         path_ / "ledger.json", path_ / "memory.json", path_ / "trace.json", path_ / "pipeline.svg",
-        weights() / "model.safetensors", weights() / "config.json"})
+        weights() / "model.safetensors", weights() / "config.json", weights() / "tokenizer.json",
+        weights() / "vocab.txt", weights() / "vocab.json", weights() / "merges.txt"})
     bytes += remove_abandoned(file);
   if (bytes > 0)
     log::warn(fmt::format("{}: removed {} that a job had begun to write when it was killed",
@@ -152,9 +153,9 @@ void RunDirectory::add_step(const StepReport& report, bool bytes) {
   add_line(times_, "times.jsonl", time.dump());
 }
 
-void RunDirectory::add_validation(std::int64_t step, double loss, bool bytes) {
+void RunDirectory::add_validation(std::int64_t step, double loss, const Scores& scores) {
   ordered_json line = {{"step", step}, {"val_loss", loss}};
-  if (bytes) line["val_bits_per_byte"] = loss / std::numbers::ln2;
+  for (const auto& [name, score] : scores) line["val_" + name] = score;
   add_line(metrics_, "metrics.jsonl", line.dump());
 }
 

@@ -43,7 +43,7 @@ class RunDirectory {
   // continues from the last remaining step.
   void rewind_metrics(std::int64_t step);
   void add_step(const StepReport& report, bool bytes);
-  void add_validation(std::int64_t step, double loss, bool bytes);
+  void add_validation(std::int64_t step, double loss, const Scores& scores);
 
   void write_plan(const std::string& json) const;
   void write_ledger(const std::string& json) const;

@@ -90,7 +90,7 @@ TEST(RunDirectory, WritesALineAStep) {
   RunDirectory run = RunDirectory::create(folder.path(), "run");
   run.add_step(report(1), /*bytes=*/false);
   run.add_step(report(2), /*bytes=*/true);
-  run.add_validation(2, 0.25, true);
+  run.add_validation(2, 0.25, {{"bits_per_byte", 0.5}, {"accuracy", 0.75}});
   const auto all = lines(run.path() / "metrics.jsonl");
   ASSERT_EQ(all.size(), 3U);
   EXPECT_EQ(all[0],
@@ -106,11 +106,13 @@ TEST(RunDirectory, WritesALineAStep) {
                         {"compute_ms", 0.5},
                         {"exposed_ms", 0.25},
                         {"hidden_ms", 0.125},
-                        {"update_ms", 1.25}}));
+                        {"update_ms", 1.25},
+                        {"data_ms", 0.0}}));
   EXPECT_DOUBLE_EQ(all[1]["bits_per_byte"].get<double>(), 0.5 / std::log(2));
   EXPECT_EQ(all[2]["step"], 2);
   EXPECT_EQ(all[2]["val_loss"], 0.25);
-  EXPECT_DOUBLE_EQ(all[2]["val_bits_per_byte"].get<double>(), 0.25 / std::log(2));
+  EXPECT_EQ(all[2]["val_bits_per_byte"], 0.5);
+  EXPECT_EQ(all[2]["val_accuracy"], 0.75);
 }
 
 TEST(RunDirectory, RewindsItsMetricsToAStepAndContinuesFromThere) {
@@ -118,7 +120,7 @@ TEST(RunDirectory, RewindsItsMetricsToAStepAndContinuesFromThere) {
   {
     RunDirectory run = RunDirectory::create(folder.path(), "run");
     for (std::int64_t step = 1; step <= 12; ++step) run.add_step(report(step), false);
-    run.add_validation(12, 0.5, false);
+    run.add_validation(12, 0.5, {});
     write_file(run.config(), "");
     write_file(run.state(), "");
   }

@@ -1,0 +1,159 @@
+#include "echelon/job/resolve.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <system_error>
+#include <tuple>
+
+#include "echelon/base/error.h"
+#include "echelon/data/labels.h"
+#include "echelon/data/records/records.h"
+#include "echelon/data/tokenizer/tokenizer.h"
+#include "echelon/job/token_data.h"
+#include "echelon/models/family.h"
+#include "echelon/models/weights_folder.h"
+
+namespace echelon {
+namespace {
+
+namespace fs = std::filesystem;
+
+Records records_of(const DataOptions& data) {
+  return {data.source, Records::Options{.header = data.header}};
+}
+
+// The tokeniser's path; empty: tokens are bytes, or random.
+std::string tokenizer_path(const JobOptions& options) {
+  const auto& [data, model] = std::tie(options.data, options.model);
+  const bool beside = data.tokenizer.empty() || data.tokenizer == "bytes";
+  if (kind_of(data) == SourceKind::random) return {};
+  if (!beside) return data.tokenizer;
+  const bool corpus = kind_of(data) == SourceKind::corpus;
+  if (model.init.empty() || (corpus && !has_tokenizer(model.init)))
+    return corpus ? data.source : std::string();
+  const std::string found = tokenizer_beside(model.init);
+  if (data.tokenizer == "bytes" && !found.empty())
+    throw InvalidArgument(
+        fmt::format("data.tokenizer = bytes, but the weights in {} were trained with the tokeniser "
+                    "beside them: leave data.tokenizer out",
+                    model.init));
+  return found;
+}
+
+// Records with labels are there to be classified, if the task is not given and the family can.
+void choose_task(JobOptions& options) {
+  ModelOptions& model = options.model;
+  const DataOptions& data = options.data;
+  if (model.task.name != ModelTask::automatic || kind_of(data) != SourceKind::records) return;
+  const auto of_weights = [&] { return read_model_options(model.init); };
+  const Family& family = family_of(model.init.empty() ? model : of_weights());
+  if (std::find(family.tasks.begin(), family.tasks.end(), ModelTask::classify) ==
+      family.tasks.end())
+    return;
+  if (find_column(records_of(data), data.label, usual_label) >= 0)
+    model.task.name = ModelTask::classify;
+}
+
+// Names that transformers makes up where a model has none.
+bool are_made_up(const std::vector<std::string>& names) {
+  for (std::size_t i = 0; i < names.size(); ++i)
+    if (names[i] != fmt::format("LABEL_{}", i)) return false;
+  return true;
+}
+
+// Labels that are not known yet, or have no names yet, are those of the data.
+void take_labels(JobOptions& options) {
+  TaskOptions& task = options.model.task;
+  const bool named = !are_made_up(task.label_names);
+  if (task.labels > 0 && named) return;
+  const Records records = records_of(options.data);
+  const int column = require_column(records, "data.label", options.data.label, usual_label);
+  if (task.labels > 0) {
+    // A number of labels was given, or comes with weights. Names in the data name them.
+    const std::vector<int> columns = {column};
+    const std::string first = records.read(0, columns).front();
+    if (first.find_first_not_of("-0123456789") == std::string::npos) return;
+  }
+  const Labels found = Labels::found_in(records, column);
+  if (task.labels > 0 && task.labels != found.count())
+    throw InvalidArgument(fmt::format(
+        "{} has {} labels, and {} has {}", options.data.source, found.count(),
+        options.model.init.empty() ? std::string("task.labels") : options.model.init, task.labels));
+  task.labels = found.count();
+  task.label_names = found.names();
+}
+
+}  // namespace
+
+SourceKind kind_of(const DataOptions& data) {
+  if (!data.mix.empty()) return SourceKind::mix;
+  if (data.source == "random") return SourceKind::random;
+  if (data.source == "stdlib") return SourceKind::text;
+  std::error_code unreadable;  // whoever opens it says what is wrong
+  if (fs::is_directory(data.source, unreadable))
+    return is_corpus(data.source) ? SourceKind::corpus : SourceKind::text;
+  return format_of(data.source) == RecordFormat::text ? SourceKind::text : SourceKind::records;
+}
+
+std::string tokenizer_beside(const fs::path& folder) {
+  if (says_bytes(folder)) return {};
+  if (has_tokenizer(folder)) return folder.string();
+  require_byte_tokens(folder);
+  return {};
+}
+
+void require_vocabulary(const Tokenizer& tokenizer, const JobOptions& options) {
+  const ModelOptions& model = options.model;
+  if (tokenizer.size() <= model.vocab) return;
+  throw InvalidArgument(fmt::format(
+      "the tokeniser {} has {} tokens, and the model's embedding has {} (model.vocab): {}",
+      options.data.tokenizer, tokenizer.size(), model.vocab,
+      model.init.empty() ? fmt::format("set model.vocab={}", tokenizer.size())
+                         : std::string("use the one that the weights were trained with")));
+}
+
+void require_readable(const JobOptions& options) {
+  const ModelTask task = task_of(options.model);
+  const SourceKind kind = kind_of(options.data);
+  if (kind == SourceKind::random || kind == SourceKind::mix) return;
+  if (task == ModelTask::classify && kind != SourceKind::records)
+    throw InvalidArgument(
+        fmt::format("task.name=classify needs labels, and data.source = {} has none: give a .tsv, "
+                    ".csv or .jsonl file with a text and a label in each record, or "
+                    "data.source=random",
+                    options.data.source));
+  if (!options.data.tokenizer.empty()) return;
+  if (kind == SourceKind::records)
+    throw InvalidArgument(
+        fmt::format("data.source = {} has records, which are read with a tokeniser, and there is "
+                    "none: set data.tokenizer to a folder with tokenizer.json or vocab.txt",
+                    options.data.source));
+  if (task != ModelTask::causal)
+    throw InvalidArgument(
+        fmt::format("data.source = {} is text, whose bytes train task.name=causal, not {}: set "
+                    "data.tokenizer to a folder with tokenizer.json or vocab.txt, or "
+                    "data.source=random",
+                    options.data.source, name_of(task)));
+}
+
+void resolve_options(JobOptions& options, const std::vector<std::string>& given) {
+  choose_task(options);
+  resolve_model(options.model, given);
+  options.data.tokenizer = tokenizer_path(options);
+  if (!options.data.tokenizer.empty()) {
+    const Tokenizer tokenizer = Tokenizer::open(options.data.tokenizer);
+    const bool given_vocab = std::find(given.begin(), given.end(), "model.vocab") != given.end();
+    if (options.model.init.empty() && !given_vocab) options.model.vocab = tokenizer.size();
+    require_vocabulary(tokenizer, options);
+    if (kind_of(options.data) == SourceKind::corpus)
+      require_same_tokenizer(Corpus(options.data.source).description(), options.data.source,
+                             tokenizer);
+  }
+  require_readable(options);
+  if (task_of(options.model) == ModelTask::classify && kind_of(options.data) == SourceKind::records)
+    take_labels(options);
+}
+
+}  // namespace echelon
