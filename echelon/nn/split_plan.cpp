@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "echelon/base/error.h"
+#include "echelon/base/glob.h"
 #include "echelon/comm/communicator.h"
 #include "echelon/nn/stack.h"
 #include "echelon/nn/tensor_group.h"
@@ -32,19 +33,9 @@ const char* name_of(Kind kind) {
   return "";
 }
 
-// Whether the name matches the pattern, in which * stands for anything.
-bool matches(std::string_view pattern, std::string_view name) {
-  const auto star = pattern.find('*');
-  if (star == std::string_view::npos) return pattern == name;
-  if (!name.starts_with(pattern.substr(0, star))) return false;
-  for (std::size_t skip = star; skip <= name.size(); ++skip)
-    if (matches(pattern.substr(star + 1), name.substr(skip))) return true;
-  return false;
-}
-
 bool names(const SplitPlan::Rule& rule, const Parameter& parameter) {
-  return matches(rule.name + ".weight", parameter.name) ||
-         matches(rule.name + ".bias", parameter.name);
+  return glob_matches(rule.name + ".weight", parameter.name) ||
+         glob_matches(rule.name + ".bias", parameter.name);
 }
 
 // "4 or 8": the multiples of `step` around n; only the upper one if none is below.
