@@ -11,6 +11,16 @@ std::int64_t aligned(std::int64_t n, std::int64_t to = segment_alignment) {
   return (n + to - 1) / to * to;
 }
 
+// The different rules of these parameters, those that decay first.
+std::vector<UpdateRule> rules_of(const std::vector<const Parameter*>& parameters) {
+  std::vector<UpdateRule> rules;
+  for (const bool decay : {true, false})
+    for (const auto* p : parameters)
+      if (p->update.decay == decay && std::ranges::find(rules, p->update) == rules.end())
+        rules.push_back(p->update);
+  return rules;
+}
+
 }  // namespace
 
 std::vector<FlatUnit> lay_out(const std::vector<const Parameter*>& parameters) {
@@ -27,10 +37,10 @@ std::vector<FlatUnit> lay_out(const std::vector<const Parameter*>& parameters) {
                   .summed_over = of.front()->summed_over,
                   .begin = end[trainable],
                   .segments = {}};
-    for (const bool decay : {true, false}) {
+    for (const auto& rule : rules_of(of)) {
       for (const auto* p : of) {
-        if (p->decay != decay) continue;
-        unit.segments.push_back({p->name, p->shape, unit.numel, p->numel(), decay, p->counted});
+        if (p->update != rule) continue;
+        unit.segments.push_back({p->name, p->shape, unit.numel, p->numel(), rule, p->counted});
         unit.numel += aligned(p->numel());
       }
     }
@@ -130,10 +140,11 @@ std::vector<FlatRange> counted_within(const std::vector<FlatUnit>& units, std::i
 std::vector<UpdateRange> update_ranges(const std::vector<FlatUnit>& units, Grain grain,
                                        std::int64_t longest) {
   std::vector<UpdateRange> ranges;
-  const auto add = [&](std::int64_t begin, std::int64_t end, bool decay, int parameter) {
+  const auto add = [&](std::int64_t begin, std::int64_t end, const UpdateRule& update,
+                       int parameter) {
     for (std::int64_t at = begin, size; at < end; at += size) {
       size = std::min(longest, end - at);
-      ranges.push_back({at, size, decay, parameter});
+      ranges.push_back({at, size, update, parameter});
     }
   };
   int parameter = 0;
@@ -142,15 +153,18 @@ std::vector<UpdateRange> update_ranges(const std::vector<FlatUnit>& units, Grain
     if (grain == Grain::parameter) {
       for (const auto& segment : unit.segments) {
         const auto begin = unit.begin + segment.offset;
-        add(begin, begin + segment.numel, segment.decay, parameter++);
+        add(begin, begin + segment.numel, segment.update, parameter++);
       }
       continue;
     }
-    const auto without = std::find_if(unit.segments.begin(), unit.segments.end(),
-                                      [](const Segment& s) { return !s.decay; });
-    const std::int64_t split = without == unit.segments.end() ? unit.numel : without->offset;
-    add(unit.begin, unit.begin + split, true, -1);
-    add(unit.begin + split, unit.begin + unit.numel, false, -1);
+    for (auto first = unit.segments.begin(); first != unit.segments.end();) {
+      const auto next = std::find_if(first, unit.segments.end(), [&](const Segment& segment) {
+        return segment.update != first->update;
+      });
+      const auto end = next == unit.segments.end() ? unit.numel : next->offset;
+      add(unit.begin + first->offset, unit.begin + end, first->update, -1);
+      first = next;
+    }
   }
   return ranges;
 }

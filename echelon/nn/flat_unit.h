@@ -3,8 +3,9 @@
 // without memory. Values, gradients, master copies and optimiser state are buffers of `numel`
 // elements with the same segments.
 //
-// Segments that decay come first. Each decay group of a unit is then one contiguous range, and an
-// optimiser needs one operation per group, not one per parameter. Every segment begins at a
+// Segments with equal update rules are neighbours, those that decay first. Each parameter group of
+// a unit is then one contiguous range, and an optimiser needs one operation per group, not one per
+// parameter. Without rules of a user's own there are two groups. Every segment begins at a
 // multiple of 32 elements (64 bytes in the smallest type, so the offsets hold for every type), and
 // the unit is padded to that multiple. Padding is zero and stays zero.
 #pragma once
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "echelon/comm/dimension.h"
+#include "echelon/nn/update_rule.h"
 
 namespace echelon {
 
@@ -24,7 +26,7 @@ struct Segment {
   std::vector<std::int64_t> shape;
   std::int64_t offset = 0;  // within the unit, in elements
   std::int64_t numel = 0;
-  bool decay = true;
+  UpdateRule update = {};
   bool counted = true;  // false: another rank counts it
 };
 
@@ -38,11 +40,12 @@ struct FlatUnit {
   std::vector<Segment> segments;
 };
 
-// A contiguous range of a unit that is updated in one operation: one decay group or one parameter.
+// A contiguous range of a unit that is updated in one operation: one parameter group or one
+// parameter.
 struct UpdateRange {
   std::int64_t begin = 0;  // within the Stack's buffer
   std::int64_t numel = 0;
-  bool decay = true;
+  UpdateRule update = {};
   int parameter = -1;  // index among trainable parameters, in segment order; -1: several parameters
 };
 
@@ -76,7 +79,7 @@ struct FlatRange {
 std::vector<FlatRange> counted_within(const std::vector<FlatUnit>& units, std::int64_t begin,
                                       std::int64_t end);
 
-enum class Grain { decay_group, parameter };
+enum class Grain { group, parameter };
 
 // The ranges of the trainable units, none longer than `longest` elements.
 std::vector<UpdateRange> update_ranges(const std::vector<FlatUnit>& units, Grain grain,

@@ -11,6 +11,7 @@
 
 #include "echelon/comm/dimension.h"
 #include "echelon/nn/split.h"
+#include "echelon/nn/update_rule.h"
 
 namespace echelon {
 
@@ -34,7 +35,7 @@ struct Parameter {
   std::string name;                 // unique in the Stack: "transformer.h.0.ln_1.weight"
   std::vector<std::int64_t> shape;  // what this process holds: the whole parameter or a part
   Init init;                        // of the whole parameter
-  bool decay = true;                // weight decay applies: matrices yes, norms and biases no
+  UpdateRule update;                // how fast it trains, and its weight decay
   bool trainable = true;            // false: no gradient, no optimiser state
   int layer = 0;                    // the layer that owns it
   bool here = true;                 // this process has its layer (Stack::keep) and allocates it
@@ -71,8 +72,9 @@ struct Parameter {
   // add to it, so the buffer is never cleared. `beta` is the factor of the old contents, as in
   // GEMM's beta*C + A*B.
   double grad_beta() { return std::exchange(grad_written, true) ? 1.0 : 0.0; }
-  void add_grad(const at::Tensor& part);  // for gradients that an operator returns as a tensor
-  void zero_unwritten_grad();             // sets it to zero if the step did not write it
+  // For gradients that an operator returns as a tensor. Does nothing if it is not trainable.
+  void add_grad(const at::Tensor& part);
+  void zero_unwritten_grad();  // sets it to zero if the step did not write it
 
   bool grad_written = false;
 };

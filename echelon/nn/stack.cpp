@@ -21,6 +21,7 @@
 namespace echelon {
 
 void Parameter::add_grad(const at::Tensor& part) {
+  if (!trainable) return;
   if (grad_beta() == 0) {
     grad.copy_(part.view_as(grad));
   } else {
@@ -134,6 +135,13 @@ int Stack::declared_in(const Parameter& parameter) const {
   return parameter.layer;
 }
 
+int Stack::lowest_trainable() const {
+  int lowest = size();
+  for (const auto& p : parameters_)
+    if (p.trainable) lowest = std::min(lowest, declared_in(p));
+  return lowest == size() ? 0 : lowest;  // a model that does not train at all: as any other
+}
+
 std::vector<const Parameter*> Stack::tied_across() const {
   std::vector<const Parameter*> across;
   for (const auto& p : parameters_)
@@ -167,7 +175,7 @@ Parameter* Stack::parameter(std::string name, std::vector<std::int64_t> shape, I
   p.name = std::move(name);
   p.shape = std::move(shape);
   p.init = std::move(init);
-  p.decay = decay;
+  p.update.decay = decay;
   p.trainable = trainable;
   p.splits = splits;
   p.layer = size() - 1;

@@ -89,6 +89,8 @@ class Stack : private Declaration {
     return const_cast<Stack*>(this)->find(name);
   }
   const std::vector<Tie>& ties() const { return ties_; }
+  // The lowest layer with a trainable parameter, on any rank. The layers below it need no backward.
+  int lowest_trainable() const;
   std::int64_t parameter_count() const;  // elements of the whole model
 
   // Returns memory for this many elements, filled with zeros.

@@ -2,9 +2,10 @@
 //   w -= rate * decay * w
 //   m = beta1 m + (1 - beta1) g,  v = beta2 v + (1 - beta2) g^2
 //   w -= rate / (1 - beta1^t) * m / (sqrt(v / (1 - beta2^t)) + epsilon)
-// On a GPU, each decay group takes one call of torch's fused kernel. On a CPU, our own kernel makes
-// one pass over memory on all threads. An element's new values do not depend on how a range is cut,
-// so state that is streamed through memory in pieces gets the same bits as state that stays there.
+// On a GPU, each parameter group takes one call of torch's fused kernel. On a CPU, our own kernel
+// makes one pass over memory on all threads. An element's new values do not depend on how a range
+// is cut, so state that is streamed through memory in pieces gets the same bits as state that stays
+// there.
 #include <ATen/ops/_fused_adamw.h>
 
 #include <cmath>
@@ -27,12 +28,10 @@ class AdamW : public Optimizer {
 
   void update(const std::vector<Slice>& slices, const StepScalars& scalars) const override {
     if (!slices.empty() && slices.front().value.is_cpu()) return update_on_cpu(slices, scalars);
-    for (const bool decay : {true, false}) {
-      SliceLists lists(slices, decay, 2);
-      if (lists.values.empty()) continue;
-      const std::vector<at::Tensor> updates(lists.values.size(), scalars.updates);
-      at::_fused_adamw_(lists.values, lists.grads, lists.state[0], lists.state[1], {}, updates,
-                        scalars.rate, options_.beta1, options_.beta2, decay ? options_.decay : 0,
+    for (const auto& group : lists_by_group(slices, 2)) {
+      const std::vector<at::Tensor> updates(group.values.size(), scalars.updates);
+      at::_fused_adamw_(group.values, group.grads, group.state[0], group.state[1], {}, updates,
+                        rate_of(scalars, group.rate), options_.beta1, options_.beta2, group.decay,
                         options_.epsilon,
                         /*amsgrad=*/false, /*maximize=*/false, scalars.grad_scale, scalars.skip);
     }
@@ -41,16 +40,18 @@ class AdamW : public Optimizer {
  private:
   void update_on_cpu(const std::vector<Slice>& slices, const StepScalars& scalars) const {
     if (scalars.skip.item<float>() != 0) return;
-    const double rate = scalars.rate.item<double>(), t = scalars.updates.item<double>();
-    for (const auto& slice : slices)
+    const double rate_now = scalars.rate.item<double>(), t = scalars.updates.item<double>();
+    for (const auto& slice : slices) {
+      const double rate = rate_now * slice.rate;
       adamw_cpu(slice.value, slice.grad, slice.state[0], slice.state[1],
-                {.keep = 1 - rate * (slice.decay ? options_.decay : 0),
+                {.keep = 1 - rate * slice.decay,
                  .beta1 = options_.beta1,
                  .beta2 = options_.beta2,
                  .step = rate / (1 - std::pow(options_.beta1, t)),
                  .root = std::sqrt(1 - std::pow(options_.beta2, t)),
                  .epsilon = options_.epsilon,
                  .scale = scalars.grad_scale ? scalars.grad_scale->item<double>() : 1});
+    }
   }
 
   OptimOptions options_;

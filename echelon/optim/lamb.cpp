@@ -34,7 +34,7 @@ class Lamb : public Optimizer {
     for (const auto& slice : slices) {
       const at::Tensor squares = scalars.squares[slice.parameter];
       const at::Tensor step =
-          scalars.rate * (1 - scalars.skip) * norm_ratio(squares[0], squares[1]);
+          rate_of(scalars, slice.rate) * (1 - scalars.skip) * norm_ratio(squares[0], squares[1]);
       at::Tensor(slice.value)
           .sub_(direction(slice, scalars).mul_(step.to(slice.value.scalar_type())));
     }
@@ -51,7 +51,7 @@ class Lamb : public Optimizer {
     at::Tensor u = slice.grad;
     u.copy_(slice.state[1]).sqrt_().div_(second).add_(options_.epsilon).mul_(first);
     at::div_out(u, slice.state[0], u);
-    if (slice.decay) u.add_(slice.value, options_.decay);
+    if (slice.decay != 0) u.add_(slice.value, slice.decay);
     return u;
   }
 

@@ -30,14 +30,14 @@ class Lars : public Optimizer {
 
   void update(const std::vector<Slice>& slices, const StepScalars& scalars) const override {
     for (const auto& slice : slices) {
-      const double decay = slice.decay ? options_.decay : 0;
+      const double decay = slice.decay;
       const at::Tensor norms = scalars.squares[slice.parameter].sqrt();
       const at::Tensor w = norms[0], g = norms[1];
       const at::Tensor local = at::where((w > 0).logical_and(g > 0),
                                          options_.trust * w / (g + decay * w), at::ones_like(w));
       const auto type = slice.value.scalar_type();
       const at::Tensor skip = scalars.skip > 0;
-      const at::Tensor step = (local * scalars.rate).masked_fill(skip, 0).to(type);
+      const at::Tensor step = (local * rate_of(scalars, slice.rate)).masked_fill(skip, 0).to(type);
       at::Tensor velocity = slice.state[0], grad = usable_gradient(slice, scalars);
       grad.add_(slice.value, decay).mul_(step);
       const at::Tensor momentum = at::full_like(local, options_.momentum).masked_fill(skip, 1);

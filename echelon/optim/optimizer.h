@@ -1,5 +1,7 @@
 // An optimiser: one update rule over slices of flat units. Each optimiser is one file, and all
-// files have the same shape: the names of the state it keeps per element, and `update`.
+// files have the same shape: the names of the state it keeps per element, and `update`. One of your
+// own derives from Optimizer as well, and is passed as OptimOptions::custom; docs/embedding.md has
+// an example.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,14 +15,15 @@
 
 namespace echelon {
 
-// A contiguous range of parameters of one decay group, with all tensors that its update reads and
-// writes. All are flat and have the same length and type.
+// A contiguous range of parameters of one group, with all tensors that its update reads and writes.
+// All are flat and have the same length and type.
 struct Slice {
   at::Tensor value;
   at::Tensor grad;                // the update may overwrite it
   std::vector<at::Tensor> state;  // in the order of state_names()
-  bool decay = true;
-  int parameter = -1;  // its index, for an optimiser that needs whole parameters
+  double rate = 1;                // factor of the learning rate
+  double decay = 0;               // weight decay
+  int parameter = -1;             // its index, for an optimiser that needs whole parameters
 };
 
 // Values that change from step to step. They are scalars on the device, so a captured graph reads
@@ -33,10 +36,17 @@ struct StepScalars {
   at::Tensor squares;                    // [parameters, 2], see measure()
 };
 
+// The learning rate of a slice: that of the step times its factor. A scalar on the device.
+at::Tensor rate_of(const StepScalars& scalars, double factor);
+
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
+  // The state that it keeps for each element, which begins at zero. States are saved by these
+  // names.
   virtual std::vector<std::string> state_names() const = 0;
+  // Updates values and state of all slices, at the rate rate_of(scalars, slice.rate). Must divide
+  // gradients by scalars.grad_scale and change nothing where scalars.skip is 1 (usable_gradient).
   virtual void update(const std::vector<Slice>& slices, const StepScalars& scalars) const = 0;
   // Whether it accepts gradients of this type. If not, they are converted to the type of the
   // values.
@@ -55,7 +65,8 @@ std::unique_ptr<Optimizer> make_adamw(const OptimOptions& options);
 std::unique_ptr<Optimizer> make_sgd(const OptimOptions& options);
 std::unique_ptr<Optimizer> make_lars(const OptimOptions& options);
 std::unique_ptr<Optimizer> make_lamb(const OptimOptions& options);
-std::unique_ptr<Optimizer> make_optimizer(const OptimOptions& options);  // by options.name
+// By options.name, or options.custom. Throws InvalidArgument if it cannot be.
+std::shared_ptr<const Optimizer> make_optimizer(const OptimOptions& options);
 
 // The slice's gradient, divided by grad_scale in place; zeros if the update is to be skipped, so
 // that no non-finite value enters the state.
@@ -67,12 +78,12 @@ at::Tensor square_of(const at::Tensor& x);
 // sqrt(above / below), or 1 if either is 0: the ratio of two norms, given their squares.
 at::Tensor norm_ratio(const at::Tensor& above, const at::Tensor& below);
 
-// The slices of one decay group as the parallel lists that torch's fused kernels expect.
+// The slices of one parameter group as the parallel lists that torch's fused kernels expect.
 struct SliceLists {
+  double rate = 1, decay = 0;  // as in Slice
   std::vector<at::Tensor> values, grads;
   std::vector<std::vector<at::Tensor>> state;  // [state][slice]
-
-  SliceLists(const std::vector<Slice>& slices, bool decay, std::size_t states);
 };
+std::vector<SliceLists> lists_by_group(const std::vector<Slice>& slices, std::size_t states);
 
 }  // namespace echelon

@@ -1,10 +1,16 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
 
 #include "echelon/base/options.h"
 
 namespace echelon {
+
+class Optimizer;
 
 enum class OptimizerKind { adamw, sgd, lars, lamb };
 constexpr auto names_of(OptimizerKind) { return names("adamw", "sgd", "lars", "lamb"); }
@@ -31,6 +37,14 @@ struct OptimOptions {
   double momentum = 0.9;
   bool nesterov = false;
   double trust = 1e-3;
+  std::vector<std::string> groups = {};
+  double layer_decay = 1;
+
+  // A program's own optimiser in place of `name` (optimizer.h), and its own schedule in place of
+  // `schedule` and `warmup`: the share of the rate at a step (0-based) of `steps`. Not named
+  // options.
+  std::shared_ptr<const Optimizer> custom = nullptr;
+  std::function<double(std::int64_t step, std::int64_t steps)> custom_schedule = {};
 
   void fields(Fields& f) {
     f.add("name", name, "the optimiser");
@@ -62,6 +76,13 @@ struct OptimOptions {
     f.add("trust", trust,
           "lars: trust coefficient: a step's length as a share of the parameter's norm, at rate 1",
           {.minimum = 0});
+    f.add(
+        "groups", groups,
+        "rates and decays of parameters by name: \"NAME: rate=FACTOR decay=D\", a * in NAME stands for anything; the first that matches counts",
+        {.known_as = {"param_groups", "no_decay"}});
+    f.add("layer_decay", layer_decay,
+          "factor of the rate from each layer to the one below; the last layer has the whole rate",
+          {.minimum = 0, .maximum = 1, .above_minimum = true, .known_as = {"llrd"}});
   }
 };
 

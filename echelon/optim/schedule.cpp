@@ -14,6 +14,7 @@ double peak_rate(const OptimOptions& options, std::int64_t batch) {
 }
 
 double rate_at(const OptimOptions& options, std::int64_t step, std::int64_t steps) {
+  if (options.custom_schedule) return options.rate * options.custom_schedule(step, steps);
   if (step < options.warmup) {
     return options.rate * static_cast<double>(step + 1) / static_cast<double>(options.warmup);
   }

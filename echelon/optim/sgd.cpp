@@ -26,15 +26,12 @@ class Sgd : public Optimizer {
 
   void update(const std::vector<Slice>& slices, const StepScalars& scalars) const override {
     const std::size_t states = state_names().size();
-    for (const bool decay : {true, false}) {
-      SliceLists lists(slices, decay, states);
-      if (lists.values.empty()) continue;
-      at::_fused_sgd_(lists.values, lists.grads,
-                      states == 0 ? at::TensorList() : at::TensorList(lists.state[0]),
-                      decay ? options_.decay : 0, options_.momentum, scalars.rate, /*dampening=*/0,
-                      options_.nesterov,
-                      /*maximize=*/false, /*is_first_step=*/false, scalars.grad_scale,
-                      scalars.skip);
+    for (const auto& group : lists_by_group(slices, states)) {
+      at::_fused_sgd_(
+          group.values, group.grads,
+          states == 0 ? at::TensorList() : at::TensorList(group.state[0]), group.decay,
+          options_.momentum, rate_of(scalars, group.rate), /*dampening=*/0, options_.nesterov,
+          /*maximize=*/false, /*is_first_step=*/false, scalars.grad_scale, scalars.skip);
     }
   }
 

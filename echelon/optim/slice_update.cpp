@@ -24,7 +24,7 @@ at::ScalarType master_type(at::ScalarType type) {
 }
 
 Grain grain_of(const OptimOptions& options) {
-  return make_optimizer(options)->looks_at_parameters() ? Grain::parameter : Grain::decay_group;
+  return make_optimizer(options)->looks_at_parameters() ? Grain::parameter : Grain::group;
 }
 
 std::vector<UpdateRange> ranges_within(const std::vector<FlatUnit>& units, std::int64_t begin,
@@ -35,7 +35,8 @@ std::vector<UpdateRange> ranges_within(const std::vector<FlatUnit>& units, std::
   for (const auto& range : update_ranges(units, grain, longest)) {
     const auto first = std::max(range.begin, begin),
                last = std::min(range.begin + range.numel, end);
-    if (first < last) within.push_back({first - begin, last - first, range.decay, range.parameter});
+    if (first < last)
+      within.push_back({first - begin, last - first, range.update, range.parameter});
   }
   return within;
 }
@@ -187,7 +188,8 @@ void SliceUpdate::each_slice_of(const Run& run, const std::vector<UpdateRange>& 
     at::Tensor grad = run.grad.narrow(0, at, numel);
     if (copies_) grad = wide_grad_.narrow(0, 0, numel).copy_(grad);
     if (scale_) grad.div_(*scale_);
-    Slice slice{run.master.narrow(0, at, numel), grad, {}, range.decay, range.parameter};
+    Slice slice{run.master.narrow(0, at, numel),       grad,           {}, range.update.rate,
+                range.update.decay_of(options_.decay), range.parameter};
     for (const auto& state : run.state) slice.state.push_back(state.narrow(0, at, numel));
     fn(slice);
   }

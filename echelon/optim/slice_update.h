@@ -96,7 +96,7 @@ class SliceUpdate {
                const std::optional<LossScale::Setup>& scaling);
 
   OptimOptions options_;
-  std::unique_ptr<Optimizer> optimizer_;
+  std::shared_ptr<const Optimizer> optimizer_;
   at::ScalarType gradients_;
   bool single_;  // the model is not fp64
   std::vector<Part> parts_;
@@ -132,7 +132,7 @@ Grain grain_of(const OptimOptions& options);
 // than the piece in which gradients of this type are widened.
 std::vector<UpdateRange> ranges_within(const std::vector<FlatUnit>& units, std::int64_t begin,
                                        std::int64_t end, at::ScalarType type,
-                                       Grain grain = Grain::decay_group);
+                                       Grain grain = Grain::group);
 int parameters_of(const std::vector<FlatUnit>& units);  // the trainable ones
 
 }  // namespace echelon

@@ -20,7 +20,7 @@ Parameter parameter(std::string name, std::vector<std::int64_t> shape, bool deca
   Parameter p;
   p.name = std::move(name);
   p.shape = std::move(shape);
-  p.decay = decay;
+  p.update.decay = decay;
   p.trainable = trainable;
   p.layer = layer;
   return p;
@@ -68,7 +68,7 @@ TEST(LayOut, PlacesTheSegmentsOfALayerAsTheHeaderSays) {
 TEST(LayOut, IsEmptyWithoutParameters) { EXPECT_TRUE(lay_out({}).empty()); }
 
 // Random models: any number of layers, sizes from 0 up, every mixture of decaying, trainable and
-// frozen parameters.
+// frozen parameters and of update rules.
 std::vector<Parameter> random_model(std::uint64_t key) {
   std::vector<Parameter> parameters;
   auto draw = [&, counter = std::uint64_t{0}](std::int64_t n) mutable {
@@ -82,6 +82,8 @@ std::vector<Parameter> random_model(std::uint64_t key) {
       const bool decay = draw(2) == 0, trainable = draw(4) != 0;
       parameters.push_back(parameter("p" + std::to_string(parameters.size()), shape, decay,
                                      trainable, static_cast<int>(layer)));
+      if (draw(3) == 0) parameters.back().update.rate = 0.5;
+      if (draw(4) == 0) parameters.back().update.own_decay = 0.01;
     }
   }
   return parameters;
@@ -101,22 +103,26 @@ TEST(LayOut, HoldsEveryParameterOnceAlignedAndApart) {
       EXPECT_EQ(unit.numel % segment_alignment, 0);
       end[unit.trainable] += unit.numel;
       std::int64_t used = 0;
-      bool decay = true;
+      std::vector<UpdateRule> rules;  // in the order of the segments
       for (const auto& segment : unit.segments) {
         ASSERT_EQ(missing.count(segment.name), 1U) << segment.name << " of model " << model;
         const Parameter& p = *missing[segment.name];
         missing.erase(segment.name);
         EXPECT_EQ(p.layer, unit.layer);
         EXPECT_EQ(p.trainable, unit.trainable);
-        EXPECT_EQ(p.decay, segment.decay);
+        EXPECT_EQ(p.update, segment.update);
         EXPECT_EQ(p.shape, segment.shape);
         EXPECT_EQ(p.numel(), segment.numel);
         EXPECT_EQ(segment.offset % segment_alignment, 0);
         EXPECT_GE(segment.offset, used) << segment.name << " overlaps in model " << model;
         EXPECT_LT(segment.offset - used, segment_alignment) << "more padding than needed";
-        EXPECT_TRUE(decay || !segment.decay) << "a segment that decays after one that does not";
         used = segment.offset + segment.numel;
-        decay = segment.decay;
+        if (!rules.empty() && rules.back() == segment.update) continue;
+        EXPECT_EQ(std::ranges::count(rules, segment.update), 0)
+            << segment.name << " is apart from its group in model " << model;
+        EXPECT_TRUE(rules.empty() || rules.back().decay || !segment.update.decay)
+            << "a segment that decays after one that does not";
+        rules.push_back(segment.update);
       }
       EXPECT_LE(used, unit.numel);
       EXPECT_LT(unit.numel - used, segment_alignment);
@@ -135,22 +141,22 @@ TEST(UpdateRanges, CoverTheTrainableBufferExactlyForAnyLimit) {
          {std::int64_t{1}, std::int64_t{31}, std::int64_t{32}, std::int64_t{100}, total,
           std::numeric_limits<std::int64_t>::max() / 2, std::numeric_limits<std::int64_t>::max()}) {
       if (longest == 0) continue;
-      std::vector<bool> decay;
-      for (const auto& range : update_ranges(units, Grain::decay_group, longest)) {
-        EXPECT_EQ(range.begin, static_cast<std::int64_t>(decay.size()))
+      std::vector<UpdateRule> rules;  // by element
+      for (const auto& range : update_ranges(units, Grain::group, longest)) {
+        EXPECT_EQ(range.begin, static_cast<std::int64_t>(rules.size()))
             << "model " << model << ", longest " << longest;
         EXPECT_GT(range.numel, 0);
         EXPECT_LE(range.numel, longest);
-        decay.insert(decay.end(), static_cast<std::size_t>(range.numel), range.decay);
+        rules.insert(rules.end(), static_cast<std::size_t>(range.numel), range.update);
       }
-      ASSERT_EQ(static_cast<std::int64_t>(decay.size()), total)
+      ASSERT_EQ(static_cast<std::int64_t>(rules.size()), total)
           << "model " << model << ", longest " << longest;
       for (const auto& unit : units) {
         if (!unit.trainable) continue;
         for (const auto& segment : unit.segments) {
           for (std::int64_t i = 0; i < segment.numel; ++i) {
-            ASSERT_EQ(decay[static_cast<std::size_t>(unit.begin + segment.offset + i)],
-                      segment.decay)
+            ASSERT_EQ(rules[static_cast<std::size_t>(unit.begin + segment.offset + i)],
+                      segment.update)
                 << "element " << i << " of " << segment.name << " in model " << model;
           }
         }
@@ -201,13 +207,30 @@ TEST(UpdateRanges, AreTwoPerUnitWithoutALimit) {
   const auto units =
       lay_out_all({parameter("w", {40}, true, true, 0), parameter("v", {40}, true, true, 0),
                    parameter("b", {40}, false, true, 0), parameter("c", {40}, false, true, 0)});
-  const auto ranges =
-      update_ranges(units, Grain::decay_group, std::numeric_limits<std::int64_t>::max());
+  const auto ranges = update_ranges(units, Grain::group, std::numeric_limits<std::int64_t>::max());
   ASSERT_EQ(ranges.size(), 2U);
   EXPECT_EQ(ranges[0].numel, 128);
   EXPECT_EQ(ranges[1].begin, 128);
-  EXPECT_TRUE(ranges[0].decay);
-  EXPECT_FALSE(ranges[1].decay);
+  EXPECT_TRUE(ranges[0].update.decay);
+  EXPECT_FALSE(ranges[1].update.decay);
+}
+
+TEST(UpdateRanges, AreOnePerGroupWhereverItsParametersWereDeclared) {
+  std::vector<Parameter> parameters;
+  for (int i = 0; i < 9; ++i) {
+    parameters.push_back(parameter("p" + std::to_string(i), {33}, i < 6, true, 0));
+    parameters.back().update.rate = i % 3 == 1 ? 10 : 1;
+    if (i % 3 == 2) parameters.back().update.own_decay = 0.5;
+  }
+  const auto ranges = update_ranges(lay_out_all(parameters), Grain::group,
+                                    std::numeric_limits<std::int64_t>::max());
+  const std::int64_t a_parameter = 64;  // with padding
+  ASSERT_EQ(ranges.size(), 6U) << "three that decay, of two parameters each, and three of one";
+  for (std::size_t i = 0; i < 6; ++i) {
+    EXPECT_EQ(ranges[i].numel, i < 3 ? 2 * a_parameter : a_parameter) << i;
+    EXPECT_EQ(ranges[i].update.rate, i % 3 == 1 ? 10 : 1) << i;
+    EXPECT_EQ(ranges[i].update.decay_of(0.1), i % 3 == 2 ? 0.5 : i < 3 ? 0.1 : 0) << i;
+  }
 }
 
 TEST(UpdateRanges, AreOnePerParameterWithoutPadding) {
@@ -223,7 +246,7 @@ TEST(UpdateRanges, AreOnePerParameterWithoutPadding) {
   for (std::size_t i = 0; i < 4; ++i) {
     EXPECT_EQ(ranges[i].numel, numel[i]);
     EXPECT_EQ(ranges[i].parameter, parameter[i]);
-    EXPECT_EQ(ranges[i].decay, i != 1);
+    EXPECT_EQ(ranges[i].update.decay, i != 1);
   }
 }
 

@@ -88,7 +88,7 @@ TEST(ModuleLayer, DescribesTheModulesParametersWithTheirValues) {
     const Parameter* p = stack.find("net." + item.key());
     ASSERT_NE(p, nullptr) << item.key();
     EXPECT_TRUE(at::equal(p->value, item.value())) << item.key();
-    EXPECT_EQ(p->decay, item.value().dim() >= 2) << item.key();
+    EXPECT_EQ(p->update.decay, item.value().dim() >= 2) << item.key();
     EXPECT_EQ(p->trainable, item.key() != "offset");
   }
 }

@@ -249,7 +249,7 @@ TEST(Gpt, HasTheParametersOfGpt2) {
 TEST(Gpt, DecaysMatricesOnly) {
   const Stack stack = gpt({.layers = 2, .width = 8, .heads = 2, .vocab = 16, .context = 4});
   for (const auto& p : stack.parameters()) {
-    EXPECT_EQ(p.decay, p.shape.size() >= 2) << p.name;
+    EXPECT_EQ(p.update.decay, p.shape.size() >= 2) << p.name;
     EXPECT_TRUE(p.trainable) << p.name;
   }
 }

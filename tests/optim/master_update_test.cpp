@@ -25,6 +25,7 @@
 #include "echelon/base/error.h"
 #include "echelon/base/random.h"
 #include "echelon/optim/flat_norm.h"
+#include "echelon/optim/optimizer.h"
 #include "tests/base/thrown.h"
 #include "tests/nn/close.h"
 #include "tests/nn/holder.h"
@@ -32,16 +33,27 @@
 namespace echelon {
 namespace {
 
-// Two layers of odd sizes with both decay groups and a frozen parameter.
-Stack odd_stack(at::ScalarType type) {
+// Two layers of odd sizes with both decay groups and a frozen parameter. `tune` sets rules of its
+// own for some parameters.
+Stack odd_stack(at::ScalarType type, const std::function<void(Parameter&)>& tune = {}) {
   Stack stack = stack_of({{{"a.weight", {13, 7}, Init::normal(1)},
                            {"a.bias", {7}, Init::normal(1), /*decay=*/false},
                            {"a.fixed", {5}, Init::normal(1), true, /*trainable=*/false}},
                           {{"b.weight", {3, 41}, Init::normal(1)},
                            {"b.gain", {}, Init::ones(), false},
-                           {"b.bias", {33}, Init::zeros(), false}}});
+                           {"b.bias", {33}, Init::zeros(), false},
+                           {"b.table", {17, 3}, Init::normal(1)}}});
+  if (tune)
+    for (const auto& p : stack.parameters()) tune(*stack.find(p.name));
   stack.allocate(at::kCPU, type, Gradients::yes);
   return stack;
+}
+
+// Rates and decays of every kind, in groups that cut through both layers.
+void tune(Parameter& p) {
+  if (p.name == "a.weight" || p.name == "b.bias") p.update.rate = 0.1;
+  if (p.name == "a.bias") p.update.own_decay = 0.7;
+  if (p.name == "b.table") p.update = {.decay = true, .rate = 3, .own_decay = 0};
 }
 
 at::Tensor noise(const Parameter& p, int step) {
@@ -64,44 +76,47 @@ void apply(MasterUpdate& update, int step, double loss = 1) {
   update.apply(at::full({}, loss, at::kDouble));
 }
 
+// A parameter group as torch has them: `rate` is a factor of the step's.
+struct TorchGroup {
+  double rate, decay;
+  std::vector<at::Tensor> tensors;
+};
+
 using torch::optim::OptimizerParamGroup;
 std::unique_ptr<torch::optim::Optimizer> torch_optimizer(const OptimOptions& o,
-                                                         std::vector<at::Tensor> decay,
-                                                         std::vector<at::Tensor> no_decay) {
-  std::vector<OptimizerParamGroup> groups = {OptimizerParamGroup(std::move(decay)),
-                                             OptimizerParamGroup(std::move(no_decay))};
-  if (o.name == OptimizerKind::adamw) {
-    auto defaults = torch::optim::AdamWOptions(0).betas({o.beta1, o.beta2}).eps(o.epsilon);
-    groups[0].set_options(std::make_unique<torch::optim::AdamWOptions>(
-        torch::optim::AdamWOptions(defaults).weight_decay(o.decay)));
-    groups[1].set_options(std::make_unique<torch::optim::AdamWOptions>(
-        torch::optim::AdamWOptions(defaults).weight_decay(0)));
-    return std::make_unique<torch::optim::AdamW>(groups, defaults);
+                                                         const std::vector<TorchGroup>& groups) {
+  const auto adam = torch::optim::AdamWOptions(0).betas({o.beta1, o.beta2}).eps(o.epsilon);
+  const auto sgd = torch::optim::SGDOptions(0).momentum(o.momentum).nesterov(o.nesterov);
+  std::vector<OptimizerParamGroup> all;
+  for (const auto& group : groups) {
+    all.emplace_back(group.tensors);
+    if (o.name == OptimizerKind::adamw)
+      all.back().set_options(std::make_unique<torch::optim::AdamWOptions>(
+          torch::optim::AdamWOptions(adam).weight_decay(group.decay)));
+    else
+      all.back().set_options(std::make_unique<torch::optim::SGDOptions>(
+          torch::optim::SGDOptions(sgd).weight_decay(group.decay)));
   }
-  auto defaults = torch::optim::SGDOptions(0).momentum(o.momentum).nesterov(o.nesterov);
-  groups[0].set_options(std::make_unique<torch::optim::SGDOptions>(
-      torch::optim::SGDOptions(defaults).weight_decay(o.decay)));
-  groups[1].set_options(std::make_unique<torch::optim::SGDOptions>(
-      torch::optim::SGDOptions(defaults).weight_decay(0)));
-  return std::make_unique<torch::optim::SGD>(groups, defaults);
+  if (o.name == OptimizerKind::adamw) return std::make_unique<torch::optim::AdamW>(all, adam);
+  return std::make_unique<torch::optim::SGD>(all, sgd);
 }
 
 // The papers' formulas on whole tensors. State is stored by the tensor's address.
 struct Formula {
   OptimOptions options;
-  std::vector<at::Tensor> decay, no_decay;
+  std::vector<TorchGroup> groups;
   std::map<void*, std::vector<at::Tensor>> state;
   int steps = 0;
 
   void step(double rate) {
     const at::NoGradGuard no_grad;
     ++steps;
-    for (const bool decays : {true, false})
-      for (at::Tensor w : decays ? decay : no_decay) {
+    for (const auto& group : groups)
+      for (at::Tensor w : group.tensors) {
         auto& mine = state[w.unsafeGetTensorImpl()];
         while (mine.size() < 2) mine.push_back(at::zeros_like(w));
-        (options.name == OptimizerKind::lars ? lars(w, mine, rate, decays ? options.decay : 0)
-                                             : lamb(w, mine, rate, decays ? options.decay : 0));
+        options.name == OptimizerKind::lars ? lars(w, mine, rate * group.rate, group.decay)
+                                            : lamb(w, mine, rate * group.rate, group.decay);
       }
   }
   void lars(at::Tensor w, std::vector<at::Tensor>& mine, double rate, double decay_rate) const {
@@ -124,14 +139,14 @@ struct Formula {
   }
 };
 
-std::function<void(double rate)> reference(const OptimOptions& o, std::vector<at::Tensor> decay,
-                                           std::vector<at::Tensor> no_decay) {
+std::function<void(double rate)> reference(const OptimOptions& o, std::vector<TorchGroup> groups) {
   if (o.name == OptimizerKind::lars || o.name == OptimizerKind::lamb)
-    return [formula = std::make_shared<Formula>(Formula{o, decay, no_decay, {}})](double rate) {
+    return [formula = std::make_shared<Formula>(Formula{o, groups, {}})](double rate) {
       formula->step(rate);
     };
-  return [optimizer = std::shared_ptr(torch_optimizer(o, decay, no_decay))](double rate) {
-    for (auto& group : optimizer->param_groups()) group.options().set_lr(rate);
+  return [optimizer = std::shared_ptr(torch_optimizer(o, groups)), groups](double rate) {
+    for (std::size_t i = 0; i < groups.size(); ++i)
+      optimizer->param_groups()[i].options().set_lr(rate * groups[i].rate);
     optimizer->step();
   };
 }
@@ -160,15 +175,16 @@ std::vector<std::pair<const char*, OptimOptions>> rules() {
 // Runs twenty steps of both. The norm of the gradients exceeds the clip bound in some steps and
 // stays below it in others.
 void expect_like_reference(const char* rule, OptimOptions options, double clip, at::ScalarType type,
-                           double tolerance) {
+                           double tolerance, const std::function<void(Parameter&)>& tune = {}) {
   const auto wide = type == at::kDouble ? at::kDouble : at::kFloat;
   options.clip = clip;
-  Stack stack = odd_stack(type);
+  Stack stack = odd_stack(type, tune);
   MasterUpdate update(stack, options);
   update.load(random_values(1));
 
   std::map<std::string, at::Tensor> twins;
-  std::vector<at::Tensor> decay, no_decay, all;
+  std::vector<at::Tensor> all;
+  std::map<std::pair<double, double>, std::vector<at::Tensor>> by_rule;
   const at::Tensor master = update.state().front().flat;
   const auto master_of = [&](const std::string& name) {
     for (const auto& unit : stack.units()) {
@@ -186,10 +202,15 @@ void expect_like_reference(const char* rule, OptimOptions options, double clip, 
     EXPECT_TRUE(at::equal(master_of(p.name), twin))
         << "masters begin in full precision: " << p.name;
     all.push_back(twins[p.name] = twin.set_requires_grad(true));
-    (p.decay ? decay : no_decay).push_back(twin);
+    const double usual = p.update.decay ? options.decay : 0;
+    by_rule[{p.update.rate, p.update.own_decay.value_or(usual)}].push_back(twin);
   }
   const at::Tensor fixed = stack.find("a.fixed")->value.clone();
-  const auto step_reference = reference(options, decay, no_decay);
+  std::vector<TorchGroup> groups;
+  for (const auto& [rule_of, tensors] : by_rule)
+    groups.push_back({rule_of.first, rule_of.second, tensors});
+  EXPECT_EQ(groups.size(), tune ? 6U : 2U);
+  const auto step_reference = reference(options, groups);
 
   for (int step = 0; step < 20; ++step) {
     set_gradients(stack, step, step % 3 == 2 ? 0.01 : 0.5);
@@ -231,6 +252,39 @@ TEST(MasterUpdate, KeepsSinglePrecisionMastersOfNarrowParameters) {
   for (const auto& [rule, options] : rules()) {
     for (const double clip : {0.0, 1.0})
       expect_like_reference(rule, options, clip, at::kBFloat16, 2e-6);
+  }
+}
+
+TEST(MasterUpdate, GivesEachGroupItsRateAndDecay) {
+  for (const auto& [rule, options] : rules())
+    for (const double clip : {0.0, 1.0}) {
+      expect_like_reference(rule, options, clip, at::kDouble, 1e-12, tune);
+      expect_like_reference(rule, options, clip, at::kFloat, 3e-6, tune);
+      expect_like_reference(rule, options, clip, at::kBFloat16, 3e-6, tune);
+    }
+}
+
+// A group with the rate and the decay of the others is no group of its own.
+TEST(MasterUpdate, HasTheSameBitsForGroupsThatSayWhatHoldsAnyway) {
+  for (const auto& [rule, options] : rules()) {
+    const auto trained = [&](const std::function<void(Parameter&)>& tune) {
+      Stack stack = odd_stack(at::kFloat, tune);
+      MasterUpdate update(stack, options);
+      update.load(random_values(1));
+      for (int step = 0; step < 5; ++step) {
+        set_gradients(stack, step, 1);
+        apply(update, step);
+      }
+      std::map<std::string, at::Tensor> values;
+      for (const auto& p : stack.parameters()) values[p.name] = p.value.clone();
+      return values;
+    };
+    const auto plain = trained({}), told = trained([&](Parameter&p) {
+                                      if (p.name.starts_with("b."))
+                                        p.update.own_decay = p.update.decay_of(options.decay);
+                                    });
+    for (const auto& [name, value] : plain)
+      EXPECT_TRUE(at::equal(told.at(name), value)) << rule << ", " << name;
   }
 }
 
@@ -442,6 +496,8 @@ TEST(SliceUpdate, GivesSliceOwnersTheSameValuesAsASingleOwner) {
         Stack stack =
             stack_of({{{"a", {70, 9}, Init::normal(1)}, {"b", {9}, Init::ones(), false}},
                       {{"c", {31, 5}, Init::normal(1)}, {"d", {40}, Init::ones(), false}}});
+        stack.find("c")->update.rate = 7;
+        stack.find("d")->update.own_decay = 0.2;
         Stack::Allocation allocation;
         allocation.shards = owners;
         allocation.smallest = 1;
@@ -545,6 +601,59 @@ TEST(MakeOptimizer, RefusesNesterovWithoutMomentum) {
   options.momentum = 0;
   EXPECT_EQ(thrown<InvalidArgument>([&] { make_optimizer(options); }),
             "optim.nesterov needs momentum, but optim.momentum is 0; give it a value such as 0.9");
+}
+
+// A program's own optimiser: SGD with heavy-ball momentum, by plain operators.
+class PlainMomentum : public Optimizer {
+ public:
+  explicit PlainMomentum(std::vector<std::string> names) : names_(std::move(names)) {}
+  std::vector<std::string> state_names() const override { return names_; }
+  void update(const std::vector<Slice>& slices, const StepScalars& scalars) const override {
+    for (const auto& slice : slices) {
+      const at::Tensor grad = usable_gradient(slice, scalars).add_(slice.value, slice.decay);
+      at::Tensor velocity = slice.state.at(0);
+      velocity.mul_(0.8).add_(grad);
+      at::Tensor(slice.value).sub_(velocity * rate_of(scalars, slice.rate));
+    }
+  }
+
+ private:
+  std::vector<std::string> names_;
+};
+
+TEST(CustomOptimizer, UpdatesLikeTheOneThatItReimplements) {
+  OptimOptions shipped;
+  shipped.name = OptimizerKind::sgd;
+  shipped.momentum = 0.8;
+  shipped.decay = 0.3;
+  OptimOptions own = shipped;
+  own.name = OptimizerKind::adamw;  // has no effect
+  own.custom = std::make_shared<PlainMomentum>(std::vector<std::string>{"velocity"});
+  const auto trained = [](const OptimOptions& options) {
+    auto stack = std::make_unique<Stack>(odd_stack(at::kDouble, tune));
+    MasterUpdate update(*stack, options);
+    update.load(random_values(1));
+    for (int step = 0; step < 10; ++step) {
+      set_gradients(*stack, step, 1);
+      apply(update, step);
+    }
+    EXPECT_EQ(update.kinds().size(), 2U);
+    return stack;
+  };
+  const auto one = trained(shipped), other = trained(own);
+  for (const auto& p : one->parameters())
+    EXPECT_TRUE(close(other->find(p.name)->value, p.value, 1e-12)) << p.name;
+}
+
+TEST(CustomOptimizer, CannotNameStatesAsOthersAreNamed) {
+  for (const std::vector<std::string>& names :
+       {std::vector<std::string>{"master"}, {""}, {"a/b"}, {"m", "m"}, {"grad"}}) {
+    OptimOptions options;
+    options.custom = std::make_shared<PlainMomentum>(names);
+    EXPECT_NE(thrown<InvalidArgument>([&] { make_optimizer(options); }).find("cannot name a state"),
+              std::string::npos)
+        << names.front();
+  }
 }
 
 }  // namespace

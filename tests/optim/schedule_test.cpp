@@ -1,6 +1,8 @@
 #include "echelon/optim/schedule.h"
 
+#include <algorithm>
 #include <cmath>
+#include <string>
 
 #include <gtest/gtest.h>
 
@@ -30,6 +32,42 @@ TEST(RateAt, NeedsNoWarmUp) {
   for (const auto schedule : all_values<RateSchedule>) {
     EXPECT_DOUBLE_EQ(rate_at(options(schedule, 0), 0, 100), 0.5) << schedule;
   }
+}
+
+// transformers' get_linear_schedule_with_warmup multiplies the rate of step k (0-based) by
+// k / warmup, and after the warm-up by (steps - k) / (steps - warmup). From the warm-up on ours is
+// the same. Within the warm-up it is one step ahead: theirs begins with a step at rate 0.
+TEST(RateAt, IsTheLinearScheduleOfTransformersOneStepAheadInTheWarmUp) {
+  for (const std::int64_t steps : {1, 7, 40, 1000})
+    for (const std::int64_t warmup : {0, 1, 6, 100}) {
+      OptimOptions o;
+      o.rate = 3e-5;
+      o.warmup = warmup;
+      const auto theirs = [&](std::int64_t k) {
+        if (k < warmup) return o.rate * static_cast<double>(k) / static_cast<double>(warmup);
+        return o.rate *
+               std::max(0.0, static_cast<double>(steps - k) /
+                                 static_cast<double>(std::max<std::int64_t>(1, steps - warmup)));
+      };
+      for (std::int64_t k = 0; k < steps; ++k) {
+        SCOPED_TRACE("step " + std::to_string(k) + " of " + std::to_string(steps));
+        if (k >= warmup)
+          EXPECT_NEAR(rate_at(o, k, steps), theirs(k), 1e-15 * o.rate);
+        else if (k + 1 < warmup)
+          EXPECT_NEAR(rate_at(o, k, steps), theirs(k + 1), 1e-15 * o.rate);
+        else
+          EXPECT_NEAR(rate_at(o, k, steps), o.rate, 1e-15 * o.rate) << "the peak";
+      }
+    }
+}
+
+TEST(RateAt, FollowsAProgramsOwnSchedule) {
+  OptimOptions o = options(RateSchedule::cosine, 10);
+  o.custom_schedule = [](std::int64_t step, std::int64_t steps) {
+    return static_cast<double>(step) / static_cast<double>(2 * steps);
+  };
+  for (const std::int64_t step : {0, 5, 99})
+    EXPECT_DOUBLE_EQ(rate_at(o, step, 100), 0.5 * static_cast<double>(step) / 200);
 }
 
 TEST(RateAt, FallsAlongACosineToItsShareOfThePeak) {

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "echelon/base/error.h"
 
@@ -240,7 +241,10 @@ std::uint64_t send(Peer& peer, const ParameterServer::Beginning& beginning, Dead
   for (const auto& range : beginning.ranges)
     writer.number(std::uint64_t(range.begin))
         .number(std::uint64_t(range.numel))
-        .number(range.decay);
+        .number(range.update.decay)
+        .number(bits_of(range.update.rate))
+        .number(range.update.own_decay.has_value())
+        .number(bits_of(range.update.own_decay.value_or(0)));
   writer.number(beginning.state.size()).number(std::uint64_t(beginning.state.at(0).numel()));
   peer.send(writer.frame(kind), deadline);
   std::uint64_t bytes = 0;
@@ -260,6 +264,17 @@ struct StateHead {
   std::int64_t numel = 0;
 };
 
+UpdateRule read_rule(FrameReader& reader, const Peer& peer) {
+  UpdateRule rule{.decay = reader.number_at_most(1) != 0, .rate = double_of(reader.number())};
+  const bool has_decay = reader.number_at_most(1) != 0;
+  const double decay = double_of(reader.number());
+  for (const double one : {rule.rate, decay})
+    if (!std::isfinite(one) || one < 0)
+      throw Corrupt(peer.name() + " sent a rate or a weight decay that is none");
+  if (has_decay) rule.own_decay = decay;
+  return rule;
+}
+
 StateHead read_head(Peer& peer, const Frame& frame) {
   FrameReader reader(frame, peer.name());
   StateHead head;
@@ -271,7 +286,7 @@ StateHead read_head(Peer& peer, const Frame& frame) {
   for (auto& range : beginning.ranges) {
     range.begin = std::int64_t(reader.number_at_most(most_elements));
     range.numel = std::int64_t(reader.number_at_most(most_elements));
-    range.decay = reader.number_at_most(1) != 0;
+    range.update = read_rule(reader, peer);
   }
   head.states = reader.number_at_most(most_states);
   head.numel = std::int64_t(reader.number_at_most(most_elements));
