@@ -33,6 +33,7 @@ struct Pass {
     once,
     first,  // it will run again: keep only what makes the second run equal the first
     again,  // the second run: keep what backward needs; the output is unused, may be undefined
+    only,   // no backward follows, since neither this layer nor a lower one trains: keep nothing
   };
 
   // Together with their place in the model, these determine the random numbers of a pass.
@@ -85,7 +86,11 @@ struct Pass {
     return rows_are_split ? Extent{samples, tokens} : Extent{x.size(0), x.size(1)};
   }
 
-  bool keeps() const { return training && run != Run::first; }
+  // Whether a layer below has trainable parameters. If not, backward may leave the gradients of its
+  // inputs undefined.
+  bool input_grads = true;
+
+  bool keeps() const { return training && (run == Run::once || run == Run::again); }
 };
 
 // A layer declares its parameters through this interface.
@@ -132,8 +137,9 @@ class Layer {
 
   // Returns the gradient of the input, given the gradient of the output; undefined if the input has
   // no gradient. The loss gets an undefined gradient and uses pass.weight times pass.scale, before
-  // anything is rounded to fp16. Adds parameter gradients to their buffers, or defers those of
-  // matrices to pass.later (pass.defer_weight_grads).
+  // anything is rounded to fp16. Adds gradients of trainable parameters to their buffers, or defers
+  // those of matrices to pass.later (pass.defer_weight_grads). A parameter that its layer declared
+  // trainable may be frozen by an option (train.freeze): its gradient is then undefined.
   virtual at::Tensor backward(const at::Tensor& grad_output, Pass& pass);
 
   // The same for a layer with several inputs or outputs, which overrides these instead. Between

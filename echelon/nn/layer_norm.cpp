@@ -25,6 +25,7 @@ at::Tensor LayerNorm::backward(const at::Tensor& grad_y, const at::Tensor& x,
                                const at::Tensor& mean, const at::Tensor& rstd) const {
   auto [grad_x, grad_weight, grad_bias] = at::native_layer_norm_backward(
       grad_y, x, weight_->shape, mean, rstd, weight_->value, bias_->value, {true, true, true});
+  if (!weight_->trainable && !bias_->trainable) return grad_x;
   if (const auto& group = weight_->group; group && group->rows_are_split()) {
     const at::Tensor both = at::stack({grad_weight, grad_bias});
     group->sum_over_rows(both);

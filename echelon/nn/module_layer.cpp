@@ -19,9 +19,9 @@
 namespace echelon {
 namespace {
 
-at::Tensor leaf(const at::Tensor& input) {
+at::Tensor leaf(const at::Tensor& input, bool with_grad = true) {
   at::Tensor x = input.detach();
-  if (x.is_floating_point()) x.set_requires_grad(true);
+  if (with_grad && x.is_floating_point()) x.set_requires_grad(true);
   return x;
 }
 
@@ -119,9 +119,10 @@ void ModuleLayer::bind(at::Device device, at::ScalarType type) {
   }
   for (auto& one : bound_) {
     one.elsewhere.reset();
-    if (!one.parameter->here) one.variable.mutable_grad().reset();
+    if (!one.parameter->here || !one.parameter->trainable) one.variable.mutable_grad().reset();
   }
   show();
+  for (auto& one : bound_) one.variable.set_requires_grad(one.parameter->trainable);
 }
 
 void ModuleLayer::show() { point_values(/*withheld=*/false); }
@@ -190,15 +191,15 @@ void require_inputs(const Tensors& given, std::size_t expected, const std::strin
 Tensors ModuleLayer::forward_all(const Tensors& inputs, Pass& pass) {
   module_->train(pass.training);
   if (!pass.training) return forward_(inputs);
-  // Needed even if the graph is dropped at once: without a graph, torch may choose operators that
-  // round differently.
-  at::AutoGradMode grad_mode(true);
+  // Needed even if the graph is dropped at once and built again: without a graph, torch may choose
+  // operators that round differently.
+  at::AutoGradMode grad_mode(pass.run != Pass::Run::only);
   std::optional<Replay> replay;
   const at::Device device = inputs.front().device();
   if (pass.run == Pass::Run::first) pass.saved = state_of(*module_, device);
   if (pass.run == Pass::Run::again) replay.emplace(*module_, device, pass.saved);
   Tensors x, outputs;
-  for (const auto& input : inputs) x.push_back(leaf(input));
+  for (const auto& input : inputs) x.push_back(leaf(input, pass.input_grads));
   const Tensors y = forward_(x);
   if (pass.keeps()) {
     pass.saved = x;

@@ -41,6 +41,7 @@ void PositionTable::add_to(at::Tensor x, const Pass& pass) const {
 }
 
 void PositionTable::backward(const at::Tensor& grad, const Pass& pass) const {
+  if (!table_->trainable) return;
   if (const at::Tensor given = given_positions(*table_, pass); given.defined())
     return add_row_gradients(*table_, grad, own_rows(given, grad, pass), pass);
   const auto length = pass.extent(grad).tokens, context = table_->shape[0];

@@ -97,6 +97,7 @@ at::Tensor RmsNorm::backward(const at::Tensor& grad_y, const at::Tensor& x,
   const auto [grad_x, grad_weight] = ours(x) && ours(grad_y)
                                          ? backward_cpu(grad_y, x, weight_->value, rstd)
                                          : backward_plain(grad_y, x, weight_->value, rstd);
+  if (!weight_->trainable) return grad_x;
   if (const auto& group = weight_->group; group && group->rows_are_split())
     group->sum_over_rows(grad_weight);
   weight_->add_grad(grad_weight);

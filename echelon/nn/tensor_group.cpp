@@ -80,6 +80,7 @@ std::vector<at::Tensor> TensorGroup::gather(const at::Tensor& part) {
 at::Tensor product_backward(const std::shared_ptr<TensorGroup>& group, const at::Tensor& x,
                             Pass& pass, const std::function<at::Tensor()>& input,
                             const std::function<void(const at::Tensor& all)>& weight) {
+  if (!weight) return group ? group->sum(input()) : input();
   if (!group) {
     pass.run_or_defer([weight, x] { weight(x); });
     return input();

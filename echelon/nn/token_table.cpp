@@ -38,6 +38,7 @@ at::Tensor TokenTable::forward(const at::Tensor& tokens) const {
 }
 
 void TokenTable::backward(const at::Tensor& grad, const at::Tensor& tokens) const {
+  if (!table_->trainable) return;
   const bool part = table_->split.is_part();
   const at::Tensor all = part ? table_->group->whole(grad) : grad;
   if (scatters(all)) {

@@ -31,6 +31,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 
 #include "echelon/base/error.h"
@@ -252,6 +253,14 @@ at::Tensor VocabularyLoss::backward(const Output& output, const at::Tensor& x, P
   const auto all_rows = pass.target.numel();
   const TargetShare share = target_share(pass, all_rows);
   const double scale = shares_in_forward(x, share) ? 1 : share.number;
+  std::function<void(const at::Tensor&)> gradients;  // none if neither table nor bias trains
+  if (weight_->trainable || (bias_ && bias_->trainable))
+    gradients = [weight = weight_, bias = bias_, grad = grad, rows = rows,
+                 scale](const at::Tensor& all) {
+      if (weight->trainable)
+        product_gradient(grad, selected(all, rows), scale, {weight->grad, weight->grad_beta()});
+      if (bias && bias->trainable) bias->add_grad(at::sum(grad, {0}).mul_(scale));
+    };
   return product_backward(
       weight_->split.is_part() ? weight_->group : nullptr, x, pass,
       [&, grad = grad, rows = rows] {
@@ -260,10 +269,7 @@ at::Tensor VocabularyLoss::backward(const Output& output, const at::Tensor& x, P
         if (!rows.defined()) return grad_rows;
         return at::zeros({all_rows, x.size(1)}, x.options()).index_copy_(0, rows, grad_rows);
       },
-      [weight = weight_, bias = bias_, grad = grad, rows = rows, scale](const at::Tensor& all) {
-        product_gradient(grad, selected(all, rows), scale, {weight->grad, weight->grad_beta()});
-        if (bias && bias->trainable) bias->add_grad(at::sum(grad, {0}).mul_(scale));
-      });
+      gradients);
 }
 
 }  // namespace echelon

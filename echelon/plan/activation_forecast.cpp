@@ -11,17 +11,30 @@ namespace echelon {
 namespace {
 
 // The most that layers and messages hold at once. `message` is the size of the tensor between two
-// layers.
+// layers; `while_forward`, by layer, what one without a backward holds while it runs.
 std::uint64_t most_alive(const StepOrder& step, const std::vector<LayerActivations>& layers,
-                         std::uint64_t message) {
+                         const std::vector<std::int64_t>& while_forward, std::uint64_t message) {
   StepCosts costs;
-  for (const LayerActivations& layer : layers)
-    costs.layers.push_back({.kept = std::int64_t(layer.kept),
-                            .deferred = std::int64_t(layer.put_off),
-                            .forward_workspace = std::int64_t(layer.forward),
-                            .backward_workspace = std::int64_t(layer.backward)});
+  for (std::size_t l = 0; l < layers.size(); ++l)
+    costs.layers.push_back(
+        step.shape.goes_back(int(l))
+            ? StepCosts::Layer{.kept = std::int64_t(layers[l].kept),
+                               .deferred = std::int64_t(layers[l].put_off),
+                               .forward_workspace = std::int64_t(layers[l].forward),
+                               .backward_workspace = std::int64_t(layers[l].backward)}
+            : StepCosts::Layer{.forward_workspace = while_forward[l]});
   costs.boundaries.assign(layers.size(), {.bytes = std::int64_t(message)});
   return std::uint64_t(walk(step.computation, costs).activations.peak);
+}
+
+// A layer that keeps nothing still has all its tensors until its forward ends: those that it would
+// keep without any recompute.
+std::vector<std::int64_t> forward_only(ModelOptions model, const ActivationShape& shape) {
+  model.recompute = Recompute::none;
+  std::vector<std::int64_t> bytes;
+  for (const LayerActivations& layer : family_of(model).activations(model, shape))
+    bytes.push_back(std::int64_t(layer.kept + layer.forward));
+  return bytes;
 }
 
 }  // namespace
@@ -49,7 +62,8 @@ std::uint64_t activation_bytes(const PlanOptions& options, const StepOrder& step
     masks =
         stream + (shape.cuda ? std::min<std::uint64_t>(stream / shape.element(), 1 << 24) * 28 : 0);
   return masks + 8 * shape.tokens +
-         most_alive(step, family_of(model).activations(model, shape), stream / shape.by_rows());
+         most_alive(step, family_of(model).activations(model, shape), forward_only(model, shape),
+                    stream / shape.by_rows());
 }
 
 }  // namespace echelon

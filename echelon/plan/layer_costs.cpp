@@ -62,8 +62,10 @@ std::vector<LayerCost> measure_layers(Stack& stack, const Batch& batch, at::Devi
   std::vector<std::string> kinds;
   const auto again = stack.runs_again();
   const auto shared = std::make_shared<const Batch>(batch);
+  const int lowest = stack.lowest_trainable();
   Tensors x = stack.inputs_of(batch);
   for (int l = 0; l < stack.size(); ++l) {
+    const bool goes_back = l >= lowest;
     std::vector<bool> alone(std::size_t(stack.size()), false);
     alone[std::size_t(l)] = true;
     stack.keep(alone);
@@ -80,19 +82,21 @@ std::vector<LayerCost> measure_layers(Stack& stack, const Batch& batch, at::Devi
       Pass pass = stack.pass_for(l, shared);
       pass.selective = stack.recompute() == Recompute::selective;
       pass.draw.step = at::zeros({}, at::TensorOptions(device).dtype(at::kLong));
+      if (!goes_back) pass.run = Pass::Run::only;
+      pass.input_grads = l == 0 || l > lowest;
       stack.begin_step();
       wait_for(device);
       const auto start = std::chrono::steady_clock::now();
       outputs =
           in_layer(stack, l, "forward", x, [&] { return stack.layer(l).forward_all(x, pass); });
-      cost.activations = bytes_of(again[std::size_t(l)] ? x : pass.saved);
+      cost.activations = bytes_of(again[std::size_t(l)] && goes_back ? x : pass.saved);
       Tensors grads;
       for (const auto& output : outputs)
         grads.push_back(l + 1 < stack.size() && output.is_floating_point()
                             ? at::full_like(output, 1e-3)
                             : at::Tensor());
-      stack.layer(l).backward_all(grads, pass);
-      if (again[std::size_t(l)]) {
+      if (goes_back) stack.layer(l).backward_all(grads, pass);
+      if (goes_back && again[std::size_t(l)]) {
         Pass second = stack.pass_for(l, shared);
         second.draw = pass.draw;
         stack.layer(l).forward_all(x, second);
@@ -105,7 +109,8 @@ std::vector<LayerCost> measure_layers(Stack& stack, const Batch& batch, at::Devi
     std::size_t next = 0;
     for (const auto& [name, buffer] : stack.buffers()) at::Tensor(buffer).copy_(buffers[next++]);
     costs.push_back(cost);
-    kinds.push_back(kind_of(stack.layer(l), stack, x, cost));
+    const std::string kind = kind_of(stack.layer(l), stack, x, cost);
+    kinds.push_back(kind.empty() || goes_back ? kind : "forward of " + kind);
     x = std::move(outputs);
   }
   random.put(random.states());

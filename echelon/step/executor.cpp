@@ -28,9 +28,12 @@ double since(Clock::time_point start) {
 
 StepShape step_shape(const Stack& stack, int micro_batches, const std::vector<bool>& own) {
   StepShape shape{stack.size(), micro_batches, {}};
+  shape.lowest = stack.lowest_trainable();
   shape.recompute = stack.runs_again();
+  std::fill_n(shape.recompute.begin(), shape.lowest, false);
   shape.own = own;
-  shape.tied = !stack.tied_across().empty();
+  const auto tied = stack.tied_across();
+  shape.tied = std::any_of(tied.begin(), tied.end(), [](const auto* p) { return p->trainable; });
   return shape;
 }
 
@@ -89,6 +92,8 @@ at::Tensor Executor::run(const Batch& batch, double weight, std::int64_t first_s
       pass = stack_.pass_for(l, micro_batch);
       pass.selective = stack_.recompute() == Recompute::selective;
       pass.draw = {seed_, step_, first_sample + first};
+      if (!shape_.goes_back(l)) pass.run = Pass::Run::only;
+      pass.input_grads = l == 0 || shape_.goes_back(l - 1);
     }
     place(0, m).inputs = stack_.inputs_of(*micro_batch);
     Pass& last = place(stack_.size() - 1, m).pass;
@@ -317,6 +322,7 @@ void Executor::forward(const Action& action) {
   Tensors outputs = in_layer(stack_, action.layer, "forward", inputs, [&] {
     return stack_.layer(action.layer).forward_all(inputs, here.pass);
   });
+  if (!shape_.goes_back(action.layer)) here.pass = {};  // it was used for the last time
   if (action.layer + 1 < stack_.size()) {
     (shape_.has(action.layer + 1) ? place(action.layer + 1, action.micro_batch).inputs
                                   : here.outputs) = std::move(outputs);
@@ -356,7 +362,7 @@ void Executor::backward(const Action& action) {
   } else {
     here.pass = {};
   }
-  if (action.layer == 0) return;
+  if (action.layer == 0 || !shape_.goes_back(action.layer - 1)) return;
   if (shape_.has(action.layer - 1))
     place(action.layer - 1, action.micro_batch).grads = std::move(grads);
   else

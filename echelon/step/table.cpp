@@ -63,7 +63,7 @@ Table one_process(const StepShape& shape) {
   Table table;
   for (int m = 0; m < shape.micro_batches; ++m) {
     for (int l = 0; l < shape.layers; ++l) table.push_back({Action::Kind::forward, l, m});
-    for (int l = shape.layers; l-- > 0;) {
+    for (int l = shape.layers; l-- > shape.lowest;) {
       if (shape.recomputes(l)) table.push_back({Action::Kind::recompute, l, m});
       table.push_back({Action::Kind::backward, l, m});
     }

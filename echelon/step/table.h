@@ -71,6 +71,9 @@ struct StepShape {
   // By layer: its forward keeps only the input and runs again before its backward. Empty: none.
   std::vector<bool> recompute = {};
 
+  // The lowest layer that trains. The layers below only run forward, and no gradient goes to them.
+  int lowest = 0;
+
   // By layer: whether this rank has it. Inputs and gradients of the others are received and sent.
   // Empty: all.
   std::vector<bool> own = {};
@@ -78,6 +81,7 @@ struct StepShape {
   bool has(int layer) const {
     return layer >= 0 && layer < layers && (own.empty() || own[std::size_t(layer)]);
   }
+  bool goes_back(int layer) const { return layer >= lowest; }
   bool ties(int group) const {
     return std::size_t(group) < tied_groups.size() && tied_groups[std::size_t(group)];
   }
@@ -110,8 +114,8 @@ bool changes_gradients(const Action& action);
 
 // Throws InvalidArgument that names the first action that cannot run. It checks:
 //   - order: a layer runs after its input exists; a backward runs after its forward and after the
-//     backward of the layer above; nothing runs twice; every forward has its backward; the table
-//     ends with an update;
+//     backward of the layer above; nothing runs twice; every forward from the lowest layer that
+//     trains has its backward, and no other has one; the table ends with an update;
 //   - reductions: a bucket is reduced when it is complete; the update follows the last backward
 //     and, if there are buckets, comes after all are reduced and synchronized;
 //   - groups: a layer's groups are gathered and its gradients allocated when it runs; gradients do

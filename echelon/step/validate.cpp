@@ -105,6 +105,10 @@ class Validator {
     const int other = upwards ? a.layer - 1 : a.layer + 1;
     if (other < 0 || other >= shape_.layers) return "there is no layer beyond";
     if (shape_.has(other)) return "the layer beyond is this rank's too";
+    const bool of_gradient =
+        a.kind == Action::Kind::receive_grad || a.kind == Action::Kind::send_grad;
+    if (of_gradient && !shape_.goes_back(std::min(a.layer, other)))
+      return "no layer below it trains";
     const Stage own = stage(a.layer, a.micro_batch);
     switch (a.kind) {
       case Action::Kind::receive:
@@ -126,7 +130,7 @@ class Validator {
         const Messages& seen = messages_[at(l, m)];
         if (l + 1 < shape_.layers && !shape_.has(l + 1) && !seen.output)
           return fmt::format("send(layer {}, micro-batch {}) is missing", l, m);
-        if (l > 0 && !shape_.has(l - 1) && !seen.input_grad)
+        if (l > 0 && !shape_.has(l - 1) && shape_.goes_back(l - 1) && !seen.input_grad)
           return fmt::format("send_grad(layer {}, micro-batch {}) is missing", l, m);
       }
     return {};
@@ -145,6 +149,7 @@ class Validator {
       return {};
     }
     if (own == Stage::none) return "its forward has not run";
+    if (!shape_.goes_back(a.layer)) return "neither the layer nor one below it trains";
     if (a.kind == Action::Kind::recompute) {
       if (!shape_.recomputes(a.layer)) return "its forward kept what its backward needs";
       if (own != Stage::forwarded) return "it ran before";
@@ -167,9 +172,13 @@ class Validator {
     return {};
   }
 
-  // The first backward of these layers that has not run.
+  // The first backward of these layers that has not run, or the first forward of one without.
   std::string unfinished(int layer, int top) {
-    for (int l = layer; l <= top; ++l)
+    for (int l = 0; l < std::min(shape_.lowest, top + 1); ++l)
+      for (int m = 0; m < shape_.micro_batches && shape_.has(l); ++m)
+        if (stage(l, m) == Stage::none)
+          return fmt::format("forward(layer {}, micro-batch {}) is missing", l, m);
+    for (int l = std::max(layer, shape_.lowest); l <= top; ++l)
       for (int m = 0; m < shape_.micro_batches && shape_.has(l); ++m)
         if (stage(l, m) != Stage::done)
           return fmt::format("backward(layer {}, micro-batch {}) is missing", l, m);

@@ -353,5 +353,58 @@ TEST(PeakActivations, FollowFromTheOrder) {
             2);
 }
 
+StepShape frozen_below(int lowest, int layers, int micro_batches) {
+  StepShape shape{layers, micro_batches, {}};
+  shape.lowest = lowest;
+  return shape;
+}
+
+TEST(Table, RunsBackwardOnlyThroughLayersThatTrainOrHaveOneBelow) {
+  for (int layers = 1; layers <= 4; ++layers)
+    for (int lowest = 0; lowest < layers; ++lowest)
+      for (const int micro_batches : {1, 3}) {
+        const StepShape shape = frozen_below(lowest, layers, micro_batches);
+        const Table table = one_process(shape);
+        EXPECT_NO_THROW(validate(table, shape));
+        const auto count = [&](Kind kind) {
+          return std::ranges::count(table, kind, &Action::kind);
+        };
+        EXPECT_EQ(count(Kind::forward), layers * micro_batches);
+        EXPECT_EQ(count(Kind::backward), (layers - lowest) * micro_batches);
+        for (const Action& action : table) {
+          EXPECT_TRUE(action.kind != Kind::backward || action.layer >= lowest);
+        }
+      }
+}
+
+TEST(Validate, RefusesABackwardThatNothingNeedsAndAForwardThatIsMissing) {
+  const StepShape shape = frozen_below(1, 3, 1);
+  const auto refusal = [&](const Table& table) {
+    return thrown<InvalidArgument>([&] { validate(table, shape); });
+  };
+  EXPECT_EQ(refusal({forward(0, 0), forward(1, 0), forward(2, 0), backward(2, 0), backward(1, 0),
+                     backward(0, 0), update()}),
+            "action 5 of the step, backward(layer 0, micro-batch 0), cannot run: neither the layer "
+            "nor one below it trains");
+  EXPECT_EQ(
+      refusal({forward(0, 0), forward(1, 0), forward(2, 0), backward(2, 0), update()}),
+      "action 4 of the step, update, cannot run: backward(layer 1, micro-batch 0) is missing");
+  // A rank of a pipeline with frozen layers alone still has to run them.
+  StepShape stage = frozen_below(1, 2, 1);
+  stage.own = {true, false};
+  EXPECT_EQ(thrown<InvalidArgument>([&] {
+              validate({{Kind::synchronize}, update()}, stage);
+            }),
+            "action 1 of the step, update, cannot run: forward(layer 0, micro-batch 0) is missing");
+  EXPECT_EQ(
+      thrown<InvalidArgument>([&] {
+        validate({forward(0, 0), {Kind::receive_grad, 0, 0}}, stage);
+      }),
+      "action 1 of the step, receive_grad(layer 0, micro-batch 0), cannot run: no layer below "
+      "it trains");
+  EXPECT_NO_THROW(
+      validate({forward(0, 0), {Kind::send, 0, 0}, {Kind::synchronize}, update()}, stage));
+}
+
 }  // namespace
 }  // namespace echelon

@@ -22,7 +22,8 @@ Table pipeline_table(const PipelineSchedule& schedule, const PipelineShape& shap
     if (slot.kind == Slot::Kind::forward) {
       if (begin > 0 && !step.has(begin - 1)) add(Kind::receive, begin, slot);
     } else if (slot.kind != Slot::Kind::weight) {
-      if (end < step.layers && !step.has(end)) add(Kind::receive_grad, end - 1, slot);
+      if (end < step.layers && !step.has(end) && step.goes_back(end - 1))
+        add(Kind::receive_grad, end - 1, slot);
     }
   };
   for (std::size_t i = 0; i < order.size(); ++i) {
@@ -37,14 +38,15 @@ Table pipeline_table(const PipelineSchedule& schedule, const PipelineShape& shap
         break;
       case Slot::Kind::backward:
       case Slot::Kind::input:
-        for (int l = end; l-- > begin;) {
+        for (int l = end; l-- > std::max(begin, step.lowest);) {
           if (step.recomputes(l)) add(Kind::recompute, l, slot);
           add(slot.kind == Slot::Kind::input ? Kind::input : Kind::backward, l, slot);
         }
-        if (begin > 0 && !step.has(begin - 1)) add(Kind::send_grad, begin, slot);
+        if (begin > 0 && !step.has(begin - 1) && step.goes_back(begin - 1))
+          add(Kind::send_grad, begin, slot);
         break;
       case Slot::Kind::weight:
-        for (int l = end; l-- > begin;) add(Kind::weight, l, slot);
+        for (int l = end; l-- > std::max(begin, step.lowest);) add(Kind::weight, l, slot);
         break;
     }
   }
