@@ -15,6 +15,7 @@
 #include "echelon/models/family.h"
 #include "echelon/models/weights_folder.h"
 #include "echelon/nn/tensor_file.h"
+#include "echelon/plan/tuning.h"
 #include "echelon/train/trainer.h"
 
 namespace echelon::cli {
@@ -72,7 +73,8 @@ void run(const Arguments& arguments) {
   read_toml_file(fields_of(options), config);
   std::optional<Tokenizer> tokenizer;
   if (!options.data.tokenizer.empty()) tokenizer.emplace(Tokenizer::open(options.data.tokenizer));
-  const Stack stack = family_of(options.model).build(options.model);
+  Stack stack = family_of(options.model).build(options.model);
+  tune(stack, options.train, options.optim);
   at::ScalarType type = at::kFloat;
   for (const auto& parameter : stack.parameters())  // all are looked at before anything is written
     if (type_of(state, entry_of(state, parameter)) == at::kDouble) type = at::kDouble;

@@ -153,6 +153,8 @@ void check_state(const JobRequest& request) {
       compare(key.c_str(), saved, wanted, /*fits=*/false);
   compare("train.precision", before.train.precision, now.train.precision,
           master_type(compute_type(before.train)) == master_type(compute_type(now.train)));
+  compare("train.freeze", before.train.freeze, now.train.freeze,
+          before.train.freeze == now.train.freeze);
   const auto states = [](const JobOptions& job) {
     return make_optimizer(job.optim)->state_names();
   };

@@ -50,8 +50,12 @@ ServerJob::ServerJob(const JobOptions& options, Communicator& ranks, const std::
             .name = roles_.name_of(mine),
             .first = roles_.name_of(0),
             .check_guest =
-                [ours = to_toml(fields_of(options_), Comments::no),
-                 data](const std::string& theirs) {
+                [ours = to_toml(fields_of(options_), Comments::no), data,
+                 freezes = !options_.train.freeze.empty()](const std::string& theirs) {
+                  if (freezes)
+                    throw InvalidArgument(
+                        "the job has frozen parameters (train.freeze), which a worker would not "
+                        "get from the servers: none can join it");
                   for (const auto& one : differences(theirs, ours, Among::guests))
                     throw InvalidArgument(
                         fmt::format("the worker has {} = {} where the job has {}; give it the "

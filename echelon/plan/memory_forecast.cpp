@@ -21,6 +21,7 @@
 #include "echelon/plan/compute_type.h"
 #include "echelon/plan/mesh_layout.h"
 #include "echelon/plan/server_forecast.h"
+#include "echelon/plan/tuning.h"
 #include "echelon/step/device.h"
 #include "echelon/step/executor.h"
 
@@ -63,6 +64,7 @@ std::vector<Part> parts_of(const PlanOptions& options, int layers, int ranks) {
 Stack laid_out(const PlanOptions& options, const Part& part, const Placement& placement) {
   const Family& family = family_of(options.model);
   Stack stack = family.build(options.model);
+  tune(stack, options.train, options.optim);
   const auto tensor = int(options.parallel.tensor);
   if (tensor > 1)  // the first tensor rank needs as much memory as any
     apply(family.split(options.model), stack, tensor, 0, splits_rows(options));
@@ -161,6 +163,11 @@ MemoryForecast forecast_state(const Stack& stack, const TrainOptions& train,
           writing + 2 * (states + 2) * piece + (placement.values.sliced ? 2 * largest : 0);
     }
   }
+  // Every rank has all frozen parameters of its layers, with any placement.
+  std::uint64_t frozen = 0;
+  for (const auto& unit : stack.units())
+    if (!unit.trainable) frozen += std::uint64_t(unit.numel);
+  kind(result.tensors, MemoryKind::parameters) += frozen * element;
   return result;
 }
 

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "echelon/base/options.h"
 #include "echelon/models/options.h"
@@ -46,6 +48,10 @@ struct TrainOptions {
   bool save_last = true;
   std::int64_t check_every = 100;
   double memory_mib = 0;
+  std::vector<std::string> freeze = {};
+  std::string stop_metric = "loss";
+  std::int64_t patience = 0;
+  bool keep_best = false;
 
   // Ranks may have different data (--allow-other-data). It must be given at every start, so it is
   // not an option that a run saves.
@@ -109,6 +115,21 @@ struct TrainOptions {
         "check_every", check_every,
         "several ranks: steps between checks that all hold the same parameters, to the bit; 0: never",
         {.minimum = 0});
+    f.add("freeze", freeze,
+          "names of parameters that do not train; a * stands for anything, as in \"bert.*\"",
+          {.known_as = {"frozen", "freeze_layers"}});
+    f.add(
+        "stop_metric", stop_metric,
+        "score of validations that patience and keep_best compare: loss, or one that a validation shows, as accuracy and f1",
+        {.known_as = {"metric_for_best_model", "monitor"}});
+    f.add(
+        "patience", patience,
+        "validations in a row without a better train.stop_metric after which training stops; 0: it does not",
+        {.minimum = 0,
+         .unit = "validations",
+         .known_as = {"early_stopping_patience", "early_stopping"}});
+    f.add("keep_best", keep_best, "keep the weights of the best validation in best/ of the run",
+          {.known_as = {"load_best_model_at_end", "save_best"}});
   }
 };
 

@@ -7,6 +7,7 @@
 
 #include "echelon/base/error.h"
 #include "echelon/net/host.h"
+#include "echelon/optim/group_rule.h"
 #include "echelon/optim/optimizer.h"
 #include "echelon/optim/slice_update.h"
 #include "echelon/parallel/pipeline/schedule.h"
@@ -72,6 +73,13 @@ std::string of_share(Options o, int ranks) {
 std::string of_optimizer(Options o, int) {
   return objection([&] { make_optimizer(o.optim); });
 }
+
+std::string of_groups(Options o, int) {
+  return objection([&] { parse_groups(o.optim.groups); });
+}
+
+// What compares validations.
+bool watches(Options o) { return o.train.patience > 0 || o.train.keep_best; }
 
 Fields fields_of_plan(PlanOptions& options) {
   Fields fields = fields_of(static_cast<TrainerOptions&>(options));
@@ -312,6 +320,32 @@ std::vector<Rule<PlanOptions>> all_rules() {
        "{value}",
        {},
        of_optimizer},
+      {"a parameter group that cannot be",
+       cannot_run,
+       [](Options o, int ranks) { return !of_groups(o, ranks).empty(); },
+       "{value}",
+       {},
+       of_groups},
+      {"a score that nothing compares",
+       does_nothing,
+       [](Options o, int) {
+         return !watches(o) && o.train.stop_metric != TrainOptions().stop_metric;
+       },
+       "train.stop_metric is what train.patience and train.keep_best compare: set one of them, or "
+       "{fix}",
+       {"train.stop_metric"}},
+      {"watching without validations",
+       does_nothing,
+       [](Options o, int) { return watches(o) && o.train.validate_every == 0; },
+       "train.patience and train.keep_best compare validations, and train.validate_every=0 has "
+       "none: set it to a number of steps, or {fix}",
+       {"train.patience", "train.keep_best"}},
+      {"watching beside servers",
+       does_nothing,
+       [](Options o, int) { return watches(o) && servers(o); },
+       "train.patience and train.keep_best are for ranks that wait for a validation, and workers of "
+       "parameter servers go on meanwhile: {fix}",
+       {"train.patience", "train.keep_best"}},
   };
 }
 

@@ -240,7 +240,7 @@ void Trainer::restore(const std::filesystem::path& path) {
     if (entry == nullptr || entry->shape != item.shape || type_of(reader, *entry) != item.type) {
       throw InvalidArgument(fmt::format(
           "{} does not fit this job: it has {}, and the job wants {} [{}]; set the model, "
-          "train.precision, optim.name and optim.momentum that it was saved with",
+          "train.freeze, train.precision, optim.name and optim.momentum that it was saved with",
           path.string(),
           entry == nullptr ? "no " + item.name
                            : fmt::format("{} as {} [{}]", item.name, entry->dtype,
@@ -254,7 +254,8 @@ void Trainer::restore(const std::filesystem::path& path) {
     if (!known)
       throw InvalidArgument(
           fmt::format("{} does not fit this job: it has {}, which this job has not; set the model, "
-                      "train.precision, optim.name and optim.momentum that it was saved with",
+                      "train.freeze, train.precision, optim.name and optim.momentum that it was "
+                      "saved with",
                       path.string(), entry.name));
   }
   for (const auto& item : wanted) item.put(tensor_of(reader, *reader.find(item.name)));

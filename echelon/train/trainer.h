@@ -36,6 +36,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "echelon/base/error.h"
 #include "echelon/comm/communicator.h"
@@ -188,6 +189,8 @@ class Trainer {
   Evaluation measure(const Dataset& data, std::int64_t samples);
   // Adds a metric to every evaluation from now on. Every rank adds the same.
   void add_metric(std::shared_ptr<const Metric> metric) { metrics_.push_back(std::move(metric)); }
+  // The names of the scores of an evaluation: "loss", and those of the metrics.
+  std::vector<std::string> score_names() const;
   // Whether no rank has all parameters: parallel.zero=3, parallel.pipeline or parallel.tensor.
   bool is_sharded() const { return layout_.splits_model() || placement_.values.sliced; }
   // Whether save() and master() are collective.

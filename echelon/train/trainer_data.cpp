@@ -79,6 +79,13 @@ Evaluation Trainer::measure(const Dataset& data, std::int64_t samples) {
   return measure(data, samples, is_sharded() || (ranks_ && !servers_));
 }
 
+std::vector<std::string> Trainer::score_names() const {
+  std::vector<std::string> names = {"loss"};
+  for (const auto& metric : metrics_)
+    for (const auto& [name, score] : metric->scores(metric->none())) names.push_back(name);
+  return names;
+}
+
 // `together`: all ranks take part, and ranks that split a batch split the samples.
 Evaluation Trainer::measure(const Dataset& data, std::int64_t samples, bool together) {
   if (samples < 1 || data.size() < 1)

@@ -24,6 +24,7 @@
 #include "echelon/plan/layer_costs.h"
 #include "echelon/plan/memory_forecast.h"
 #include "echelon/plan/rules.h"
+#include "echelon/plan/tuning.h"
 #include "echelon/step/device.h"
 #include "echelon/train/in_flight.h"
 #include "echelon/train/same_dataset.h"
@@ -76,6 +77,7 @@ Trainer::Trainer(Stack& stack, const Dataset& data, const TrainerOptions& option
   if (data.size() < 1)
     throw InvalidArgument("there is no sample to train on: the dataset is empty");
   if (device_.is_cuda()) in_flight_->stream.emplace();
+  tune(stack_, train_, optim_);
   lay_out(std::move(ranks));
 }
 

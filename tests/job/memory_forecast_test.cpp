@@ -192,6 +192,52 @@ TEST(MemoryForecast, HoldsForEveryFamily) {
         }
 }
 
+// Frozen parameters are whole everywhere, and layers below the lowest that trains keep nothing.
+TEST(MemoryForecast, HoldsForFrozenParameters) {
+  const std::vector<std::string> lower = {"transformer.w*", "transformer.h.0.*",
+                                          "transformer.h.1.*"},
+                                 blocks = {"transformer.w*", "transformer.h.*"},
+                                 some = {"*.bias", "*.mlp.c_fc.weight"};
+  for (const auto& freeze : {lower, blocks, some})
+    for (const auto recompute : {Recompute::none, Recompute::full})
+      for (const auto& [stage, world] : {std::pair{0, 1}, {1, 2}, {2, 3}, {3, 2}})
+        for (const auto precision : {Precision::fp32, Precision::bf16}) {
+          JobOptions options = job(stage, precision);
+          options.model.tied = false;
+          options.model.recompute = recompute;
+          options.model.context = 128;
+          options.train.freeze = freeze;
+          const MemoryUse predicted = forecast_memory(options, world, world).tensors;
+          const Seen seen = measured(options, world);
+          const std::string where =
+              fmt::format("without {} and others, recompute {}, stage {}, {}", freeze.back(),
+                          name_of(recompute), stage, name_of(precision));
+          for (const auto kind :
+               {MemoryKind::parameters, MemoryKind::gradients, MemoryKind::optimizer})
+            EXPECT_EQ(predicted[kind], seen.now[kind])
+                << memory_kind_names[std::size_t(kind)] << ", " << where;
+          const double expected = double(predicted[MemoryKind::activations]),
+                       activations = double(seen.peak[MemoryKind::activations]);
+          EXPECT_GE(expected / activations, 0.9) << where << ": " << expected;
+          EXPECT_LE(expected / activations, 1.1) << where << ": " << expected;
+        }
+}
+
+// A stage may have nothing to train, and then only its parameters and what passes through it.
+TEST(MemoryForecast, BoundsAPipelineWithFrozenStages) {
+  for (const auto schedule :
+       {PipelineOrder::gpipe, PipelineOrder::one_f_one_b, PipelineOrder::zero_bubble}) {
+    JobOptions options = pipeline_job(schedule, "4,2");
+    options.model.tied = false;
+    options.train.freeze = {"transformer.w*", "transformer.h.0.*", "transformer.h.1.*",
+                            "transformer.h.2.*"};
+    const auto predicted = forecast_memory(options, 2, 2).tensors, seen = most_measured(options, 2);
+    EXPECT_EQ(predicted[MemoryKind::gradients], seen[MemoryKind::gradients]) << schedule;
+    EXPECT_LE(seen.total(), 1.02 * double(predicted.total())) << schedule;
+    EXPECT_GE(seen.total(), 0.8 * double(predicted.total())) << schedule;
+  }
+}
+
 // Peak memory by rank, of the trainer and the server in the same process.
 std::vector<MemoryUse> measured_with_servers(const JobOptions& options, int world, int slow_rank) {
   at::set_num_threads(1);

@@ -230,7 +230,8 @@ TEST(Trainer, RejectsAStateThatDoesNotFitAndStaysUnchanged) {
 
   Job(training(10, Precision::bf16)).trainer->save(path);
   const std::string advice =
-      "; set the model, train.precision, optim.name and optim.momentum that it was saved with";
+      "; set the model, train.freeze, train.precision, optim.name and optim.momentum that it was "
+      "saved with";
   EXPECT_EQ(refusal(run), path.string() +
                               " does not fit this job: it has fixed/net.gain as BF16 [1], and the "
                               "job wants F32 [1]" +

@@ -1,0 +1,28 @@
+// Applies the options of fine-tuning to a model: which parameters train (train.freeze), and how
+// fast (optim.groups, optim.layer_decay).
+//
+// Patterns match the names that the Stack has for its parameters. These are Hugging Face's names,
+// except that queries, keys and values are one parameter where the layer computes them in one
+// product ("...attention.self.qkv.weight").
+#pragma once
+
+#include "echelon/nn/stack.h"
+#include "echelon/plan/options.h"
+
+namespace echelon {
+
+// Call it before the stack is laid out; every rank does, and a forecast of a rank's memory. Throws
+// InvalidArgument, and changes nothing, if a pattern matches no parameter, a rule of optim.groups
+// applies to none that trains, or nothing would train.
+//
+//   train.freeze       A parameter whose name matches one of the patterns does not train. A tied
+//                      parameter is one parameter with one name.
+//   optim.groups       optim/group_rule.h. The first rule that matches counts.
+//   optim.layer_decay  The rate of the i-th layer of n is multiplied by layer_decay^(n - 1 - i):
+//   the
+//                      last layer (the head) has the whole rate, the embedding the lowest one. A
+//                      tied table counts as a part of the embedding. Factors of optim.groups come
+//                      on top.
+void tune(Stack& stack, const TrainOptions& train, const OptimOptions& optim);
+
+}  // namespace echelon
