@@ -4,12 +4,14 @@
 #include "echelon/job/job.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <limits>
 #include <memory>
 #include <optional>
+#include <tuple>
 
 #include "echelon/base/error.h"
 #include "echelon/base/process_memory.h"
@@ -32,12 +34,14 @@
 #include "echelon/net/endpoint.h"
 #include "echelon/net/launcher_report.h"
 #include "echelon/plan/memory_forecast.h"
+#include "echelon/train/best_so_far.h"
 #include "echelon/train/trainer.h"
 
 namespace echelon {
 namespace {
 
-constexpr int columns = 80;  // of a pipeline's drawing
+constexpr int columns = 80;                // of a pipeline's drawing
+constexpr const char* best_note = "best";  // of a state: BestSoFar::text
 
 // The run to resume, which the first rank locks; if it cannot, every rank throws. Nothing on other
 // ranks, and for a new run.
@@ -91,6 +95,7 @@ class Job {
     make_trainer();
     choose_how_to_synchronise();
     restore();
+    watch_validations();
     begin();
     train();
     return finish();
@@ -106,6 +111,7 @@ class Job {
   void choose_how_to_synchronise();
   void start_traces();
   void restore();
+  void watch_validations();
   void begin();
   void train();
   JobEnd finish();
@@ -113,8 +119,9 @@ class Job {
   void run_until(std::int64_t step) {
     phases_ ? phases_->run_until(step, &stop_) : trainer_->run_until(step, &stop_);
   }
+  void validate();
   void save();
-  void write_weights_folder();
+  void write_weights_folder(const std::filesystem::path& folder);
   void leave_servers();
   std::string gather_ledger();
   std::vector<RankMemory> gather_memory();
@@ -127,6 +134,12 @@ class Job {
   // values, validates and saves; the others run to the end without a stop.
   bool has_part_in_all() const { return !servers_ || first(); }
   bool validates() const { return data_.validation && has_part_in_all(); }
+  bool has_frozen() const {
+    return std::ranges::any_of(stack_->parameters(), [](const auto& p) { return !p.trainable; });
+  }
+  bool is_finished() const {
+    return trainer_->step() >= steps().steps || (best_ && best_->is_exhausted());
+  }
   bool saves() const { return first() || trainer_->saves_together(); }
   // Workers of parameter servers that do not wait for each other may have left by the end.
   bool others_may_be_gone() const {
@@ -151,6 +164,7 @@ class Job {
   std::optional<ServerJob> servers_;
   std::optional<Trainer> trainer_;
   std::optional<AsyncPhases> phases_;
+  std::optional<BestSoFar> best_;  // if validations are compared
   std::optional<SyncTrace> trace_;
   std::optional<PipelineTrace> drawing_;
   std::string timelines_;                   // of the drawing
@@ -227,7 +241,9 @@ JobEnd Job::serve() {
 void Job::make_trainer() {
   trainer_.emplace(*stack_, *data_.training, options(), servers_ ? nullptr : request_.ranks);
   trainer_->note("data", data_note(data_.fingerprint));
-  if (!resumes() && !options().model.init.empty() && has_part_in_all())
+  // Workers of parameter servers get from them what trains, and nothing else.
+  const bool loads = !resumes() && has_part_in_all(), frozen = !has_part_in_all() && has_frozen();
+  if (!options().model.init.empty() && (loads || frozen))
     trainer_->load(read_weights(options().model.init, options().model, *stack_,
                                 random_values(std::uint64_t(steps().seed))));
   for (const auto& metric : metrics_of(options().model)) trainer_->add_metric(metric);
@@ -261,6 +277,25 @@ void Job::restore() {
     trainer_->restore(RunDirectory::open(request_.resume).state());
 }
 
+void Job::watch_validations() {
+  const auto& [metric, patience, keeps] =
+      std::tie(steps().stop_metric, steps().patience, steps().keep_best);
+  if (patience == 0 && !keeps) return;
+  if (!data_.validation)
+    throw InvalidArgument(
+        "train.patience and train.keep_best compare validations, and this job has no data for "
+        "them: set data.validation, or train.patience=0 and train.keep_best=false");
+  const auto names = trainer_->score_names();
+  if (std::ranges::find(names, metric) == names.end())
+    throw InvalidArgument(
+        fmt::format("train.stop_metric = {} is no score of this job's validations, which have {}",
+                    metric, fmt::join(names, ", ")));
+  best_.emplace(metric, patience);
+  if (!resumes()) return;
+  best_->restore(saved_note(RunDirectory::open(request_.resume).state(), best_note));
+  trainer_->note(best_note, best_->text());
+}
+
 void Job::begin() {
   std::vector<std::string> left_behind;  // files of killed ranks
   if (trainer_->tier() && request_.ranks)
@@ -272,6 +307,7 @@ void Job::begin() {
         Reporter::Job{request_, data_, *stack_, *trainer_, servers_ ? &*servers_ : nullptr,
                       std::move(left_behind), start_, ranks_, local_ranks_},
         former_ ? std::move(*former_) : RunDirectory::create(request_.runs, request_.name));
+  if (reporter_ && best_) reporter_->compares(*best_);
   if (trace_ || drawing_)
     trainer_->on_event([this](const Event& event) {
       const auto* exchanges = std::get_if<ExchangeReport>(&event);
@@ -290,7 +326,7 @@ void Job::train() {
     return every > 0 ? (trainer_->step() / every + 1) * every : steps().steps;
   };
   try {
-    while (trainer_->step() < steps().steps) {
+    while (!is_finished()) {
       const auto until =
           has_part_in_all()
               ? std::min({next(steps().validate_every), next(steps().save_every), steps().steps})
@@ -298,8 +334,9 @@ void Job::train() {
       run_until(until);
       // Also if interrupted here: a resumed run would not come back to it.
       if (trainer_->step() < until) break;
-      if (validates() && until < steps().steps && until % steps().validate_every == 0)
-        trainer_->evaluate_together(*data_.validation, steps().validate_samples);
+      // After the last step all samples are validated, in finish().
+      if (validates() && (until < steps().steps || best_) && until % steps().validate_every == 0)
+        validate();
       if (steps().save_every > 0 && until % steps().save_every == 0) save();
     }
   } catch (const PeerLost&) {
@@ -313,12 +350,23 @@ void Job::train() {
   if (reporter_) reporter_->training_ends();
 }
 
+// All ranks see the same scores, and so decide the same.
+void Job::validate() {
+  const auto seen = trainer_->measure(*data_.validation, steps().validate_samples);
+  if (!best_) return;
+  const double* const score = find_score(seen.scores, best_->score_name());
+  const bool better = best_->add(trainer_->step(), score ? *score : seen.loss);
+  trainer_->note(best_note, best_->text());
+  if (better && steps().keep_best) write_weights_folder(file("best"));
+  if (reporter_) reporter_->validated(*best_);
+}
+
 JobEnd Job::finish() {
-  const bool finished = trainer_->step() >= steps().steps;
+  const bool finished = is_finished();
   // So that a finished run can be given more steps. With save_every, the last of its own states
   // stays.
   if (!finished || (steps().save_every == 0 && steps().save_last)) save();
-  if (finished && steps().save_last) write_weights_folder();
+  if (finished && steps().save_last) write_weights_folder(file("weights"));
   leave_servers();
   const std::string ledger = gather_ledger();
   if (reporter_) reporter_->run().write_ledger(ledger);
@@ -330,6 +378,7 @@ JobEnd Job::finish() {
   }
   const std::uint64_t peak = peak_->bytes();
   const auto memory = gather_memory();
+  if (reporter_) reporter_->last_validation_follows();
   if (validates()) trainer_->evaluate_together(*data_.validation, data_.validation->size());
   if (reporter_) reporter_->finished(memory, peak, timelines_);
   return JobEnd::finished;
@@ -342,15 +391,15 @@ void Job::save() {
 
 // The same: all ranks gather each parameter, in the order of the stack, in which the writer asks
 // for them.
-void Job::write_weights_folder() {
+void Job::write_weights_folder(const std::filesystem::path& folder) {
   if (!saves()) return;
   const auto value = [&](const Parameter& parameter) { return trainer_->master(parameter); };
   if (!reporter_)
     for (const auto& parameter : stack_->parameters()) value(parameter);
   else
-    write_weights(reporter_->run().weights(), options().model, *stack_, master_type(stack_->type()),
-                  value, token_notes(data_.tokenizer.get(), tokens_are_bytes(options().data)));
-  if (reporter_ && data_.tokenizer) copy_tokenizer(*data_.tokenizer, reporter_->run().weights());
+    write_weights(folder, options().model, *stack_, master_type(stack_->type()), value,
+                  token_notes(data_.tokenizer.get(), tokens_are_bytes(options().data)));
+  if (reporter_ && data_.tokenizer) copy_tokenizer(*data_.tokenizer, folder);
 }
 
 void Job::leave_servers() {

@@ -72,6 +72,11 @@ ordered_json summary_of(const JobOptions& options, const JobOutcome& outcome,
   if (outcome.validated && !units.bits_per_byte) summary["val_loss"] = outcome.validation_loss;
   if (outcome.validated)
     for (const auto& [name, score] : outcome.scores) summary["val_" + name] = score;
+  if (outcome.best)
+    summary["best"] = {{"step", outcome.best->step},
+                       {"score", outcome.best_score},
+                       {"value", outcome.best->score}};
+  if (!outcome.stopped.empty()) summary["stopped"] = outcome.stopped;
   if (options.server.count > 0) summary["lost_workers"] = outcome.lost_workers.size();
   if (outcome.loss_scale != 0) {
     summary["skipped_steps"] = outcome.skipped;
@@ -288,6 +293,18 @@ std::string scores_text(double loss, const Scores& scores, const LossUnits& unit
     text += name == "perplexity"      ? fmt::format(", {} {:.4g}", name, score)
             : name == "bits_per_byte" ? fmt::format(", {:.3f} bits/byte", score)
                                       : fmt::format(", {} {:.3f}", name, score);
+  return text;
+}
+
+std::string best_text(const JobOutcome& outcome, const RunDirectory& run, bool kept) {
+  std::string text;
+  if (!outcome.stopped.empty()) text += report_line("stopped", outcome.stopped);
+  if (outcome.best)
+    text += report_line(
+        "best",
+        fmt::format("{} {:.4f} after step {}{}", outcome.best_score, outcome.best->score,
+                    outcome.best->step,
+                    kept ? fmt::format(": {} has those weights", run.best().string()) : ""));
   return text;
 }
 

@@ -34,6 +34,15 @@ JobOptions with_whole_paths(JobOptions options) {
 
 void print(const std::string& text) { fmt::print("{}", text); }
 
+std::string stop_reason(const BestSoFar& best, std::int64_t step, std::int64_t steps) {
+  const std::string than =
+      best.best() ? fmt::format("a better {} than {:.4f}, of step {}", best.score_name(),
+                                best.best()->score, best.best()->step)
+                  : fmt::format("a {} that is a number", best.score_name());
+  return fmt::format("after step {} of {}: {} validation{} in a row without {}", step, steps,
+                     best.since_best(), best.since_best() == 1 ? "" : "s", than);
+}
+
 }  // namespace
 
 Reporter::Reporter(Job job, RunDirectory run) : job_(std::move(job)), run_(std::move(run)) {
@@ -115,6 +124,25 @@ void Reporter::say(const std::string& line) {
   if (progress_) progress_->say(line);
 }
 
+void Reporter::compares(const BestSoFar& best) {
+  outcome_.best_score = best.score_name();
+  outcome_.best = best.best();
+  if (best.is_exhausted())
+    outcome_.stopped = stop_reason(best, job_.trainer.step(), job_.request.options.train.steps);
+}
+
+void Reporter::validated(const BestSoFar& best) {
+  compares(best);
+  const auto step = job_.trainer.step();
+  if (best.best() && best.best()->step == step)
+    run_.add_best(step, best.score_name(), best.best()->score);
+  if (outcome_.stopped.empty()) return;
+  run_.add_stop(step, outcome_.stopped);
+  log::info(outcome_.stopped);
+}
+
+void Reporter::last_validation_follows() { is_last_validation_ = true; }
+
 void Reporter::hear(const StepReport& step) {
   run_.add_step(step, job_.data.units.bits_per_byte);
   if (progress_) progress_->step(step);
@@ -125,7 +153,7 @@ void Reporter::hear(const ValidationReport& validation) {
   const auto steps = job_.request.options.train.steps;
   const auto scores = scores_of(validation, job_.data.units);
   run_.add_validation(validation.step, validation.loss, scores);
-  if (validation.step < steps)
+  if (!is_last_validation_)
     return say(fmt::format("step {:>{}}  validation {}", validation.step,
                            fmt::format("{}", steps).size(),
                            scores_text(validation.loss, scores, job_.data.units)));
@@ -212,6 +240,7 @@ void Reporter::finished(const std::vector<RankMemory>& memory, std::uint64_t pea
     print(fmt::format("trace       {}/trace.json opens in Perfetto\n", path));
   if (job_.request.trace_pipeline)
     print(fmt::format("{}the same as a picture: {}/pipeline.svg\n", timelines, path));
+  print(best_text(outcome_, run_, options.train.keep_best));
   print(validation_text(outcome_, job_.data, options.model.context));
   print(memory_text(forecast_, int(memory.size()), memory));
   show_sample();

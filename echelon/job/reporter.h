@@ -40,6 +40,10 @@ class Reporter {
   void training_begins();
   void say(const std::string& line);  // above the bar
   void training_ends();               // keeps the last line of the bar
+  // Validations are compared, and this is the best one so far.
+  void compares(const BestSoFar& best);
+  void validated(const BestSoFar& best);  // the same, after one more
+  void last_validation_follows();         // of the finished job, over all samples
 
   // A rank was lost: prints to standard error how to resume.
   void peer_lost() const noexcept;
@@ -71,6 +75,7 @@ class Reporter {
   MemoryForecast forecast_;
   std::optional<Progress> progress_;
   JobOutcome outcome_;
+  bool is_last_validation_ = false;
   std::chrono::steady_clock::time_point began_;
 };
 

@@ -87,7 +87,9 @@ void RunDirectory::lock() {
        {state(), config(), path_ / "plan.json", path_ / "metrics.jsonl", path_ / "times.jsonl",
         path_ / "ledger.json", path_ / "memory.json", path_ / "trace.json", path_ / "pipeline.svg",
         weights() / "model.safetensors", weights() / "config.json", weights() / "tokenizer.json",
-        weights() / "vocab.txt", weights() / "vocab.json", weights() / "merges.txt"})
+        weights() / "vocab.txt", weights() / "vocab.json", weights() / "merges.txt",
+        best() / "model.safetensors", best() / "config.json", best() / "tokenizer.json",
+        best() / "vocab.txt", best() / "vocab.json", best() / "merges.txt"})
     bytes += remove_abandoned(file);
   if (bytes > 0)
     log::warn(fmt::format("{}: removed {} that a job had begun to write when it was killed",
@@ -157,6 +159,15 @@ void RunDirectory::add_validation(std::int64_t step, double loss, const Scores& 
   ordered_json line = {{"step", step}, {"val_loss", loss}};
   for (const auto& [name, score] : scores) line["val_" + name] = score;
   add_line(metrics_, "metrics.jsonl", line.dump());
+}
+
+void RunDirectory::add_best(std::int64_t step, const std::string& score, double value) {
+  add_line(metrics_, "metrics.jsonl",
+           ordered_json{{"step", step}, {"best", {{score, value}}}}.dump());
+}
+
+void RunDirectory::add_stop(std::int64_t step, const std::string& why) {
+  add_line(metrics_, "metrics.jsonl", ordered_json{{"step", step}, {"stopped", why}}.dump());
 }
 
 void RunDirectory::write_plan(const std::string& json) const {

@@ -1,6 +1,7 @@
 // The folder of a run, runs/<name>/: config.toml (resolved), plan.json (choices), metrics.jsonl
 // (one line per step), times.jsonl, ledger.json (bytes sent), memory.json, rank0.log, weights/ (at
-// the end) and state.safetensors (to resume from).
+// the end), best/ (the weights of the best validation, with train.keep_best) and state.safetensors
+// (to resume from).
 #pragma once
 
 #include <chrono>
@@ -37,6 +38,7 @@ class RunDirectory {
   std::filesystem::path config() const { return path_ / "config.toml"; }
   std::filesystem::path state() const { return path_ / "state.safetensors"; }
   std::filesystem::path weights() const { return path_ / "weights"; }
+  std::filesystem::path best() const { return path_ / "best"; }
   std::filesystem::path log() const { return path_ / "rank0.log"; }
 
   // Removes the metrics and times of steps after `step`, which a resumed run repeats. elapsed()
@@ -44,6 +46,9 @@ class RunDirectory {
   void rewind_metrics(std::int64_t step);
   void add_step(const StepReport& report, bool bytes);
   void add_validation(std::int64_t step, double loss, const Scores& scores);
+  // What was decided after a validation: that it is the best so far, or that training stops.
+  void add_best(std::int64_t step, const std::string& score, double value);
+  void add_stop(std::int64_t step, const std::string& why);
 
   void write_plan(const std::string& json) const;
   void write_ledger(const std::string& json) const;

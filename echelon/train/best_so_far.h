@@ -1,0 +1,49 @@
+// The best of a run's validations, and when to stop because none has been better for a while.
+//
+//   BestSoFar best("f1", /*patience=*/3);
+//   if (best.add(step, score)) keep_weights();   // better than every validation before
+//   if (best.is_exhausted()) stop();             // three in a row were not
+//
+// It depends on nothing but the scores, so ranks that see the same scores decide the same. A
+// resumed run continues the count from text().
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace echelon {
+
+class BestSoFar {
+ public:
+  struct Validation {
+    std::int64_t step = 0;
+    double score = 0;
+  };
+
+  // `score`: its name, which says whether more is better (metric.h). A patience of 0 never ends.
+  BestSoFar(std::string score, std::int64_t patience)
+      : score_(std::move(score)), patience_(patience) {}
+
+  // Adds the next validation and returns whether it is the best so far. An equal score is not
+  // better, and one that is not a number is worse than any.
+  bool add(std::int64_t step, double score);
+  bool is_exhausted() const { return patience_ > 0 && since_ >= patience_; }
+
+  const std::string& score_name() const { return score_; }
+  const std::optional<Validation>& best() const { return best_; }  // none yet
+  std::int64_t since_best() const { return since_; }               // validations
+
+  // All of it, for a state. restore() takes it back; the text of another score is ignored, since
+  // its numbers say nothing about this one. Throws Corrupt if it is no such text.
+  std::string text() const;
+  void restore(const std::string& text);
+
+ private:
+  std::string score_;
+  std::int64_t patience_;
+  std::optional<Validation> best_;
+  std::int64_t since_ = 0;
+};
+
+}  // namespace echelon
