@@ -129,9 +129,17 @@ def test_the_commands_of_the_page_work_one_after_the_other(tmp_path):
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("program", ["finetune", "loop"])
+@pytest.mark.parametrize("program", ["finetune", "loop", "custom"])
 def test_the_other_programs_run(tmp_path, program, ranks):
     run_well(tmp_path, program, ranks=ranks)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_optimiser_of_a_users_own_works_in_every_layout(tmp_path, layout):
+    """The program itself checks that a restored state goes on with the same bits."""
+    losses = [float(re.search(r"loss (\S+),", run_well(tmp_path / str(ranks), "custom", *options, ranks=ranks)).group(1))
+              for ranks, options in ((1, []), (2, LAYOUTS[layout]))]
+    assert losses[0] == pytest.approx(losses[1], rel=0.05), losses
 
 
 @pytest.mark.parametrize("option, says", [
