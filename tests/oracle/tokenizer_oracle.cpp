@@ -54,6 +54,13 @@ void encode(const Tokenizer& tokenizer, const std::vector<std::string_view>& tex
   for (std::size_t i = 0; i < texts.size(); i += pairs ? 2 : 1) {
     const echelon::Encoding one = pairs ? tokenizer.encode_pair(texts[i], texts.at(i + 1), options)
                                         : tokenizer.encode(texts[i], options);
+    // Without spans, texts take shorter ways.
+    echelon::EncodeOptions plain = options;
+    plain.spans = false;
+    const echelon::Encoding same = pairs ? tokenizer.encode_pair(texts[i], texts[i + 1], plain)
+                                         : tokenizer.encode(texts[i], plain);
+    if (same.ids != one.ids)
+      throw echelon::Error("other ids without spans: " + std::string(texts[i]));
     put(std::uint32_t(one.ids.size()));
     for (std::size_t j = 0; j < one.ids.size(); ++j) {
       put(std::uint32_t(one.ids[j]));

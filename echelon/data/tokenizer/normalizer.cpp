@@ -188,7 +188,7 @@ class Bert : public NormalizerStep {
     for (int c = 0; c < 0x80; ++c) {
       const int kind = classes().of(std::uint32_t(c));
       const bool white = kind & space;
-      const bool gone = settings.clean && (kind & control) && !white;
+      const bool gone = settings.clean && (kind & control);
       const bool upper = settings.lower_case && c >= 'A' && c <= 'Z';
       ascii_[std::size_t(c)] = std::int8_t(gone                      ? -1
                                            : settings.clean && white ? ' '
@@ -236,9 +236,7 @@ class Bert : public NormalizerStep {
  private:
   void apply_steps(AlignedText& text, AlignedText& spare) const {
     if (settings_.clean) {
-      filter(text, spare, [](std::uint32_t point) {
-        return !classes().has(point, control) || point == '\t' || point == '\n' || point == '\r';
-      });
+      filter(text, spare, [](std::uint32_t point) { return !classes().has(point, control); });
       map(text, spare, [](std::uint32_t point) {
         return classes().has(point, space) ? std::uint32_t(' ') : point;
       });

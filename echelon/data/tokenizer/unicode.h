@@ -18,7 +18,7 @@ enum UnicodeClass : std::uint16_t {
   numeric = 1 << 4,      // for the pre-tokeniser Digits
   word = 1 << 5,         // \w of the pre-tokeniser Whitespace and of single words
   accent = 1 << 6,       // what BERT strips: category Mn
-  control = 1 << 7,      // what BERT removes: control characters, U+0000, U+FFFD
+  control = 1 << 7,      // what BERT removes: U+FFFD and controls, but tabs and ends of lines
   combining = 1 << 8,    // what StripAccents removes: categories M
   has_forms = 1 << 9,    // decomposes, or its combining class is not 0
   recent = 1 << 10,      // newer than Unicode 14
