@@ -10,6 +10,7 @@
 #include <string>
 
 #include "echelon/data/corpus/corpus.h"
+#include "echelon/data/corpus/document_split.h"
 #include "echelon/data/dataset.h"
 #include "echelon/data/fingerprint.h"
 

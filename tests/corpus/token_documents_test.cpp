@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "echelon/base/error.h"
+#include "echelon/data/corpus/document_split.h"
 #include "tests/base/thrown.h"
 
 namespace echelon {

@@ -24,7 +24,10 @@ class TokenDocuments {
   std::int64_t tokens() const;  // of all documents
 };
 
-// The tokens that a tokenizer puts around a text. Where it has only one of them, this one both
+// Throws InvalidArgument unless tokens [first, first + count) are within a document of this length.
+void require_within(std::int64_t first, std::size_t count, std::int64_t length);
+
+// The tokens that a tokeniser puts around a text. Where it has only one of them, this one both
 // begins and ends a document, as GPT-2's <|endoftext|> does.
 struct DocumentMarks {
   std::optional<std::int32_t> begin, end;
@@ -42,33 +45,5 @@ class DocumentsInMemory : public TokenDocuments {
   std::vector<std::int32_t> tokens_;
   std::vector<std::int64_t> ends_;  // of each document, in tokens_
 };
-
-// Some of the documents, for training or for validation.
-class DocumentPart : public TokenDocuments {
- public:
-  // These documents. Of the first, `skip` tokens are left out; of the last, `drop` tokens at its
-  // end.
-  DocumentPart(std::shared_ptr<const TokenDocuments> all, std::vector<std::int64_t> documents,
-               std::int64_t skip = 0, std::int64_t drop = 0);
-
-  std::int64_t size() const override { return std::int64_t(documents_.size()); }
-  std::int64_t length(std::int64_t document) const override;
-  void read(std::int64_t document, std::int64_t first, std::span<std::int64_t> out) const override;
-
- private:
-  std::shared_ptr<const TokenDocuments> all_;
-  std::vector<std::int64_t> documents_;
-  std::int64_t skip_, drop_;
-};
-
-struct DocumentSplit {
-  std::shared_ptr<const TokenDocuments> training, validation;  // no validation: nullptr
-};
-
-// A share of the documents for validation, chosen by a hash of their numbers. If one of the parts
-// would have fewer than `least` tokens in this way (a single document, for instance), validation
-// gets the end of all tokens, and a document may be cut in two. The same split always.
-DocumentSplit split_documents(std::shared_ptr<const TokenDocuments> all, double validation,
-                              std::int64_t least);
 
 }  // namespace echelon

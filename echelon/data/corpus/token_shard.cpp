@@ -10,6 +10,7 @@
 
 #include "echelon/base/checksum.h"
 #include "echelon/base/error.h"
+#include "echelon/data/corpus/token_documents.h"
 
 namespace echelon {
 namespace {
@@ -175,10 +176,7 @@ void TokenShard::read(std::int64_t document, std::int64_t first, std::int64_t vo
                       std::span<std::int64_t> out) const {
   file_.require_unchanged();
   const auto [begin, end] = extent(document);
-  const auto length = std::int64_t(end - begin);
-  if (first < 0 || first > length || std::ssize(out) > length - first)
-    throw InvalidArgument(fmt::format("tokens {} to {} were asked for of a document of {}", first,
-                                      first + std::ssize(out), length));
+  require_within(first, out.size(), std::int64_t(end - begin));
   const auto at = header_bytes + (begin + std::uint64_t(first)) * std::uint64_t(token_bytes_);
   const std::byte* const from = file_.bytes().data() + at;
   const auto most =
