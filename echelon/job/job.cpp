@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <limits>
 #include <memory>
@@ -40,8 +41,9 @@
 namespace echelon {
 namespace {
 
-constexpr int columns = 80;                // of a pipeline's drawing
-constexpr const char* best_note = "best";  // of a state: BestSoFar::text
+constexpr int columns = 80;                       // of a pipeline's drawing
+constexpr const char* best_note = "best";         // of a state: BestSoFar::text
+constexpr const char* perplexity = "perplexity";  // of every validation
 
 // The run to resume, which the first rank locks; if it cannot, every rank throws. Nothing on other
 // ranks, and for a new run.
@@ -285,7 +287,8 @@ void Job::watch_validations() {
     throw InvalidArgument(
         "train.patience and train.keep_best compare validations, and this job has no data for "
         "them: set data.validation, or train.patience=0 and train.keep_best=false");
-  const auto names = trainer_->score_names();
+  auto names = trainer_->score_names();
+  names.insert(names.begin() + 1, perplexity);
   if (std::ranges::find(names, metric) == names.end())
     throw InvalidArgument(
         fmt::format("train.stop_metric = {} is no score of this job's validations, which have {}",
@@ -354,8 +357,11 @@ void Job::train() {
 void Job::validate() {
   const auto seen = trainer_->measure(*data_.validation, steps().validate_samples);
   if (!best_) return;
-  const double* const score = find_score(seen.scores, best_->score_name());
-  const bool better = best_->add(trainer_->step(), score ? *score : seen.loss);
+  const std::string& name = best_->score_name();
+  const double* const score = find_score(seen.scores, name);
+  const bool better = best_->add(trainer_->step(), score                ? *score
+                                                   : name == perplexity ? std::exp(seen.loss)
+                                                                        : seen.loss);
   trainer_->note(best_note, best_->text());
   if (better && steps().keep_best) write_weights_folder(file("best"));
   if (reporter_) reporter_->validated(*best_);

@@ -89,7 +89,7 @@ def test_a_frozen_job_is_refused_before_anything_is_written(echelon):
             (dict(optim_groups=["*.bias rate=2"]), "has no colon"),
             (dict(optim_layer_decay=0), "optim.layer_decay"),
             (dict(train_stop_metric="f2", train_patience=1, train_validate_every=2),
-             "train.stop_metric = f2 is no score of this job's validations, which have loss"),
+             "train.stop_metric = f2 is no score of this job's validations, which have loss, perplexity"),
             (dict(train_patience=1), "train.validate_every"),
     ):
         for ranks in (1, 2):

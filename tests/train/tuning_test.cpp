@@ -6,12 +6,14 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/mse_loss.h>
 #include <ATen/ops/randn.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <cmath>
 #include <map>
 #include <set>
 
@@ -137,8 +139,8 @@ void expect_one_process(const PlanOptions& job, const Layout& layout) {
 
 TEST(Freeze, GivesTheSameInEveryLayout) {
   for (const auto& layout : layouts())
-    for (const auto& freeze : frozen())
-      for (const bool tied : {true, false}) expect_one_process(job_of(freeze, tied), layout);
+    for (std::size_t i = 0; i < frozen().size(); ++i)
+      expect_one_process(job_of(frozen()[i], /*tied=*/i % 2 == 0), layout);
 }
 
 std::map<std::string, at::Tensor> trained(const PlanOptions& job) {
