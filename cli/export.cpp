@@ -13,6 +13,7 @@
 #include "echelon/job/options.h"
 #include "echelon/job/tokenizer_files.h"
 #include "echelon/models/family.h"
+#include "echelon/models/lora.h"
 #include "echelon/models/weights_folder.h"
 #include "echelon/nn/tensor_file.h"
 #include "echelon/plan/tuning.h"
@@ -25,7 +26,7 @@ namespace fs = std::filesystem;
 
 struct Arguments {
   std::string run, folder;
-  bool force = false;
+  bool force = false, adapter = false;
 };
 
 // Where a parameter's values are in a state (state_file.cpp): masters if it is trainable.
@@ -48,7 +49,8 @@ void require_new(const fs::path& folder, bool force) {
     throw InvalidArgument(fmt::format(
         "{} is a file, and export writes a folder; choose another with -o", folder.string()));
   if (force) return;
-  for (const char* name : {"config.json", "model.safetensors"})
+  for (const char* name :
+       {"config.json", "model.safetensors", "adapter_config.json", "adapter_model.safetensors"})
     if (fs::exists(folder / name))
       throw InvalidArgument(
           fmt::format("{} exists; choose another folder with -o, or overwrite it with --force",
@@ -71,6 +73,9 @@ void run(const Arguments& arguments) {
   const safetensors::Reader state(run / "state.safetensors");
   JobOptions options;
   read_toml_file(fields_of(options), config);
+  if (arguments.adapter && options.model.lora.rank == 0)
+    throw InvalidArgument(fmt::format(
+        "{} was trained without LoRA, so there is no adapter: leave --adapter out", run.string()));
   std::optional<Tokenizer> tokenizer;
   if (!options.data.tokenizer.empty()) tokenizer.emplace(Tokenizer::open(options.data.tokenizer));
   Stack stack = family_of(options.model).build(options.model);
@@ -78,10 +83,17 @@ void run(const Arguments& arguments) {
   at::ScalarType type = at::kFloat;
   for (const auto& parameter : stack.parameters())  // all are looked at before anything is written
     if (type_of(state, entry_of(state, parameter)) == at::kDouble) type = at::kDouble;
-  write_weights(
-      folder, options.model, stack, type,
-      [&](const Parameter& parameter) { return tensor_of(state, entry_of(state, parameter)); },
-      token_notes(tokenizer ? &*tokenizer : nullptr, tokens_are_bytes(options.data)));
+  const auto value = [&](const Parameter& parameter) {
+    return tensor_of(state, entry_of(state, parameter));
+  };
+  if (arguments.adapter) {
+    write_adapter(folder, options.model, stack, type, value);
+    fmt::print("exported    the adapter after step {} of {}: {} opens in PEFT\n", saved_step(state),
+               options.train.steps, folder.string());
+    return;
+  }
+  write_weights(folder, options.model, stack, type, value,
+                token_notes(tokenizer ? &*tokenizer : nullptr, tokens_are_bytes(options.data)));
   if (tokenizer) copy_tokenizer(*tokenizer, folder);
   fmt::print(
       "exported    the weights after step {} of {}: {} opens in transformers, or try: echelon "
@@ -104,6 +116,8 @@ void add_export(CLI::App& app, int& exit_code) {
       ->add_option("-o,--output", arguments->folder,
                    "Folder for config.json and model.safetensors; default: weights/ of the run")
       ->type_name("DIR");
+  command->add_flag("--adapter", arguments->adapter,
+                    "Write only the LoRA adapter, for PEFT; default: the model with its additions");
   command->add_flag("--force", arguments->force,
                     "Overwrite weights that are already in the folder");
   command->footer("Example:\n  echelon export runs/2026-01-31-120000 -o half-way");

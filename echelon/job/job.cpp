@@ -31,6 +31,7 @@
 #include "echelon/job/tokenizer_files.h"
 #include "echelon/launch/environment.h"
 #include "echelon/models/family.h"
+#include "echelon/models/lora.h"
 #include "echelon/models/weights_folder.h"
 #include "echelon/net/endpoint.h"
 #include "echelon/net/launcher_report.h"
@@ -400,8 +401,13 @@ void Job::save() {
 void Job::write_weights_folder(const std::filesystem::path& folder) {
   if (!saves()) return;
   const auto value = [&](const Parameter& parameter) { return trainer_->master(parameter); };
+  const bool adapter_only = options().model.lora.rank > 0 && !options().model.lora.merge;
   if (!reporter_)
-    for (const auto& parameter : stack_->parameters()) value(parameter);
+    for (const auto& parameter : stack_->parameters()) {
+      if (parameter.trainable || !adapter_only) value(parameter);
+    }
+  else if (adapter_only)
+    write_adapter(folder, options().model, *stack_, master_type(stack_->type()), value);
   else
     write_weights(folder, options().model, *stack_, master_type(stack_->type()), value,
                   token_notes(data_.tokenizer.get(), tokens_are_bytes(options().data)));

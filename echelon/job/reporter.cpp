@@ -211,9 +211,10 @@ void Reporter::show_sample() const {
   if (!job_.trainer.is_sharded()) return print(sample_text(job_.stack, model.context));
   if (!job_.request.options.train.save_last) return;
   // No rank has the whole model: uses the weights that were written.
-  Stack whole = family_of(model).build(model);
+  const ModelOptions written = read_model_options(run_.weights());
+  Stack whole = family_of(written).build(written);
   whole.allocate(at::kCPU, at::kFloat, Gradients::no);
-  whole.load(read_weights(run_.weights(), model, whole));
+  whole.load(read_weights(run_.weights(), written, whole));
   print(sample_text(whole, model.context));
 }
 

@@ -7,6 +7,7 @@
 
 #include "echelon/base/error.h"
 #include "echelon/base/options_section.h"
+#include "echelon/models/lora.h"
 
 namespace echelon {
 
@@ -105,6 +106,7 @@ void check(const ModelOptions& options) {
   check_section("task", options.task);
   check_others(options);
   check_task(options);
+  check_lora(options);
   family_of(options).check(options);
 }
 

@@ -40,6 +40,23 @@ struct WeightPart {
   const char* head = nullptr;  // the name of the head that it belongs to; null: the body
 };
 
+// A product of a block as its low-rank adaptation sees it: the matrices of a weights file that make
+// up its columns, side by side. Each matrix gets factors of its own. LoRA calls the columns of a
+// matrix by their roles: "query", "key", "value", "output" of attention; "gate", "up", "down" of
+// the rest.
+struct ProductMatrices {
+  std::string name;  // of the building block: "model.layers.3.self_attn.qkv_proj"
+  struct Columns {
+    const char* role;
+    std::int64_t size;
+  };
+  struct Matrix {
+    std::string module;  // in the file: "model.layers.3.self_attn.q_proj"
+    std::vector<Columns> columns;
+  };
+  std::vector<Matrix> matrices;
+};
+
 struct Family {
   const char* name;   // model.family, and "model_type" in a folder's config.json
   const char* title;  // for people: "GPT of 979k parameters"
@@ -53,6 +70,8 @@ struct Family {
   Stack (*build)(const ModelOptions& options);
   // How a tensor group splits its matrices.
   SplitPlan (*split)(const ModelOptions& options);
+  // The products of its blocks, which LoRA can adapt (lora.h).
+  std::vector<ProductMatrices> (*products)(const ModelOptions& options);
   // By layer of the stack.
   std::vector<LayerActivations> (*activations)(const ModelOptions& options,
                                                const ActivationShape& shape);

@@ -7,6 +7,7 @@
 #include "echelon/base/options.h"
 #include "echelon/models/bert/options.h"
 #include "echelon/models/llama/options.h"
+#include "echelon/models/lora_options.h"
 #include "echelon/models/task.h"
 #include "echelon/nn/recompute.h"
 
@@ -32,6 +33,7 @@ struct ModelOptions {
   std::string init = "";
   LlamaOptions llama = {};
   BertOptions bert = {};
+  LoraOptions lora = {};
   TaskOptions task = {};  // the section "task"
 
   void fields(Fields& f) {
@@ -62,6 +64,7 @@ struct ModelOptions {
     f.add("init", init,
           "folder with weights in Hugging Face's format to start from; empty: random");
     add_family_fields(*this, f);
+    f.section("lora", lora);
   }
 };
 

@@ -12,6 +12,7 @@
 #include "echelon/base/options_section.h"
 #include "echelon/models/family.h"
 #include "echelon/models/folder_config.h"
+#include "echelon/models/lora.h"
 #include "echelon/nn/tensor_file.h"
 
 namespace echelon {
@@ -91,6 +92,7 @@ void resolve_task(const TaskOptions& given, const std::string& init, TaskOptions
 }  // namespace
 
 ModelOptions read_model_options(const fs::path& folder) {
+  if (is_adapter(folder)) return read_adapter_options(folder);
   const FolderConfig config(folder);
   const std::string type = config.text("model_type", ModelOptions().family);
   const Family* family = family_that_reads(type);
@@ -104,8 +106,14 @@ ModelOptions read_model_options(const fs::path& folder) {
 }
 
 void resolve_model(ModelOptions& model, const std::vector<std::string>& given) {
-  if (model.init.empty()) return;
+  if (model.init.empty()) return resolve_lora(model, given);
   ModelOptions found = read_model_options(model.init);
+  if (found.lora.init.empty()) {
+    found.lora = model.lora;
+    resolve_lora(found, given);
+  } else {
+    found.lora.merge = model.lora.merge;
+  }
   found.dropout = model.dropout;
   found.recompute = model.recompute;
   resolve_task(model.task, model.init, found.task);
@@ -131,6 +139,7 @@ bool says_bytes(const fs::path& folder) {
 }
 
 void require_byte_tokens(const fs::path& folder) {
+  if (is_adapter(folder)) return require_byte_tokens(read_adapter_options(folder).init);
   const FolderConfig config(folder);
   const std::string said = config.text(tokeniser_key, "");
   if (said == "bytes") return;
@@ -163,6 +172,12 @@ std::shared_ptr<const safetensors::Reader> open_weights(const fs::path& folder) 
   return std::make_shared<const safetensors::Reader>(path);
 }
 
+// The tensors of a model's file that make up a parameter: none for an adaptation's.
+std::vector<WeightPart> parts_of_file(const ModelOptions& options, const Parameter& parameter) {
+  if (is_low_rank(parameter)) return {};
+  return family_of(options).weights(options, parameter);
+}
+
 // Heads of which the file has no tensor at all.
 std::vector<std::string> heads_not_in(const safetensors::Reader& reader,
                                       const ModelOptions& options, const Stack& stack) {
@@ -172,7 +187,7 @@ std::vector<std::string> heads_not_in(const safetensors::Reader& reader,
     if (std::find(to.begin(), to.end(), head) == to.end()) to.emplace_back(head);
   };
   for (const auto& parameter : stack.parameters())
-    for (const auto& part : family.weights(options, parameter))
+    for (const auto& part : parts_of_file(options, parameter))
       if (part.head) {
         add(all, part.head);
         if (entry_of(reader, family, part)) add(here, part.head);
@@ -190,8 +205,24 @@ std::vector<std::string> missing_heads(const fs::path& folder, const ModelOption
   return heads_not_in(*open_weights(folder), options, stack);
 }
 
+namespace {
+
+// For a head that neither an adapter nor its base has.
+void refuse_head(const Parameter& parameter, const at::Tensor& /*out*/) {
+  throw InvalidArgument(fmt::format("neither the adapter nor its model has {}", parameter.name));
+}
+
+}  // namespace
+
 ValueSource read_weights(const fs::path& folder, const ModelOptions& options, const Stack& stack,
                          const ValueSource& heads) {
+  if (is_adapter(folder)) return read_weights(options.init, options, stack, heads);
+  if (!options.lora.init.empty()) {
+    ModelOptions base = options;
+    base.lora.init.clear();
+    return read_adapter(options.lora.init, options, stack,
+                        read_weights(folder, base, stack, heads ? heads : refuse_head));
+  }
   const auto reader = open_weights(folder);
   const Family& family = family_of(options);
   const auto missing = heads ? heads_not_in(*reader, options, stack) : std::vector<std::string>();
@@ -199,7 +230,7 @@ ValueSource read_weights(const fs::path& folder, const ModelOptions& options, co
     return part.head && std::find(missing.begin(), missing.end(), part.head) != missing.end();
   };
   for (const auto& parameter : stack.parameters())
-    for (const auto& part : family.weights(options, parameter))
+    for (const auto& part : parts_of_file(options, parameter))
       if (!is_missing(part)) check_entry(*reader, family, part);
   const ValueSource from_file = parts_of([reader, options, &family](const Parameter& parameter,
                                                                     at::Tensor out) {
@@ -208,11 +239,12 @@ ValueSource read_weights(const fs::path& folder, const ModelOptions& options, co
       at::Tensor(to).copy_(tensor_of(*reader, *entry_of(*reader, family, part)).view(to.sizes()));
     }
   });
-  return
-      [from_file, heads, is_missing, options, &family](const Parameter& parameter, at::Tensor out) {
-        const bool fresh = is_missing(family.weights(options, parameter).front());
-        (fresh ? heads : from_file)(parameter, out);
-      };
+  const ValueSource adaptations = heads ? heads : random_values(0);
+  return [=, &family](const Parameter& parameter, at::Tensor out) {
+    if (is_low_rank(parameter)) return adaptations(parameter, out);
+    const bool fresh = is_missing(family.weights(options, parameter).front());
+    (fresh ? heads : from_file)(parameter, out);
+  };
 }
 
 void write_weights(const fs::path& folder, const ModelOptions& options, const Stack& stack,
@@ -222,13 +254,23 @@ void write_weights(const fs::path& folder, const ModelOptions& options, const St
   const Family& family = family_of(options);
   std::vector<NamedTensor> tensors;
   at::Tensor whole;  // the parameter whose tensors are being written
+  // An adapted matrix with its addition. Its factors come before it in the stack.
+  const auto merged_value = [&](const Parameter& parameter) {
+    const std::string_view name = parameter.name;
+    const std::string product(name.substr(0, name.rfind('.')));
+    const LowRank* low_rank = name.ends_with(".weight") ? stack.low_rank(product) : nullptr;
+    if (!low_rank) return value(parameter);
+    const at::Tensor a = value(*stack.find(low_rank_a(product))),
+                     b = value(*stack.find(low_rank_b(product)));
+    return merged(*low_rank, value(parameter), a, b);
+  };
   for (const auto& parameter : stack.parameters()) {
-    const auto parts = family.weights(options, parameter);
+    const auto parts = parts_of_file(options, parameter);
     for (std::size_t i = 0; i < parts.size(); ++i)
       tensors.push_back({parts[i].name, parts[i].shape, type,
-                         [&whole, &value, &parameter, part = parts[i], first = i == 0,
+                         [&whole, &merged_value, &parameter, part = parts[i], first = i == 0,
                           last = i + 1 == parts.size()] {
-                           if (first) whole = value(parameter);
+                           if (first) whole = merged_value(parameter);
                            const at::Tensor out =
                                part.view ? part.view(whole).reshape(part.shape) : whole;
                            if (last) whole.reset();

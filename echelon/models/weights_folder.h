@@ -15,13 +15,16 @@
 
 namespace echelon {
 
-// The model that the folder's config.json describes. Throws InvalidArgument if Echelon cannot build
+// The model that the folder's config.json describes, or the adapted model of an adapter's folder.
+// Throws InvalidArgument if Echelon cannot build
 // it.
 ModelOptions read_model_options(const std::filesystem::path& folder);
 
 // The folder's weights for a stack of that model. Checks all names, shapes and types before any
 // value is read: throws Corrupt if the file is broken, InvalidArgument if it does not fit. Heads
 // that the folder does not have get their values from `heads`; without it they are refused.
+// Low-rank adaptations come from model.lora.init, or from `heads`. The folder may be that of an
+// adapter, whose options name its model.
 ValueSource read_weights(const std::filesystem::path& folder, const ModelOptions& options,
                          const Stack& stack, const ValueSource& heads = {});
 
@@ -54,7 +57,7 @@ struct TokenNotes {
 
 // Writes such a folder in `type`: fp32, or fp64 for an fp64 model. `value` returns the values of a
 // whole parameter in any type and on any device; it is called once per parameter, in the order of
-// the stack.
+// the stack. Low-rank adaptations are added to their matrices (lora.h).
 void write_weights(const std::filesystem::path& folder, const ModelOptions& options,
                    const Stack& stack, at::ScalarType type,
                    const std::function<at::Tensor(const Parameter&)>& value,

@@ -24,6 +24,9 @@
 
 namespace echelon {
 
+class Communicator;
+struct LowRank;
+
 using Tensors = std::vector<at::Tensor>;
 
 // One micro-batch on its way through one layer.
@@ -105,6 +108,9 @@ class Declaration {
   // gradients. The parameter can be split if all its uses support the split.
   virtual Parameter* tied(const std::string& name, Splits splits = Splits::no) = 0;
 
+  // The low-rank adaptation of the product of this name; null: it has none (low_rank.h).
+  virtual const LowRank* low_rank(const std::string& /*product*/) const { return nullptr; }
+
  protected:
   ~Declaration() = default;
 };
@@ -123,6 +129,10 @@ class Layer {
   // this layer, its parameters are not allocated (`Parameter::here` is false): drop any references
   // to them. Move the buffers to this device and type on every rank, whoever owns the layer.
   virtual void bind(at::Device /*device*/, at::ScalarType /*type*/) {}
+
+  // Called after each layout, for layers whose output depends on the other samples of the batch:
+  // the ranks that have those samples. Null: this rank has the whole batch.
+  virtual void share_batch(const std::shared_ptr<Communicator>& /*ranks*/) {}
 
   // Called after each trainer call if gradients, and perhaps values, have memory only during the
   // call (ZeRO 2 and 3). A user can reach a wrapped module's tensors between calls. Until show(),

@@ -4,6 +4,8 @@
 // is whole and y is a part of the columns. Split by rows, x is a part of the columns and y is a sum
 // over the ranks. A column split followed by a row split, with only column-wise operations between
 // them, needs two exchanges in each direction.
+//
+// A frozen W costs no gradient. If the model is adapted (low_rank.h), the product adds x A B.
 #pragma once
 
 #include <string>
@@ -32,9 +34,14 @@ class Linear {
   const std::shared_ptr<TensorGroup>& group() const { return weight_->group; }
 
  private:
+  // Adds the adaptation's part to y, given all of x that this rank's part of W takes.
+  void add_low_rank(const at::Tensor& y, const at::Tensor& x) const;
+
   Parameter* weight_ = nullptr;
   Parameter* bias_ = nullptr;  // null: no bias
   Share share_ = Share::parts;
+  const LowRank* low_rank_ = nullptr;  // null: no adaptation
+  Parameter *a_ = nullptr, *b_ = nullptr;
 };
 
 }  // namespace echelon

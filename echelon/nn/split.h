@@ -15,10 +15,12 @@ namespace echelon {
 
 // How the building block that declares a parameter can work with a part of it.
 enum class Splits {
-  no,      // it needs the whole
-  matrix,  // matrix of a product, [in, out]: by columns, heads or rows
-  bias,    // bias of a product, [out]: follows its columns or heads; whole if split by rows
-  table,   // [vocabulary, width]: by vocabulary
+  no,            // it needs the whole
+  matrix,        // matrix of a product, [in, out]: by columns, heads or rows
+  bias,          // bias of a product, [out]: follows its columns or heads; whole if split by rows
+  table,         // [vocabulary, width]: by vocabulary
+  low_rank_in,   // A of a low-rank adaptation, [in, rank]: follows the rows of its product
+  low_rank_out,  // B, [rank, columns]: follows the columns or heads of its product
 };
 
 struct Split {

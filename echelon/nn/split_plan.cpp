@@ -9,6 +9,7 @@
 #include "echelon/base/error.h"
 #include "echelon/base/glob.h"
 #include "echelon/comm/communicator.h"
+#include "echelon/nn/low_rank.h"
 #include "echelon/nn/stack.h"
 #include "echelon/nn/tensor_group.h"
 
@@ -35,7 +36,9 @@ const char* name_of(Kind kind) {
 
 bool names(const SplitPlan::Rule& rule, const Parameter& parameter) {
   return glob_matches(rule.name + ".weight", parameter.name) ||
-         glob_matches(rule.name + ".bias", parameter.name);
+         glob_matches(rule.name + ".bias", parameter.name) ||
+         (is_low_rank(parameter) && (glob_matches(low_rank_a(rule.name), parameter.name) ||
+                                     glob_matches(low_rank_b(rule.name), parameter.name)));
 }
 
 // "4 or 8": the multiples of `step` around n; only the upper one if none is below.
@@ -82,6 +85,14 @@ std::optional<int> dimension_of(const SplitPlan::Rule& rule, const Parameter& pa
     case Splits::table:
       if (rule.kind == Kind::vocabulary) return 0;
       break;
+    case Splits::low_rank_in:
+      if (columns) return std::nullopt;
+      if (rule.kind == Kind::row) return 0;
+      break;
+    case Splits::low_rank_out:
+      if (columns) return 1;
+      if (rule.kind == Kind::row) return std::nullopt;
+      break;
   }
   throw InvalidArgument(fmt::format(
       "parameter {} cannot be split {}: {}", parameter.name, name_of(rule.kind),
@@ -92,7 +103,8 @@ std::optional<int> dimension_of(const SplitPlan::Rule& rule, const Parameter& pa
 
 void check_size(const SplitPlan::Rule& rule, const Parameter& parameter, std::int64_t size,
                 int parts) {
-  if (rule.kind == Kind::vocabulary) return;
+  // An adaptation divides as its product does.
+  if (rule.kind == Kind::vocabulary || is_low_rank(parameter)) return;
   if (rule.kind == Kind::heads) {
     const auto kv_heads = rule.kv_heads;
     if (rule.heads < 1 || kv_heads < 1 || rule.heads % kv_heads != 0 ||
@@ -123,6 +135,14 @@ void check_size(const SplitPlan::Rule& rule, const Parameter& parameter, std::in
   }
 }
 
+// The sizes of the column blocks that B of a low-rank adaptation consists of.
+std::vector<std::int64_t> adapted_columns(const Stack& stack, const Parameter& b) {
+  const auto product = b.name.substr(0, b.name.size() - low_rank_b("").size());
+  std::vector<std::int64_t> sizes;
+  for (const auto& columns : stack.low_rank(product)->columns) sizes.push_back(columns.size);
+  return sizes;
+}
+
 std::map<std::string, Split> splits_of(const SplitPlan& plan, const Stack& stack,
                                        const TensorGroup& group) {
   std::map<std::string, Split> splits;
@@ -137,7 +157,10 @@ std::map<std::string, Split> splits_of(const SplitPlan& plan, const Stack& stack
         split.whole = parameter.shape[std::size_t(*dimension)];
         check_size(rule, parameter, split.whole, group.size());
         split.blocks = rule.kind == Kind::heads ? 3 : rule.blocks;
-        if (rule.kind == Kind::heads && rule.kv_heads != rule.heads) {
+        if (parameter.splits == Splits::low_rank_out) {
+          split.blocks = 1;
+          split.uneven = adapted_columns(stack, parameter);
+        } else if (rule.kind == Kind::heads && rule.kv_heads != rule.heads) {
           const auto head = split.whole / (rule.heads + 2 * rule.kv_heads);
           split.uneven = {rule.heads * head, rule.kv_heads * head, rule.kv_heads * head};
         }

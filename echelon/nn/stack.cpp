@@ -14,6 +14,7 @@
 #include "echelon/base/random.h"
 #include "echelon/nn/elsewhere.h"
 #include "echelon/nn/layer_error.h"
+#include "echelon/nn/low_rank.h"
 #include "echelon/nn/memory.h"
 #include "echelon/nn/parallel_over.h"
 #include "echelon/nn/tensor_group.h"
@@ -176,9 +177,11 @@ Parameter* Stack::parameter(std::string name, std::vector<std::int64_t> shape, I
   p.shape = std::move(shape);
   p.init = std::move(init);
   p.update.decay = decay;
-  p.trainable = trainable;
   p.splits = splits;
   p.layer = size() - 1;
+  const bool frozen =
+      low_rank_ && !is_low_rank(p) && !(low_rank_->also_trains && low_rank_->also_trains(p));
+  p.trainable = trainable && !frozen;
   by_name_.emplace(p.name, &p);
   return &p;
 }
@@ -192,6 +195,12 @@ Parameter* Stack::tied(const std::string& name, Splits splits) {
   if (p->splits != splits) p->splits = Splits::no;
   ties_.push_back({name, p->layer, size() - 1});
   return p;
+}
+
+const LowRank* Stack::low_rank(const std::string& product) const {
+  if (!low_rank_) return nullptr;
+  const auto it = low_rank_->products.find(product);
+  return it == low_rank_->products.end() ? nullptr : &it->second;
 }
 
 Parameter* Stack::find(const std::string& name) {

@@ -27,6 +27,8 @@
 
 namespace echelon {
 
+struct LowRankPlan;
+
 // Fills `out` (any device, any floating type, the parameter's shape) with a parameter's values.
 using ValueSource = std::function<void(const Parameter& parameter, at::Tensor out)>;
 
@@ -43,6 +45,9 @@ enum class Gradients { no, yes, fp32_sums };
 class Stack : private Declaration {
  public:
   Stack() = default;
+  // Products that the plan names get low-rank adaptations as their layers are added; only those and
+  // what the plan also trains are trainable. Null: none.
+  explicit Stack(std::shared_ptr<const LowRankPlan> plan) : low_rank_(std::move(plan)) {}
   Stack(Stack&&) = default;
   ~Stack();
 
@@ -91,6 +96,7 @@ class Stack : private Declaration {
   const std::vector<Tie>& ties() const { return ties_; }
   // The lowest layer with a trainable parameter, on any rank. The layers below it need no backward.
   int lowest_trainable() const;
+  const LowRank* low_rank(const std::string& product) const override;
   std::int64_t parameter_count() const;  // elements of the whole model
 
   // Returns memory for this many elements, filled with zeros.
@@ -211,6 +217,7 @@ class Stack : private Declaration {
   at::Tensor within(const std::vector<at::Tensor>& by_group, std::int64_t begin,
                     std::int64_t numel) const;
 
+  std::shared_ptr<const LowRankPlan> low_rank_;
   std::vector<std::unique_ptr<Layer>> layers_;
   std::vector<std::string> reads_ = {"input"};
   std::deque<Parameter> parameters_;  // stable addresses: layers keep pointers

@@ -3,7 +3,8 @@
 //
 //   model_oracle FOLDER BATCH PRECISION STEPS OUTPUT [KEY=VALUE…]
 //
-// FOLDER holds config.json and model.safetensors. BATCH is a safetensors file with "input_ids",
+// FOLDER holds config.json and model.safetensors, or an adapter of such a folder; then only the
+// adapter's tensors are trained and put out. BATCH is a safetensors file with "input_ids",
 // "labels" and perhaps other tensors that models know ("mask", "positions", "token_types"), all
 // int64. Labels are next tokens or the words to predict, [samples, tokens], where -100 means that
 // there is none, or one for each sample. PRECISION is fp64, fp32, bf16 or fp16. KEY is
@@ -27,6 +28,7 @@
 
 #include "echelon/base/error.h"
 #include "echelon/models/family.h"
+#include "echelon/models/lora.h"
 #include "echelon/models/weights_folder.h"
 #include "echelon/nn/tensor_file.h"
 #include "echelon/optim/master_update.h"
@@ -94,7 +96,15 @@ Outcome run_steps(const std::filesystem::path& folder, at::ScalarType type, cons
     outcome.losses.push_back(executor.run(batch, 1, 0, divisor).clone());
     if (scaling) outcome.skipped.push_back(update.skipped().clone());
   }
-  for (const auto& parameter : stack.parameters())
+  for (const auto& parameter : stack.parameters()) {
+    if (model.lora.rank > 0) {
+      if (!parameter.trainable) continue;
+      for (const auto& part : adapter_parts(model, parameter)) {
+        outcome.grads.emplace_back(part.name, part.of(parameter.grad).contiguous().clone());
+        outcome.values.emplace_back(part.name, part.of(parameter.value).contiguous().clone());
+      }
+      continue;
+    }
     for (const auto& part : family_of(model).weights(model, parameter)) {
       const auto there = [&](const at::Tensor& whole) {
         return (part.view ? part.view(whole) : whole).reshape(part.shape).clone();
@@ -102,6 +112,7 @@ Outcome run_steps(const std::filesystem::path& folder, at::ScalarType type, cons
       outcome.grads.emplace_back(part.name, there(parameter.grad));
       outcome.values.emplace_back(part.name, there(parameter.value));
     }
+  }
   return outcome;
 }
 

@@ -23,18 +23,22 @@ class Reference:
         logits = self.model(self.batch["input_ids"]).logits
         return F.cross_entropy(logits.flatten(0, 1), self.batch["labels"].flatten()), logits
 
+    def trained(self):
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+
     def first_step(self):
         """Loss, logits and gradients at the given weights."""
         self.model.zero_grad(set_to_none=True)
         loss, logits = self.loss()
         loss.backward()
-        grads = {name: parameter.grad.clone() for name, parameter in self.model.named_parameters()}
+        grads = {name: parameter.grad.clone() for name, parameter in self.trained().items()}
         return loss.detach(), logits.detach(), grads
 
     def train(self):
         """The losses of the steps and the parameters after them."""
-        matrices = [p for p in self.model.parameters() if p.dim() >= 2]
-        others = [p for p in self.model.parameters() if p.dim() < 2]
+        trained = self.trained()
+        matrices = [p for p in trained.values() if p.dim() >= 2]
+        others = [p for p in trained.values() if p.dim() < 2]
         optimizer = torch.optim.AdamW(
             [{"params": matrices, "weight_decay": OPTIM["decay"]}, {"params": others, "weight_decay": 0.0}],
             lr=OPTIM["rate"], betas=(OPTIM["beta1"], OPTIM["beta2"]), eps=OPTIM["epsilon"])
@@ -43,11 +47,11 @@ class Reference:
             optimizer.zero_grad()
             loss, _ = self.loss()
             loss.backward()
-            clipped += torch.nn.utils.clip_grad_norm_(self.model.parameters(), OPTIM["clip"]) > OPTIM["clip"]
+            clipped += torch.nn.utils.clip_grad_norm_(trained.values(), OPTIM["clip"]) > OPTIM["clip"]
             optimizer.step()
             losses.append(loss.detach())
         assert 0 < clipped, "no step of this test clips"
-        return torch.stack(losses), {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        return torch.stack(losses), {name: p.detach().clone() for name, p in trained.items()}
 
 
 class Case:

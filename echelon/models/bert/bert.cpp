@@ -10,6 +10,7 @@
 #include "echelon/models/bert/bert_block.h"
 #include "echelon/models/bert/bert_embedding.h"
 #include "echelon/models/bert/bert_heads.h"
+#include "echelon/models/lora.h"
 
 namespace echelon {
 namespace {
@@ -107,6 +108,29 @@ std::string describe(const ModelOptions& options) {
                                          : fmt::format("{} labels", options.task.labels));
 }
 
+std::vector<ProductMatrices> products(const ModelOptions& options) {
+  const BertNames names(options);
+  const BertSizes sizes(options);
+  const auto d = options.width;
+  std::vector<ProductMatrices> all;
+  const auto add = [&](const std::string& name, const char* role, std::int64_t columns) {
+    all.push_back({name, {{name, {{role, columns}}}}});
+  };
+  for (std::int64_t i = 0; i < options.layers; ++i) {
+    const std::string block = names.block(i), qkv = block + names.qkv,
+                      attention = qkv.substr(0, qkv.rfind('.') + 1);
+    const auto three = bert_qkv(sizes.distilled);
+    all.push_back({qkv,
+                   {{attention + three[0], {{"query", d}}},
+                    {attention + three[1], {{"key", d}}},
+                    {attention + three[2], {{"value", d}}}}});
+    add(block + names.project, "output", d);
+    add(block + names.expand, "up", sizes.ffn);
+    add(block + names.contract, "down", d);
+  }
+  return all;
+}
+
 void fields(ModelOptions& options, Fields& f) { f.section("bert", options.bert); }
 
 }  // namespace
@@ -118,6 +142,7 @@ const Family bert_family = {
     .check = check_sizes,
     .build = bert,
     .split = bert_plan,
+    .products = products,
     .activations = activations,
     .describe = describe,
     .read_config = read_bert_config,
@@ -159,7 +184,7 @@ std::string BertNames::block(std::int64_t index) const {
 
 Stack bert(const ModelOptions& options) {
   check(options);
-  Stack stack;
+  Stack stack(lora_plan(options));
   stack.add(std::make_unique<BertEmbedding>(options));
   for (std::int64_t i = 0; i < options.layers; ++i)
     stack.add(std::make_unique<BertBlock>(options, i));

@@ -8,6 +8,7 @@
 // folder converts them (bert_folder.cpp).
 #pragma once
 
+#include <array>
 #include <string>
 
 #include "echelon/models/family.h"
@@ -37,6 +38,11 @@ struct BertNames {
   std::string pooler;  // classification head: in a DistilBERT "pre_classifier"
   const char* classifier = "classifier";
 };
+
+// What the file calls the queries, keys and values.
+inline std::array<const char*, 3> bert_qkv(bool distilled) {
+  return distilled ? std::array{"q_lin", "k_lin", "v_lin"} : std::array{"query", "key", "value"};
+}
 
 Stack bert(const ModelOptions& options);
 SplitPlan bert_plan(const ModelOptions& options);

@@ -156,9 +156,7 @@ std::vector<WeightPart> bert_weights(const ModelOptions& options, const Paramete
   const auto at = name.find(fused);
   const bool matrix = name.ends_with(".weight");
   if (at != std::string::npos) {
-    const std::array<const char*, 3> three = BertSizes(options).distilled
-                                                 ? std::array{"q_lin", "k_lin", "v_lin"}
-                                                 : std::array{"query", "key", "value"};
+    const auto three = bert_qkv(BertSizes(options).distilled);
     const std::string before = name.substr(0, name.rfind('.', at + fused.size() - 1) + 1),
                       after = name.substr(at + fused.size());
     const auto d = options.width;

@@ -12,6 +12,7 @@
 #include "echelon/models/gpt2/gpt_block.h"
 #include "echelon/models/gpt2/gpt_embedding.h"
 #include "echelon/models/gpt2/gpt_head.h"
+#include "echelon/models/lora.h"
 
 namespace echelon {
 namespace {
@@ -117,6 +118,22 @@ std::vector<WeightPart> weights(const ModelOptions&, const Parameter& parameter)
   return {{parameter.name, parameter.whole_shape()}};
 }
 
+std::vector<ProductMatrices> products(const ModelOptions& options) {
+  const auto d = options.width;
+  std::vector<ProductMatrices> all;
+  const auto add = [&](const std::string& name, std::vector<ProductMatrices::Columns> columns) {
+    all.push_back({name, {{name, std::move(columns)}}});
+  };
+  for (std::int64_t i = 0; i < options.layers; ++i) {
+    const std::string block = fmt::format("transformer.h.{}.", i);
+    add(block + "attn.c_attn", {{"query", d}, {"key", d}, {"value", d}});
+    add(block + "attn.c_proj", {{"output", d}});
+    add(block + "mlp.c_fc", {{"up", 4 * d}});
+    add(block + "mlp.c_proj", {{"down", d}});
+  }
+  return all;
+}
+
 }  // namespace
 
 const Family gpt2_family = {
@@ -126,6 +143,7 @@ const Family gpt2_family = {
     .check = check_sizes,
     .build = gpt,
     .split = gpt_plan,
+    .products = products,
     .activations = activations,
     .describe = describe,
     .read_config = read_config,
@@ -136,7 +154,7 @@ const Family gpt2_family = {
 
 Stack gpt(const ModelOptions& options) {
   check(options);
-  Stack stack;
+  Stack stack(lora_plan(options));
   stack.add(std::make_unique<GptEmbedding>(options));
   for (int i = 0; i < options.layers; ++i) stack.add(std::make_unique<GptBlock>(options, i));
   stack.add(std::make_unique<GptHead>(options));

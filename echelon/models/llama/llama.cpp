@@ -9,6 +9,7 @@
 #include "echelon/base/error.h"
 #include "echelon/models/llama/llama_block.h"
 #include "echelon/models/llama/llama_ends.h"
+#include "echelon/models/lora.h"
 #include "echelon/nn/rotary.h"
 
 namespace echelon {
@@ -100,6 +101,27 @@ std::string describe(const ModelOptions& options) {
       sizes.ffn, options.context);
 }
 
+std::vector<ProductMatrices> products(const ModelOptions& options) {
+  const LlamaSizes sizes(options);
+  const auto d = options.width, queries = sizes.heads * sizes.head_width,
+             keys = sizes.kv_heads * sizes.head_width;
+  std::vector<ProductMatrices> all;
+  for (std::int64_t i = 0; i < options.layers; ++i) {
+    const std::string attention = fmt::format("model.layers.{}.self_attn.", i),
+                      mlp = fmt::format("model.layers.{}.mlp.", i);
+    all.push_back({attention + "qkv_proj",
+                   {{attention + "q_proj", {{"query", queries}}},
+                    {attention + "k_proj", {{"key", keys}}},
+                    {attention + "v_proj", {{"value", keys}}}}});
+    all.push_back({attention + "o_proj", {{attention + "o_proj", {{"output", d}}}}});
+    all.push_back(
+        {mlp + "gate_up_proj",
+         {{mlp + "gate_proj", {{"gate", sizes.ffn}}}, {mlp + "up_proj", {{"up", sizes.ffn}}}}});
+    all.push_back({mlp + "down_proj", {{mlp + "down_proj", {{"down", d}}}}});
+  }
+  return all;
+}
+
 void fields(ModelOptions& options, Fields& f) { options.llama.fields(f); }
 
 }  // namespace
@@ -111,6 +133,7 @@ const Family llama_family = {
     .check = check_sizes,
     .build = llama,
     .split = llama_plan,
+    .products = products,
     .activations = activations,
     .describe = describe,
     .read_config = read_llama_config,
@@ -138,7 +161,7 @@ Stack llama(const ModelOptions& options) {
                                              .low = options.llama.rope_low,
                                              .high = options.llama.rope_high,
                                              .original_context = options.llama.rope_context});
-  Stack stack;
+  Stack stack(lora_plan(options));
   stack.add(std::make_unique<LlamaEmbedding>(options));
   for (int i = 0; i < options.layers; ++i)
     stack.add(std::make_unique<LlamaBlock>(options, i, rotary));
