@@ -111,6 +111,7 @@ class Job {
   void start_servers();
   JobEnd serve();
   void make_trainer();
+  void load_given_weights();
   void choose_how_to_synchronise();
   void start_traces();
   void restore();
@@ -201,6 +202,7 @@ void Job::open_data_and_model() {
 JobEnd Job::visit() {
   Ledger ledger;
   trainer_.emplace(*stack_, *data_.training, options());
+  load_given_weights();
   fmt::print("connecting  to {}\n", request_.join);
   std::fflush(stdout);
   join_servers(request_.join, options(), data_.fingerprint, *trainer_, *stack_, ledger);
@@ -217,6 +219,13 @@ JobEnd Job::visit() {
              stop_.load() ? "since it was told to" : "the job's last");
   trainer_.reset();  // which holds the ledger
   return JobEnd::finished;
+}
+
+void Job::load_given_weights() {
+  const ModelOptions& model = options().model;
+  if (model.init.empty()) return;
+  trainer_->load(
+      read_weights(model.init, model, *stack_, random_values(std::uint64_t(steps().seed))));
 }
 
 void Job::start_servers() {
@@ -244,11 +253,8 @@ JobEnd Job::serve() {
 void Job::make_trainer() {
   trainer_.emplace(*stack_, *data_.training, options(), servers_ ? nullptr : request_.ranks);
   trainer_->note("data", data_note(data_.fingerprint));
-  // Workers of parameter servers get from them what trains, and nothing else.
-  const bool loads = !resumes() && has_part_in_all(), frozen = !has_part_in_all() && has_frozen();
-  if (!options().model.init.empty() && (loads || frozen))
-    trainer_->load(read_weights(options().model.init, options().model, *stack_,
-                                random_values(std::uint64_t(steps().seed))));
+  // Servers bring workers what trains, and nothing else.
+  if (has_part_in_all() ? !resumes() : has_frozen()) load_given_weights();
   for (const auto& metric : metrics_of(options().model)) trainer_->add_metric(metric);
   if (servers_) {
     servers_->attach(*trainer_, *stack_);
