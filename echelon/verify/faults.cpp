@@ -20,6 +20,7 @@ bool parameters(const Transfer& e) { return e.tag == "parameters" && e.kind == K
 bool tied_gradients(const Transfer& e) { return e.tag == "tied gradients"; }
 bool norm(const Transfer& e) { return e.tag == "norm"; }
 bool norms(const Transfer& e) { return e.tag == "norms"; }
+bool adaptations(const Transfer& e) { return e.tag == "lora"; }
 bool products(const Transfer& e) { return e.tag == "tensor" && e.kind != Kind::all_gather; }
 // The final gather of parameters has one dimension more.
 bool rows(const Transfer& e) {
@@ -111,6 +112,7 @@ bool split_rows(Options o, Shape mesh) {
 }
 // Always clips: the gradients of the tiny models have norms of 0.4 to 1 in the first steps.
 bool clipped(Options o) { return o.optim.clip > 0 && o.optim.clip <= 0.1; }
+bool adapted(Options o) { return o.model.lora.rank > 0; }
 bool by_whole_parameters(Options o) {
   return o.optim.name == OptimizerKind::lars || o.optim.name == OptimizerKind::lamb;
 }
@@ -222,15 +224,23 @@ std::vector<Fault> make_faults() {
       {.name = "unsummed-layer-norms",
        .what = "gradients of norms and positions are those of a rank's own rows",
        .caught_by = Check::parameters,
-       .where = [](Options o,
-                   Shape mesh) { return split_rows(o, mesh) && !by_whole_parameters(o); },
+       .where =
+           [](Options o, Shape mesh) {
+             return split_rows(o, mesh) && !by_whole_parameters(o) && !adapted(o);
+           },
        .alteration = left_out(norms)},
+      {.name = "unsummed-adaptations",
+       .what = "gradients of a whole LoRA factor are those of a rank's part",
+       .caught_by = Check::parameters,
+       .where = [](Options o, Shape mesh) { return mesh.tensor > 1 && adapted(o); },
+       .alteration = left_out(adaptations)},
 
       // Pipelines.
       {.name = "missing-tied-sum",
        .what = "gradients of a table that two stages share are not summed",
        .caught_by = Check::parameters,
-       .where = [](Options o, Shape mesh) { return mesh.pipeline > 1 && o.model.tied; },
+       .where = [](Options o,
+                   Shape mesh) { return mesh.pipeline > 1 && o.model.tied && !adapted(o); },
        .alteration = left_out(tied_gradients)},
       {.name = "late-activations",
        .what = "a stage gets the activations of the previous micro-batch",

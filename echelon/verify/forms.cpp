@@ -5,6 +5,7 @@
 #include <bit>
 
 #include "echelon/job/server_job.h"
+#include "echelon/verify/model_forms.h"
 
 namespace echelon {
 
@@ -32,7 +33,8 @@ namespace {
 // parameters of the slices that it does not own, and at the end it pulls them once more. At the
 // start the first worker pushes masters and two moments for every slice that is not its own
 // server's. Reads at the end that only serve the comparison (all_parameters, "masters") are not
-// counted.
+// counted. Zero rows of a gradient are not pushed: with LoRA those of every A in the first step,
+// since B begins with zeros. The form holds for one server then.
 std::uint64_t server_bytes(const JobOptions& options, std::uint64_t n, int p) {
   const auto steps = std::uint64_t(options.train.steps);
   const ServerRoles roles(options.server, p);
@@ -45,6 +47,10 @@ std::uint64_t server_bytes(const JobOptions& options, std::uint64_t n, int p) {
     const std::uint64_t own =
         mine < 0 ? 0 : std::uint64_t(ranges[std::size_t(mine)].numel()) * element;
     bytes += (2 * steps + 1) * (n - own);
+    if (own == 0 && options.model.lora.rank > 0) {
+      const auto adapted = form_of(options.model).adapted(options.model, 1).parameters;
+      bytes -= std::uint64_t(options.model.layers) * (adapted[0] + adapted[2]) * element;
+    }
     if (rank == 0) bytes += 3 * (n - own);
   }
   return bytes;
@@ -104,7 +110,8 @@ std::uint64_t replica_bytes_sent(const std::map<std::string, std::uint64_t>& sen
 // With fp32 sums of gradients, those sums are added, next to the gradients of one backward if every
 // rank has all gradients. Workers of servers keep no moments; a server holds the values, masters
 // and moments of its slice.
-std::string memory_fault(const Strategy& strategy, const Run& run, std::uint64_t n, int owners) {
+std::string memory_fault(const Strategy& strategy, const Run& run, std::uint64_t n,
+                         std::uint64_t frozen, int owners) {
   if (run.served != 4 * run.server_part)
     return fmt::format("the server holds {} bytes and should hold {}", run.served,
                        4 * run.server_part);
@@ -124,7 +131,7 @@ std::string memory_fault(const Strategy& strategy, const Run& run, std::uint64_t
                                   ? 0
                                   : (moments + (strategy.narrow() ? 1 : 0)) * wide * elements;
   for (const auto& [kind, expected] :
-       {std::pair{MemoryKind::parameters, held(n, 3)},
+       {std::pair{MemoryKind::parameters, held(n, 3) + frozen},
         {MemoryKind::gradients, held(zero >= 2 || sums == n ? sums : n + sums, 2)},
         {MemoryKind::optimizer, held(state, 1)}})
     if (run.memory[kind] != expected)

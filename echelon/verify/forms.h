@@ -24,8 +24,9 @@ std::uint64_t replica_bytes(const Strategy& strategy, const std::vector<std::uin
 std::uint64_t replica_bytes_sent(const std::map<std::string, std::uint64_t>& sent);
 
 // What is wrong with the bytes of a rank's parameters, gradients and optimiser state, or empty.
-// `model_bytes` is the size of the rank's model, or of its part, which `owners` ranks own together.
+// `model_bytes` is the size of the trainable parameters of the rank's model, or of its part, which
+// `owners` ranks own together; every rank has the `frozen_bytes` of the others.
 std::string memory_fault(const Strategy& strategy, const Run& run, std::uint64_t model_bytes,
-                         int owners);
+                         std::uint64_t frozen_bytes, int owners);
 
 }  // namespace echelon

@@ -69,7 +69,8 @@ const std::vector<MatrixFactor>& matrix_factors() {
         {"model.dropout", {"0", "0.1"}},
         {"zero.scatter", {"auto", "step", "micro_batch"}},
         {"zero.offload", {"none", "host", "disk"}},
-        {"model.family", models}};
+        {"model.family", models},
+        {"model.lora.rank", {"0", "2"}}};
   }();
   return factors;
 }
@@ -126,6 +127,7 @@ std::string name_of(const MatrixChoice& choice) {
   add(!is(dropout, "0"), "dropout");
   add(is(tied, "false"), "untied");
   add(choice[family] > 0, value(choice, family));
+  add(!is(lora, "0"), "LoRA");
   return text;
 }
 
@@ -145,6 +147,8 @@ JobOptions job_of(const MatrixChoice& choice, const std::string& folder) {
                .dropout = std::stod(value(choice, dropout)),
                .recompute = from_name<Recompute>(value(choice, recompute))};
   form.shrink(job.model, t);
+  if (const auto rank = std::stoll(value(choice, lora)); rank > 0)
+    job.model.lora = {.rank = rank, .alpha = 3, .matrices = {"query", "value", "down"}};
   job.train.steps = 4;
   job.train.batch = 24;
   job.train.micro_batches = pieces_of(choice);

@@ -35,6 +35,7 @@ enum Factor : std::size_t {
   scatter,
   offload,
   family,
+  lora,
 };
 }  // namespace matrix
 

@@ -53,13 +53,26 @@ class Form {
   // Elements of the table, which a tensor group splits by rows and pads.
   Bytes table() const { return (Bytes(job_.model.vocab) + t_ - 1) / t_ * h_; }
 
+  // With LoRA everything is frozen but the adaptations of the blocks.
+  bool adapted() const { return job_.model.lora.rank > 0; }
+
   // A stage that is tied to the table of another one has a copy.
   bool tied() const { return job_.model.tied && form_.loss_over_vocabulary; }
   bool tied_across() const { return tied() && p_ > 1; }
-  bool has_tied(int layer) const { return tied_across() && (layer == 0 || layer + 1 == layers()); }
+  bool has_tied(int layer) const {
+    return !adapted() && tied_across() && (layer == 0 || layer + 1 == layers());
+  }
 
-  // Elements of each parameter of a layer.
+  // Elements of each trainable parameter of a layer.
   std::vector<Bytes> parameters(int layer) const {
+    if (!adapted()) return of_model(layer);
+    const bool head = layer + 1 == layers();
+    if (layer == 0 || (head && form_.loss_over_vocabulary)) return {};
+    return head ? form_.head(job_.model, t_) : form_.adapted(job_.model, t_).parameters;
+  }
+
+  // The same of the model without adaptations.
+  std::vector<Bytes> of_model(int layer) const {
     const bool head = layer + 1 == layers();
     if (layer > 0 && !head) return form_.block(job_.model, t_);
     std::vector<Bytes> all = head ? form_.head(job_.model, t_) : form_.embedding(job_.model);
@@ -85,6 +98,13 @@ class Form {
     return sum;
   }
 
+  Bytes frozen(int rank) const {
+    Bytes sum = 0;
+    for (int l = 0; adapted() && l < layers(); ++l)
+      for (const Bytes n : of_model(l)) sum += owner(l) == rank ? aligned(n) * element_ : 0;
+    return sum;
+  }
+
   std::map<std::string, Bytes> bytes() const {
     const auto steps = Bytes(job_.train.steps);
     std::map<std::string, Bytes> all = {
@@ -92,7 +112,8 @@ class Form {
         {"tensor", steps * tensor()},
         {"vocabulary", form_.loss_over_vocabulary ? sum(t_) * 3 * target_rows(job_) * wide_ : 0},
         {"norms", steps * (norms_of_rows() + norms_of_parameters())},
-        {"tied gradients", tied_across() ? steps * d_ * t_ * sum(2) * table() * sum_element_ : 0},
+        {"lora", steps * adaptations()},
+        {"tied gradients", has_tied(0) ? steps * d_ * t_ * sum(2) * table() * sum_element_ : 0},
         {"gradients", steps * gradients()},
         {"parameters", parameters_sent(steps)},
         {"norm",
@@ -116,15 +137,23 @@ class Form {
     const bool again = job_.model.recompute == Recompute::full;
     const Bytes products = form_.ends_with_norm ? 2 : 1;  // of a block's two row splits, run again
     const bool logits = form_.loss_over_vocabulary;
-    const Bytes halves = rows_are_split_
-                             ? (10 + (again ? 2 + products : 0)) * blocks_ + 2 + (logits ? 3 : 0)
-                             : 2 * ((4 + (again ? products : 0)) * blocks_ + 1 + (logits ? 1 : 0));
+    // Frozen products and tables do not gather rows again for their gradients.
+    const Bytes unread = adapted() ? blocks_ + 1 + (logits ? 1 : 0) : 0;
+    const Bytes halves =
+        rows_are_split_
+            ? (10 + (again ? 2 + products : 0)) * blocks_ + 2 + (logits ? 3 : 0) - unread
+            : 2 * ((4 + (again ? products : 0)) * blocks_ + 1 + (logits ? 1 : 0));
     const Bytes first_tokens = rows_are_split_ && !logits ? 2 * Bytes(job_.train.batch) : 0;
     return (halves * rows_ + first_tokens) * (t_ - 1) * h_ * element_;
   }
 
+  Bytes adaptations() const {
+    return adapted() ? m_ * d_ * sum(t_) * blocks_ * form_.adapted(job_.model, t_).summed * element_
+                     : 0;
+  }
+
   Bytes norms_of_rows() const {
-    if (!rows_are_split_) return 0;
+    if (!rows_are_split_ || adapted()) return 0;
     Bytes elements = blocks_ * form_.rows_of_block(job_.model) + form_.rows_of_head(job_.model);
     for (const Bytes n : form_.embedding(job_.model)) elements += n;
     return m_ * d_ * sum(t_) * elements * element_;
@@ -170,6 +199,8 @@ class Form {
     const auto use = [&](int layer) {
       std::vector<int> needed = {layer};
       if (tied() && p_ == 1 && layer + 1 == layers()) needed.push_back(0);
+      std::erase_if(needed, [&](int l) { return group(l) == 0; });
+      if (needed.empty()) return;
       for (const int l : needed)
         if (std::find(here.begin(), here.end(), l) == here.end()) gathers[std::size_t(l)] += steps;
       here = needed;
@@ -218,6 +249,10 @@ std::map<std::string, std::uint64_t> mesh_bytes(const Strategy& strategy) {
 
 std::uint64_t part_bytes(const Strategy& strategy, int pipeline_rank) {
   return Form(strategy).part(pipeline_rank);
+}
+
+std::uint64_t frozen_bytes(const Strategy& strategy, int pipeline_rank) {
+  return Form(strategy).frozen(pipeline_rank);
 }
 
 std::string to_string(const Ratio& ratio) {

@@ -13,11 +13,16 @@
 //   vocabulary      3 sums of B s
 //   norms           with sequence parallelism, the gradients of norms and positions per
 //                   micro-batch; LARS and LAMB: two numbers per parameter
+//   lora            per block and micro-batch, the gradients of the A of products that are split by
+//                   columns and of the B of those split by rows
 //   tied gradients  the table, between the first stage and the last
 //   gradients       a sum over d; ZeRO: a reduce-scatter per step or per micro-batch
 //   parameters      ZeRO 1 and 2: a gather per step, and one before the first; 3: one for each use
 //                   of a layer that does not directly follow another use of it
 //   norm, loss      one number each
+//
+// LoRA freezes all but the adaptations: frozen parameters have no gradients, and with sequence
+// parallelism their rows are not gathered again: 9, 1 and 2 halves.
 #pragma once
 
 #include <cstdint>
@@ -32,8 +37,10 @@ namespace echelon {
 // By tag of the ledger, without zeros.
 std::map<std::string, std::uint64_t> mesh_bytes(const Strategy& strategy);
 
-// Bytes of the layers of one pipeline rank, for one rank of its tensor group, with padding.
+// Bytes of the trainable parameters of one pipeline rank, for one rank of its tensor group, with
+// padding; and of the frozen ones.
 std::uint64_t part_bytes(const Strategy& strategy, int pipeline_rank);
+std::uint64_t frozen_bytes(const Strategy& strategy, int pipeline_rank);
 
 // An exact fraction.
 struct Ratio {

@@ -29,6 +29,11 @@ Sizes gpt2_embedding(const ModelOptions& model) { return {positions(model)}; }
 Sizes layer_norm(const ModelOptions& model, std::uint64_t) { return {width(model), width(model)}; }
 std::uint64_t layer_norm_rows(const ModelOptions& model) { return 2 * width(model); }
 std::uint64_t two_layer_norms_rows(const ModelOptions& model) { return 4 * width(model); }
+// Queries and values share one A, since they are one matrix in the file.
+ModelForm::Adapted adapt_gpt2(const ModelOptions& model, std::uint64_t t) {
+  const auto h = width(model), r = std::uint64_t(model.lora.rank);
+  return {{h * r, 2 * h * r / t, 4 * h * r / t, r * h}, h * r + r * h};
+}
 void shrink_gpt2(ModelOptions&, std::int64_t) {}
 
 // Both norms; queries with keys and values, their projection, gate with up, and down.
@@ -41,6 +46,13 @@ Sizes llama_block(const ModelOptions& model, std::uint64_t t) {
 Sizes rms_norm(const ModelOptions& model, std::uint64_t) { return {width(model)}; }
 std::uint64_t rms_norm_rows(const ModelOptions& model) { return width(model); }
 
+ModelForm::Adapted adapt_llama(const ModelOptions& model, std::uint64_t t) {
+  const auto h = std::uint64_t(model.width), r = std::uint64_t(model.lora.rank),
+             keys = std::uint64_t(model.llama.kv_heads) * (h / std::uint64_t(model.heads)),
+             ffn = std::uint64_t(model.llama.ffn);
+  return {{h * 2 * r, r * (h + keys) / t, ffn * r / t, r * h}, h * 2 * r + r * h};
+}
+
 // Two queries per key if that divides, and rotary positions of which some are scaled.
 void shrink_llama(ModelOptions& model, std::int64_t tensor) {
   model.llama.kv_heads = model.heads % (2 * tensor) == 0 ? model.heads / 2 : model.heads;
@@ -48,6 +60,12 @@ void shrink_llama(ModelOptions& model, std::int64_t tensor) {
   model.llama.rope_base = 100;
   model.llama.rope_factor = 8;
   model.llama.rope_context = 16;
+}
+
+// Queries and values have an A each.
+ModelForm::Adapted adapt_bert(const ModelOptions& model, std::uint64_t t) {
+  const auto h = width(model), r = std::uint64_t(model.lora.rank);
+  return {{h * 2 * r, r * 2 * h / t, 4 * h * r / t, r * h}, h * 2 * r + r * h};
 }
 
 // Positions, token types of a BERT, and a norm.
@@ -100,6 +118,7 @@ const std::vector<ModelForm>& model_forms() {
        .loss_over_vocabulary = true,
        .rows_of_block = two_layer_norms_rows,
        .rows_of_head = layer_norm_rows,
+       .adapted = adapt_gpt2,
        .ends_with_norm = false,
        .shrink = shrink_gpt2},
       {.name = "llama",
@@ -111,6 +130,7 @@ const std::vector<ModelForm>& model_forms() {
        .loss_over_vocabulary = true,
        .rows_of_block = layer_norm_rows,  // two norms of one vector each
        .rows_of_head = rms_norm_rows,
+       .adapted = adapt_llama,
        .ends_with_norm = false,
        .shrink = shrink_llama},
       {.name = "bert",
@@ -122,6 +142,7 @@ const std::vector<ModelForm>& model_forms() {
        .loss_over_vocabulary = true,
        .rows_of_block = two_layer_norms_rows,
        .rows_of_head = masked_head_rows,
+       .adapted = adapt_bert,
        .ends_with_norm = true,
        .shrink = shrink_masked_bert},
       {.name = "bert classify",
@@ -133,6 +154,7 @@ const std::vector<ModelForm>& model_forms() {
        .loss_over_vocabulary = false,
        .rows_of_block = two_layer_norms_rows,
        .rows_of_head = class_head_rows,
+       .adapted = adapt_bert,
        .ends_with_norm = true,
        .shrink = shrink_class_bert},
   };

@@ -27,6 +27,14 @@ struct ModelForm {
   // gradients they sum. Of the embedding it is all but the token table.
   std::uint64_t (*rows_of_block)(const ModelOptions& model);
   std::uint64_t (*rows_of_head)(const ModelOptions& model);
+  // Elements of A and B of queries, values and down in a block, by the rank of an adaptation
+  // (LoRA), and how many of them every tensor rank has whole and sums the gradients of. A head over
+  // labels trains beside them.
+  struct Adapted {
+    Sizes parameters;
+    std::uint64_t summed;
+  };
+  Adapted (*adapted)(const ModelOptions& model, std::uint64_t tensor);
   // A block ends with a norm, so recomputing it runs its last product too.
   bool ends_with_norm;
   // Sets the task and the options of the family itself, for the model's number of heads.

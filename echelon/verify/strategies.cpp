@@ -216,6 +216,10 @@ void add_servers(std::vector<Strategy>& all, int world) {
   again.options.model.recompute = Recompute::full;
   again.options.model.dropout = 0.1;
   all.push_back(again);
+  Strategy adapted = tiny("server sync, 1 colocated, LoRA");
+  adapted.options.server = {.count = 1, .place = ServerPlace::colocated};
+  adapted.options.model.lora = {.rank = 2, .matrices = {"query", "value", "down"}};
+  all.push_back(adapted);
   for (const auto& form : model_forms()) {
     if (form.family == tiny_job().model.family) continue;
     Strategy other = tiny(fmt::format("server sync, 1 colocated, {}", form.name));

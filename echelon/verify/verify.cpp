@@ -105,9 +105,10 @@ std::string memory_fault(const Strategy& strategy, const Run& run, int rank, int
   const MeshShape shape = shape_of(strategy, world);
   if (strategy.mesh)
     return memory_fault(strategy, run, part_bytes(strategy, place_at(shape, rank).pipeline),
-                        shape.data);
+                        frozen_bytes(strategy, place_at(shape, rank).pipeline), shape.data);
   const bool per_host = strategy.options.zero.shard == ShardOver::host;
-  return memory_fault(strategy, run, run.model_bytes, per_host ? world / hosts : world);
+  return memory_fault(strategy, run, run.model_bytes, frozen_bytes(strategy, 0),
+                      per_host ? world / hosts : world);
 }
 
 void check_bytes(const Strategy& strategy, const std::map<std::string, std::uint64_t>& sent,
@@ -126,7 +127,7 @@ void check_bytes(const Strategy& strategy, const std::map<std::string, std::uint
     return found == all.end() ? 0 : found->second;
   };
   const auto expected = mesh_bytes(strategy);
-  for (const char* tag : {"activations", "tensor", "vocabulary", "norms", "tied gradients",
+  for (const char* tag : {"activations", "tensor", "vocabulary", "norms", "lora", "tied gradients",
                           "gradients", "parameters", "norm", "loss"})
     compare(fmt::format(" for {}", tag), at(sent, tag), at(expected, tag));
 }

@@ -74,6 +74,10 @@ std::vector<Job> jobs(const std::string& folder) {
     o.parallel.sequence = false;
     o.optim.clip = 0.01;
   });
+  add("tensor 2, LoRA", 2, [](JobOptions& o) {
+    o.parallel.tensor = 2;
+    o.model.lora = {.rank = 2, .matrices = {"all"}};
+  });
   add("pipeline 2, 1f1b, clipped", 2, [](JobOptions& o) {
     o.parallel.pipeline = 2;
     o.train.micro_batches = 4;
