@@ -186,11 +186,12 @@ DataFingerprint TextSplit::fingerprint() const {
 }
 
 bool TextSplit::read_for_digest(const Deadline& until) const {
-  return training->read_for_digest(until) && (!validation || validation->read_for_digest(until));
+  const auto reads = [&](const auto& part) { return !part || part->read_for_digest(until); };
+  return reads(training) && reads(validation);
 }
 
 std::string TextSplit::digest() const {
-  return hexadecimal({training->digest(), validation ? validation->digest() : 0});
+  return hexadecimal({training ? training->digest() : 0, validation ? validation->digest() : 0});
 }
 
 std::string TextSplit::stamp() const {
