@@ -6,6 +6,7 @@
 #include <charconv>
 #include <numbers>
 #include <span>
+#include <string_view>
 #include <utility>
 
 #include "echelon/base/bytes.h"
@@ -21,6 +22,8 @@
 
 namespace echelon {
 namespace {
+
+constexpr std::string_view purpose = " to train on";
 
 std::shared_ptr<const Dataset> random_data(const ModelOptions& model, std::uint64_t seed) {
   switch (task_of(model)) {
@@ -66,8 +69,9 @@ JobData open_bytes(const JobOptions& options) {
   data.fingerprint.source = options.data.source;
   data.units = {.bits_per_byte = true, .bytes_per_token = 1};
   data.training = std::make_shared<TextWindows>(split.training, length);
-  data.description = fmt::format("{}: {} to train on", split.description,
-                                 human_bytes(static_cast<std::uint64_t>(split.training->size())));
+  data.description =
+      fmt::format("{}: {}{}", split.description,
+                  human_bytes(static_cast<std::uint64_t>(split.training->size())), purpose);
   if (split.validation != nullptr) {
     data.validation = std::make_shared<TextWindows>(split.validation, length);
     data.description += fmt::format(
@@ -114,7 +118,7 @@ JobData open_tokens(const JobOptions& options) {
   data.validation = parts.validation.data;
   data.units = units_of(options.model, parts.validation.data ? parts.validation : parts.training);
   data.description =
-      fmt::format("{}: {} to train on", options.data.source, parts.training.description);
+      fmt::format("{}: {}{}", options.data.source, parts.training.description, purpose);
   if (data.validation)
     data.description += fmt::format(", {} to validate", parts.validation.description);
   data.fingerprint.source = options.data.source;
@@ -202,15 +206,18 @@ JobData open_data(const JobOptions& options) {
 }
 
 JobData open_evaluation(const std::filesystem::path& folder, const ModelOptions& model,
-                        const DataOptions& data) {
+                        const DataOptions& data, const TrainOptions& train) {
   JobOptions options;
   options.model = model;
   options.data = data;
+  options.train = train;
   options.data.validation_source.clear();
   options.train.validate_every = 0;  // the whole source is one part
   if (options.data.tokenizer.empty()) options.data.tokenizer = tokenizer_beside(folder);
   if (options.data.tokenizer == "bytes") options.data.tokenizer.clear();
   JobData opened = open_data(options);
+  if (opened.description.ends_with(purpose))
+    opened.description.resize(opened.description.size() - purpose.size());
   std::swap(opened.training, opened.validation);
   std::swap(opened.text.training, opened.text.validation);
   std::swap(opened.fingerprint.training, opened.fingerprint.validation);

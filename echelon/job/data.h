@@ -53,9 +53,9 @@ JobData open_data(const JobOptions& options);
 
 // All of data.source as `validation`, for a model whose weights are in `folder`: read with the
 // tokeniser beside them, unless data.tokenizer names another, and with the labels of the model.
-// `training` is null.
+// `training` is null. Of `train`, the seed (which words are hidden) and the threads count.
 JobData open_evaluation(const std::filesystem::path& folder, const ModelOptions& model,
-                        const DataOptions& data);
+                        const DataOptions& data, const TrainOptions& train = {});
 
 // What is measured beside the loss: accuracy, F1, … of a classification; the accuracy of masked
 // words.
