@@ -100,6 +100,7 @@ int run(int argc, char** argv) {
   add_topo(app, exit_code);
   add_verify(app, exit_code);
   add_export(app, exit_code);
+  add_evaluate(app, exit_code);
   add_generate(app, exit_code);
   add_tokenize(app, exit_code);
   add_info(app, exit_code);
