@@ -22,6 +22,15 @@ class WorkClock {
     waited_since(start);
     if (const auto span = work.span()) exchanging_ += seconds(span->end - span->begin);
   }
+  // Begins an exchange. If the caller waits for it immediately (CommCall::blocking), it may be done
+  // before `exchange` returns its Work, which is waiting too.
+  template <class Exchange>
+  Work begin(const Exchange& exchange, bool blocking, at::Device device) {
+    const auto start = Clock::now();
+    Work work = exchange();
+    if (blocking && !device.is_cuda()) waited_since(start);
+    return work;
+  }
   // For a call that completes its exchange before it returns.
   void waited_since(Clock::time_point start) { waited_ += seconds(Clock::now() - start); }
 

@@ -44,8 +44,12 @@ TensorGroup::Begun TensorGroup::gather_rows(const at::Tensor& x, bool blocking) 
   begun.group_ = this;
   begun.source_ = x.contiguous();
   begun.result_ = at::empty({x.size(0) * size_, x.size(1)}, x.options());
-  begun.work_ =
-      ranks().all_gather(begun.result_, begun.source_, {.tag = "tensor", .blocking = blocking});
+  begun.work_ = clock_.begin(
+      [&] {
+        return ranks().all_gather(begun.result_, begun.source_,
+                                  {.tag = "tensor", .blocking = blocking});
+      },
+      blocking, x.device());
   return begun;
 }
 
@@ -53,27 +57,44 @@ TensorGroup::Begun TensorGroup::sum_rows(at::Tensor y, bool blocking) {
   Begun begun;
   begun.group_ = this;
   if (!rows_are_split_) {
-    begun.work_ = ranks().all_reduce(y, ReduceOp::sum, {.tag = "tensor", .blocking = blocking});
+    begun.work_ = clock_.begin(
+        [&] {
+          return ranks().all_reduce(y, ReduceOp::sum, {.tag = "tensor", .blocking = blocking});
+        },
+        blocking, y.device());
     begun.result_ = std::move(y);
     return begun;
   }
   begun.source_ = y.view({-1, y.size(-1)});
   begun.result_ = at::empty({begun.source_.size(0) / size_, y.size(-1)}, y.options());
-  begun.work_ = ranks().reduce_scatter(begun.result_, begun.source_, ReduceOp::sum,
-                                       {.tag = "tensor", .blocking = blocking});
+  begun.work_ = clock_.begin(
+      [&] {
+        return ranks().reduce_scatter(begun.result_, begun.source_, ReduceOp::sum,
+                                      {.tag = "tensor", .blocking = blocking});
+      },
+      blocking, y.device());
   return begun;
 }
 
 void TensorGroup::all_reduce(at::Tensor tensor, ReduceOp op, const char* tag) {
-  clock_.wait(ranks().all_reduce(tensor, op, {.tag = tag, .blocking = true}), tensor.device());
+  const at::Device device = tensor.device();
+  clock_.wait(
+      clock_.begin([&] { return ranks().all_reduce(tensor, op, {.tag = tag, .blocking = true}); },
+                   /*blocking=*/true, device),
+      device);
 }
 
 std::vector<at::Tensor> TensorGroup::gather(const at::Tensor& part) {
   std::vector<std::int64_t> sizes = part.sizes().vec();
   sizes.insert(sizes.begin(), size_);
   const at::Tensor all = at::empty(sizes, part.options());
-  clock_.wait(ranks().all_gather(all, part.contiguous(), {.tag = "tensor", .blocking = true}),
-              part.device());
+  const at::Device device = part.device();
+  const at::Tensor mine = part.contiguous();
+  clock_.wait(
+      clock_.begin(
+          [&] { return ranks().all_gather(all, mine, {.tag = "tensor", .blocking = true}); },
+          /*blocking=*/true, device),
+      device);
   return all.unbind(0);
 }
 
