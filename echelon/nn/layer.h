@@ -24,7 +24,7 @@
 
 namespace echelon {
 
-class Communicator;
+class BatchRanks;
 struct LowRank;
 
 using Tensors = std::vector<at::Tensor>;
@@ -131,8 +131,9 @@ class Layer {
   virtual void bind(at::Device /*device*/, at::ScalarType /*type*/) {}
 
   // Called after each layout, for layers whose output depends on the other samples of the batch:
-  // the ranks that have those samples. Null: this rank has the whole batch.
-  virtual void share_batch(const std::shared_ptr<Communicator>& /*ranks*/) {}
+  // the ranks that have those samples. Null: this rank has the whole batch. Keep a weak pointer: the
+  // trainer owns the ranks, and a module may outlive it.
+  virtual void share_batch(const std::shared_ptr<BatchRanks>& /*ranks*/) {}
 
   // Called after each trainer call if gradients, and perhaps values, have memory only during the
   // call (ZeRO 2 and 3). A user can reach a wrapped module's tensors between calls. Until show(),

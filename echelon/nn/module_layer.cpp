@@ -15,6 +15,7 @@
 #include "echelon/base/error.h"
 #include "echelon/nn/elsewhere.h"
 #include "echelon/nn/random_state.h"
+#include "echelon/nn/sync_batch_norm.h"
 
 namespace echelon {
 namespace {
@@ -123,6 +124,10 @@ void ModuleLayer::bind(at::Device device, at::ScalarType type) {
   }
   show();
   for (auto& one : bound_) one.variable.set_requires_grad(one.parameter->trainable);
+}
+
+void ModuleLayer::share_batch(const std::shared_ptr<BatchRanks>& ranks) {
+  echelon::share_batch(*module_, ranks);
 }
 
 void ModuleLayer::show() { point_values(/*withheld=*/false); }

@@ -49,6 +49,7 @@ class ModuleLayer : public Layer {
   Tensors forward_all(const Tensors& inputs, Pass& pass) override;
   Tensors backward_all(const Tensors& grad_outputs, Pass& pass) override;
   std::vector<std::pair<std::string, at::Tensor>> buffers() const override;
+  void share_batch(const std::shared_ptr<BatchRanks>& ranks) override;
 
  private:
   void point_gradients();

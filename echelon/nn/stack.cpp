@@ -125,6 +125,11 @@ void Stack::split(const std::map<std::string, Split>& splits, std::shared_ptr<Te
   }
 }
 
+void Stack::share_batch(const std::shared_ptr<BatchRanks>& ranks) {
+  batch_ranks_ = ranks;
+  for (int l = 0; l < size(); ++l) layer(l).share_batch(has(l) ? ranks : nullptr);
+}
+
 // A parameter that is whole on every rank of a tensor group is counted by the first rank.
 bool Stack::counts(const Parameter& parameter) const {
   return parameter.split.is_part() || !group_ || group_->rank() == 0;
@@ -325,6 +330,7 @@ void Stack::allocate(at::Device device, at::ScalarType type, Gradients gradients
 
 void Stack::forget_layout() {
   use_parts();
+  share_batch(nullptr);
   kept_.clear();
   group_.reset();
   for (auto& p : parameters_) {

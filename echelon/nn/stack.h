@@ -81,6 +81,11 @@ class Stack : private Declaration {
   void split(const std::map<std::string, Split>& splits, std::shared_ptr<TensorGroup> group);
   const std::shared_ptr<TensorGroup>& tensor_group() const { return group_; }  // null: not split
 
+  // Data parallelism: tells the layers of this process which ranks have the other parts of the
+  // batch. Null, or destroyed since: none has. forget_layout undoes it.
+  void share_batch(const std::shared_ptr<BatchRanks>& ranks);
+  std::shared_ptr<BatchRanks> batch_ranks() const { return batch_ranks_.lock(); }
+
   Stack& recompute(Recompute what);
   Recompute recompute() const { return recompute_; }
   // By layer, whether it runs forward again before its backward. False for the loss, whose backward
@@ -123,7 +128,8 @@ class Stack : private Declaration {
     allocate(device, type, gradients, Allocation());
   }
   void load(const ValueSource& source);
-  // Undoes keep, split and allocate: the stack is again only a description of the added layers.
+  // Undoes keep, split, share_batch and allocate: the stack is again only a description of the
+  // added layers.
   void forget_layout();
 
   // Replaces the parts by whole values of every parameter, in the order of parameters(). Until
@@ -225,6 +231,7 @@ class Stack : private Declaration {
   std::vector<Tie> ties_;
   std::vector<bool> kept_;  // by layer; empty: all
   std::shared_ptr<TensorGroup> group_;
+  std::weak_ptr<BatchRanks> batch_ranks_;
   std::vector<FlatUnit> units_;
   std::vector<ShardGroup> groups_;
   at::Tensor values_, grads_, frozen_, sums_;

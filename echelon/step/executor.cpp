@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "echelon/base/error.h"
+#include "echelon/nn/batch_ranks.h"
 #include "echelon/nn/layer_error.h"
 #include "echelon/nn/memory.h"
 #include "echelon/nn/tensor_group.h"
@@ -111,6 +112,8 @@ at::Tensor Executor::run(const Batch& batch, double weight, std::int64_t first_s
   exchange_->begin_step();
   TensorGroup* const splitters = stack_.tensor_group().get();
   if (splitters) splitters->begin_step();
+  const auto sharers = stack_.batch_ranks();
+  if (sharers) sharers->begin_step();
   times_ = {};
   traced_.clear();
   const auto start = Clock::now();
@@ -192,6 +195,7 @@ at::Tensor Executor::run(const Batch& batch, double weight, std::int64_t first_s
   };
   count(exchange_->clock());
   if (splitters) count(splitters->clock());
+  if (sharers) count(sharers->clock());
   if (stack_.device().is_cpu())
     times_.compute = since(start) - times_.exposed - times_.update;
   else

@@ -36,6 +36,7 @@ void Trainer::use_servers(ServerWorker::Setup setup, const NetOptions& net, cons
       executor_, std::make_unique<Executor>(stack_, nullptr, for_servers(shape), shape));
   executor_->seed(static_cast<std::uint64_t>(train_.seed));
   if (ranks_) aside_ = std::move(before);
+  stack_.share_batch(nullptr);  // workers do not run the same steps
   executor_->slow_down(slowness_);
   last_applied_ = std::chrono::steady_clock::now();
 }
@@ -53,7 +54,9 @@ void Trainer::leave_servers() {
 void Trainer::drop_servers() {
   const AtWork at_work(*this);
   servers_.reset();
-  if (aside_) executor_ = std::move(aside_);
+  if (!aside_) return;
+  executor_ = std::move(aside_);
+  stack_.share_batch(batch_ranks_);
 }
 
 void Trainer::stop_servers() {

@@ -315,7 +315,8 @@ class Trainer {
   MeshLayout layout_;
   Placement placement_;
   std::shared_ptr<Communicator> ranks_;  // the ranks that split the batch; nullptr: no other rank
-  bool is_laid_out_ = false;             // the model is laid out, or was at least once
+  std::shared_ptr<BatchRanks> batch_ranks_;  // the same, for layers
+  bool is_laid_out_ = false;                 // the model is laid out, or was at least once
   std::string scatter_choice_;
   Sampler sampler_;
   std::unique_ptr<MemoryAccount> memory_;

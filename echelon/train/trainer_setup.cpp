@@ -13,6 +13,7 @@
 #include "echelon/base/options_section.h"
 #include "echelon/comm/gpu.h"
 #include "echelon/net/host.h"
+#include "echelon/nn/batch_ranks.h"
 #include "echelon/optim/optimizer.h"
 #include "echelon/optim/schedule.h"
 #include "echelon/parallel/data/batch_split.h"
@@ -111,6 +112,7 @@ void Trainer::lay_out(std::shared_ptr<Communicator> ranks) {
     build_layout(std::move(ranks));
   } catch (...) {
     executor_.reset();  // so that calls say that the model is not laid out
+    batch_ranks_.reset();
     throw;
   }
 }
@@ -124,6 +126,8 @@ void Trainer::build_layout(std::shared_ptr<Communicator> ranks) {
       lay_over(stack_, all_, parallel, pipeline, split, static_cast<int>(train.micro_batches),
                tokens_of_samples(), [this](int data_ranks) { return costs_of_layers(data_ranks); });
   ranks_ = layout_.mesh.over(batch_dimensions);
+  if (ranks_) batch_ranks_ = std::make_shared<BatchRanks>(ranks_);
+  stack_.share_batch(batch_ranks_);
   // Offloaded state is owned by ranks, even if there is only one.
   if (all_ && !ranks_ && zero.offload != Offload::none) ranks_ = all_->split(all_->rank(), 0);
   batch_parts_ = layout_.mesh.shape.data;
@@ -167,6 +171,7 @@ void Trainer::forget_layout() {
   stack_.forget_layout();
   layout_ = {};
   placement_ = {};
+  batch_ranks_.reset();
   ranks_.reset();
   all_.reset();
   scatter_choice_.clear();

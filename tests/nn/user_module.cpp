@@ -8,6 +8,7 @@
 #include <torch/csrc/api/include/torch/serialize.h>
 
 #include "echelon/nn/module_layer.h"
+#include "echelon/nn/sync_batch_norm.h"
 
 namespace echelon {
 namespace {
@@ -16,6 +17,9 @@ namespace nn = torch::nn;
 
 nn::AnyModule made(const part::Linear& part) {
   return nn::AnyModule(nn::Linear(part.in, part.out));
+}
+nn::AnyModule made(const part::SyncBatchNorm& part) {
+  return nn::AnyModule(echelon::SyncBatchNorm(part.features));
 }
 nn::AnyModule made(const part::BatchNorm& part) {
   return nn::AnyModule(nn::BatchNorm1d(part.features));

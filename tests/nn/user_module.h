@@ -30,11 +30,14 @@ struct Linear {
 struct BatchNorm {
   std::int64_t features;
 };
+struct SyncBatchNorm {
+  std::int64_t features;
+};
 struct Dropout {
   double rate;
 };
 struct Tanh {};
-using Any = std::variant<Linear, BatchNorm, Dropout, Tanh>;
+using Any = std::variant<Linear, BatchNorm, SyncBatchNorm, Dropout, Tanh>;
 }  // namespace part
 
 class UserModule {

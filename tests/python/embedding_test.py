@@ -142,6 +142,14 @@ def test_an_optimiser_of_a_users_own_works_in_every_layout(tmp_path, layout):
     assert losses[0] == pytest.approx(losses[1], rel=0.05), losses
 
 
+def test_batch_norm_over_all_ranks_is_that_of_one_process(tmp_path):
+    numbers = [[float(number) for number in re.findall(r"-?\d+\.\d+", run_well(tmp_path, "batch_norm", ranks=ranks))]
+               for ranks in (1, 2, 3)]
+    assert all(len(one) == 3 for one in numbers)
+    for other in numbers[1:]:  # 100 steps in fp32
+        assert max(abs(a - b) for a, b in zip(numbers[0], other)) < 2e-3, numbers
+
+
 @pytest.mark.parametrize("option, says", [
     ("parallel.zero=4", "parallel.zero"),
     ("parallel.shares=sped", "speed"),

@@ -14,6 +14,8 @@
 #include <mutex>
 
 #include "echelon/base/error.h"
+#include "echelon/nn/batch_ranks.h"
+#include "echelon/nn/sync_batch_norm.h"
 #include "echelon/parallel/data/bucket.h"
 #include "echelon/step/exchange.h"
 
@@ -101,6 +103,12 @@ DataParallel::DataParallel(torch::nn::Module& module, std::shared_ptr<Communicat
     if (parameter.requires_grad()) state.slots.push_back({parameter, {}});
   }
   share_buffers();
+  if (has_sync_batch_norm(module)) {
+    // A communicator of its own: which bucket is full at what time may differ between ranks.
+    batch_ranks_ =
+        std::make_shared<BatchRanks>(state.ranks->split(/*colour=*/0, state.ranks->rank()));
+    share_batch(module, batch_ranks_);
+  }
   if (state.slots.empty()) throw InvalidArgument("no parameter of the module needs a gradient");
   std::reverse(state.slots.begin(), state.slots.end());
 

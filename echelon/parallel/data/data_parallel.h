@@ -39,6 +39,8 @@ class Module;
 
 namespace echelon {
 
+class BatchRanks;
+
 class DataParallel {
  public:
   // Parameters that do not require a gradient at construction are ignored from then on. The module
@@ -75,6 +77,7 @@ class DataParallel {
   struct State;
   std::shared_ptr<State> state_;  // shared with the hooks, which may outlive this object
   torch::nn::Module& module_;
+  std::shared_ptr<BatchRanks> batch_ranks_;  // null: the module has no SyncBatchNorm
 };
 
 }  // namespace echelon
