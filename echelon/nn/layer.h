@@ -131,8 +131,8 @@ class Layer {
   virtual void bind(at::Device /*device*/, at::ScalarType /*type*/) {}
 
   // Called after each layout, for layers whose output depends on the other samples of the batch:
-  // the ranks that have those samples. Null: this rank has the whole batch. Keep a weak pointer: the
-  // trainer owns the ranks, and a module may outlive it.
+  // the ranks that have those samples. Null: this rank has the whole batch. Keep a weak pointer:
+  // the trainer owns the ranks, and a module may outlive it.
   virtual void share_batch(const std::shared_ptr<BatchRanks>& /*ranks*/) {}
 
   // Called after each trainer call if gradients, and perhaps values, have memory only during the
