@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-COMMANDS = ["train", "launch", "export", "generate", "info", "version", "completion"]
+COMMANDS = ["train", "launch", "export", "evaluate", "generate", "info", "version", "completion"]
 
 
 def listing(folder):
