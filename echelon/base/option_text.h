@@ -3,7 +3,6 @@
 #pragma once
 
 #include <string>
-#include <string_view>
 
 #include "echelon/base/options.h"
 
@@ -11,12 +10,5 @@ namespace echelon {
 
 // "at least 1 and at most 8", "more than 0"; "" when every number is allowed.
 std::string bounds_text(const Allowed& allowed);
-
-// The shortest digits that read back to the same double, with a point or an exponent so that TOML
-// sees a float.
-std::string toml_double(double value);
-
-// A TOML basic string, with quotes and escapes.
-std::string toml_string(std::string_view text);
 
 }  // namespace echelon

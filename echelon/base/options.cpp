@@ -15,6 +15,7 @@
 #include "echelon/base/error.h"
 #include "echelon/base/file.h"
 #include "echelon/base/option_text.h"
+#include "echelon/base/toml_text.h"
 
 namespace echelon {
 

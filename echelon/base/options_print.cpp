@@ -9,6 +9,7 @@
 #include "echelon/base/error.h"
 #include "echelon/base/option_text.h"
 #include "echelon/base/options.h"
+#include "echelon/base/toml_text.h"
 
 namespace echelon {
 

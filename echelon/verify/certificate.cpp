@@ -16,6 +16,7 @@
 
 #include "echelon/base/build_config.h"
 #include "echelon/base/wrapped.h"
+#include "echelon/base/xml.h"
 #include "echelon/verify/faults.h"
 
 namespace echelon {
@@ -58,30 +59,6 @@ std::vector<std::pair<std::string, ordered_json>> circumstances(const Certificat
           {"command", certificate.command}};
 }
 
-std::string escaped(const std::string& text) {
-  std::string safe;
-  for (const char c : text) switch (c) {
-      case '&':
-        safe += "&amp;";
-        break;
-      case '<':
-        safe += "&lt;";
-        break;
-      case '>':
-        safe += "&gt;";
-        break;
-      case '"':
-        safe += "&quot;";
-        break;
-      case '\'':
-        safe += "&#39;";
-        break;
-      default:
-        safe += c;
-    }
-  return safe;
-}
-
 constexpr const char* head = R"(<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
@@ -108,7 +85,7 @@ tr.bad { background: var(--badpaper); } tr.bad td { color: var(--bad); } td p { 
 
 std::string paragraphs(const std::vector<std::string>& texts) {
   std::string all;
-  for (const auto& text : texts) all += "<p>" + escaped(text) + "</p>";
+  for (const auto& text : texts) all += "<p>" + escaped_xml(text) + "</p>";
   return all;
 }
 
@@ -117,11 +94,11 @@ std::string row(const VerifyCell& cell) {
   return fmt::format(
       "<tr{}><td class=n>{}<td>{}<td>{}{}<td class=n>{:.1e}<td class=n>{:.1e}<td>{}<td>{}<td>{}"
       "<td class=n>{:.2f}</tr>\n",
-      cell.ok() ? "" : " class=bad", cell.world, escaped(cell.mesh), escaped(cell.name),
+      cell.ok() ? "" : " class=bad", cell.world, escaped_xml(cell.mesh), escaped_xml(cell.name),
       paragraphs(cell.notes), cell.max_abs_diff, cell.bound, verdict(cell.bytes_ok),
       verdict(cell.memory_ok),
       cell.bubble.empty() ? ""
-                          : fmt::format("{} {}", escaped(cell.bubble), verdict(cell.bubble_ok)),
+                          : fmt::format("{} {}", escaped_xml(cell.bubble), verdict(cell.bubble_ok)),
       cell.seconds);
 }
 
@@ -130,7 +107,7 @@ std::string table(const std::string& title, const std::vector<const VerifyCell*>
   std::string text = fmt::format(
       "<h2>{}</h2>\n<div class=wide><table>\n<tr><th class=n>world<th>mesh<th>strategy<th class=n>"
       "max diff<th class=n>bound<th>bytes<th>memory<th>bubble<th class=n>s</tr>\n",
-      escaped(title));
+      escaped_xml(title));
   for (const auto* cell : cells) text += row(*cell);
   return text + "</table></div>\n";
 }
@@ -224,16 +201,16 @@ std::string to_html(const Certificate& certificate) {
                       injected ? "whether a deliberate fault is caught"
                                : "every strategy trains what one process trains");
   page += fmt::format("<p class=\"verdict {}\">{}</p>\n", good ? "good" : "bad",
-                      escaped(verdict(certificate)));
+                      escaped_xml(verdict(certificate)));
   if (certificate.broken_worlds > 0)
     page += fmt::format("<p class=bad>{} world(s) did not finish</p>\n", certificate.broken_worlds);
   if (const Fault* fault = find_fault(certificate.fault))
-    page += fmt::format("<p>{}: {}. The check of {} must catch it.</p>\n", escaped(fault->name),
-                        escaped(fault->what), name(fault->caught_by));
+    page += fmt::format("<p>{}: {}. The check of {} must catch it.</p>\n", escaped_xml(fault->name),
+                        escaped_xml(fault->what), name(fault->caught_by));
   page += "<dl>\n";
   for (const auto& [name, value] : circumstances(certificate))
     page += fmt::format("<dt>{}<dd>{}\n", name,
-                        escaped(value.is_string() ? value.get<std::string>() : value.dump()));
+                        escaped_xml(value.is_string() ? value.get<std::string>() : value.dump()));
   page += "</dl>\n";
   page +=
       "<p>max diff: of any parameter from one process in fp64; in bf16 and fp16 of any step's loss. "

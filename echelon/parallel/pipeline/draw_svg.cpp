@@ -10,6 +10,7 @@
 #include <sstream>
 #include <string_view>
 
+#include "echelon/base/xml.h"
 #include "echelon/parallel/pipeline/draw.h"
 
 namespace echelon {
@@ -32,33 +33,12 @@ struct Panel {
   const Timeline& timeline;
 };
 
-std::string escaped(std::string_view words) {
-  std::string text;
-  for (const char c : words) switch (c) {
-      case '&':
-        text += "&amp;";
-        break;
-      case '<':
-        text += "&lt;";
-        break;
-      case '>':
-        text += "&gt;";
-        break;
-      case '"':
-        text += "&quot;";
-        break;
-      default:
-        text += static_cast<unsigned char>(c) < ' ' ? ' ' : c;  // XML allows no control characters
-    }
-  return text;
-}
-
 std::string text(double x, double y, std::string_view words, int size = 12,
                  std::string_view anchor = "start", bool bold = false) {
   return fmt::format(
       "<text x=\"{:.1f}\" y=\"{:.1f}\" font-size=\"{}\" text-anchor=\"{}\" "
       "fill=\"{}\"{}>{}</text>\n",
-      x, y, size, anchor, ink, bold ? " font-weight=\"bold\"" : "", escaped(words));
+      x, y, size, anchor, ink, bold ? " font-weight=\"bold\"" : "", escaped_xml(words));
 }
 
 // Later chunks are paler.
@@ -176,7 +156,7 @@ std::string picture(const Captions& captions, const std::vector<Panel>& panels) 
       "height=\"{1}\" font-family=\"DejaVu Sans, Helvetica, Arial, sans-serif\">\n"
       "<title>{2}</title>\n<rect width=\"{0}\" height=\"{1}\" fill=\"white\"/>\n{3}"
       "</svg>\n",
-      picture_width, height, escaped(captions.title), body);
+      picture_width, height, escaped_xml(captions.title), body);
 }
 
 }  // namespace
