@@ -203,10 +203,9 @@ class NativeCommunicator final : public Communicator {
   std::vector<Algorithm> algorithms() const override {
     return candidates(Operation::all_reduce, group_->shape());
   }
-  double predicted(Algorithm algorithm, std::size_t bytes) const override {
-    if (algorithm == Algorithm::automatic)
-      algorithm = group_->algorithm(Operation::all_reduce, bytes);
-    return cost(Operation::all_reduce, algorithm, bytes, group_->shape(), group_->figures());
+  double predicted(Operation operation, Algorithm algorithm, std::size_t bytes) const override {
+    if (algorithm == Algorithm::automatic) algorithm = group_->algorithm(operation, bytes);
+    return cost(operation, algorithm, bytes, group_->shape(), group_->figures());
   }
   void measure_links() override {
     submit({.blocking = true}, [&](const CallOptions&) { group_->measure_again(); }).wait();

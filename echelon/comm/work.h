@@ -47,6 +47,8 @@ class Work {
   std::optional<WorkSpan> span() const {
     return operand_ ? operand_->span() : std::optional<WorkSpan>();
   }
+  // Whether both are the same operation.
+  bool operator==(const Work&) const = default;
 
  private:
   std::shared_ptr<Operand> operand_;

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
+
 namespace echelon {
 namespace {
 
@@ -52,6 +54,8 @@ const char* to_string(Purpose purpose) {
       return "activations";
     case Purpose::push:
       return "push";
+    case Purpose::pull:
+      return "pull";
     case Purpose::loss:
       return "loss";
   }
@@ -60,41 +64,115 @@ const char* to_string(Purpose purpose) {
 
 // A blocking call may do all of its work before it returns.
 template <class Begin>
-Work Exchange::counted(const at::Tensor& slice, const Parcel& parcel, const Begin& begin) {
-  if (!parcel.blocking || !slice.is_cpu()) return begin();
+Work Exchange::counted(Operation operation, const at::Tensor& slice, const Parcel& parcel,
+                       const Begin& begin) {
+  const bool blocks = parcel.blocking && slice.is_cpu();
+  const bool records = recording_ && slice.is_cpu();
+  if (!blocks && !records) return begin(parcel);
+  Parcel sent = parcel;
+  sent.told_apart = parcel.told_apart || (records && parcel.part >= 0);
   const auto start = WorkClock::Clock::now();
-  Work work = begin();
-  clock_.waited_since(start);
+  Work work = begin(sent);
+  const WorkSpan here{start, WorkClock::Clock::now()};
+  if (blocks) clock_.waited_since(start);
+  if (!records) return work;
+  Exchanged about{.purpose = parcel.purpose,
+                  .part = parcel.part,
+                  .operation = operation,
+                  .bytes = slice.nbytes(),
+                  .asked = start,
+                  .span = here};
+  if (blocks) about.waited = std::chrono::duration<double>(here.end - here.begin).count();
+  const std::lock_guard lock(mutex_);
+  records_.push_back({about, work});
   return work;
 }
 
 Work Exchange::sum(Communicator& ranks, const at::Tensor& slice, const Parcel& parcel) {
-  return counted(slice, parcel, [&] { return begin_sum(ranks, slice, parcel); });
+  return counted(Operation::all_reduce, slice, parcel,
+                 [&](const Parcel& sent) { return begin_sum(ranks, slice, sent); });
 }
 
 Work Exchange::sum_to_owners(Communicator& ranks, const at::Tensor& own, const at::Tensor& all,
                              const Parcel& parcel) {
-  return counted(all, parcel, [&] { return begin_sum_to_owners(ranks, own, all, parcel); });
+  return counted(Operation::reduce_scatter, all, parcel,
+                 [&](const Parcel& sent) { return begin_sum_to_owners(ranks, own, all, sent); });
 }
 
 Work Exchange::gather(Communicator& ranks, const at::Tensor& all, const at::Tensor& own,
                       const Parcel& parcel) {
-  return counted(all, parcel, [&] { return begin_gather(ranks, all, own, parcel); });
+  return counted(Operation::all_gather, all, parcel,
+                 [&](const Parcel& sent) { return begin_gather(ranks, all, own, sent); });
 }
 
 Work Exchange::send(Communicator& ranks, const at::Tensor& slice, int to, std::uint64_t tag,
                     const Parcel& parcel) {
-  return counted(slice, parcel, [&] { return begin_send(ranks, slice, to, tag, parcel); });
+  return counted(Operation::send, slice, parcel,
+                 [&](const Parcel& sent) { return begin_send(ranks, slice, to, tag, sent); });
 }
 
 Work Exchange::receive(Communicator& ranks, const at::Tensor& slice, int from, std::uint64_t tag,
                        const Parcel& parcel) {
-  return counted(slice, parcel, [&] { return begin_receive(ranks, slice, from, tag, parcel); });
+  return counted(Operation::receive, slice, parcel,
+                 [&](const Parcel& sent) { return begin_receive(ranks, slice, from, tag, sent); });
 }
 
 void Exchange::push(const at::Tensor& slice, const Parcel& parcel,
                     const std::function<void(const at::Tensor&)>& deliver) {
-  encode_push(slice, parcel, deliver);
+  timed(slice, parcel, Operation::send, [&] { encode_push(slice, parcel, deliver); });
+}
+
+void Exchange::pull(const at::Tensor& slice, const Parcel& parcel,
+                    const std::function<void(const at::Tensor&)>& fetch) {
+  timed(slice, parcel, Operation::receive, [&] { fetch(slice); });
+}
+
+// For a call that completes its exchange before it returns.
+void Exchange::timed(const at::Tensor& slice, const Parcel& parcel, Operation operation,
+                     const std::function<void()>& call) {
+  const auto start = WorkClock::Clock::now();
+  call();
+  if (!recording_) return;
+  const WorkSpan span{start, WorkClock::Clock::now()};
+  const std::lock_guard lock(mutex_);
+  records_.push_back({{.purpose = parcel.purpose,
+                       .part = parcel.part,
+                       .operation = operation,
+                       .here = parcel.here,
+                       .bytes = slice.nbytes(),
+                       .asked = start,
+                       .span = span,
+                       .waited = std::chrono::duration<double>(span.end - span.begin).count()},
+                      Work()});
+}
+
+void Exchange::wait(const Work& work, at::Device device) {
+  const double before = clock_.waited();
+  clock_.wait(work, device);
+  if (!recording_ || device.is_cuda() || work == Work()) return;
+  const std::lock_guard lock(mutex_);
+  for (auto& record : records_) {
+    if (!(record.work == work)) continue;
+    record.about.waited += clock_.waited() - before;
+    if (const auto span = work.span()) record.about.span = *span;
+    record.work = Work();
+  }
+}
+
+void Exchange::begin_step() {
+  clock_.reset();
+  const std::lock_guard lock(mutex_);
+  records_.clear();
+}
+
+std::vector<Exchanged> Exchange::recorded() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<Exchanged> all;
+  for (const auto& record : records_) {
+    all.push_back(record.about);
+    if (const auto span = record.work.span()) all.back().span = *span;
+  }
+  return all;
 }
 
 std::shared_ptr<Exchange> plain_exchange() { return std::make_shared<PlainExchange>(); }

@@ -10,17 +10,21 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <vector>
 
+#include "echelon/collective/call.h"
 #include "echelon/comm/communicator.h"
 #include "echelon/comm/work_clock.h"
 
 namespace echelon {
 
-enum class Purpose { gradients, parameters, tied_gradients, activations, push, loss };
+enum class Purpose { gradients, parameters, tied_gradients, activations, push, pull, loss };
 const char* to_string(Purpose purpose);  // the name in the ledger: "tied gradients"
 
 // Describes a slice and how to send it.
@@ -32,6 +36,19 @@ struct Parcel {
   Algorithm algorithm = Algorithm::automatic;
   bool blocking = false;    // the caller waits immediately (CommCall::blocking)
   bool told_apart = false;  // the ledger counts each part separately: "gradients 3"
+  bool here = false;        // of a push or a pull: the server is in this process
+};
+
+// A slice that was exchanged, for traces.
+struct Exchanged {
+  Purpose purpose = Purpose::loss;
+  int part = -1;  // Parcel::part; of a push or a pull: the server
+  Operation operation = Operation::send;
+  bool here = false;                                 // within this process: nothing is sent
+  std::size_t bytes = 0;                             // of the slice that all take part in
+  std::chrono::steady_clock::time_point asked = {};  // when the step had it ready
+  WorkSpan span = {};                                // when it ran
+  double waited = 0;                                 // seconds that the step waited for it
 };
 
 class Exchange {
@@ -55,10 +72,21 @@ class Exchange {
   void push(const at::Tensor& slice, const Parcel& parcel,
             const std::function<void(const at::Tensor&)>& deliver);
 
-  void wait(const Work& work, at::Device device) { clock_.wait(work, device); }
+  // Pulls from a parameter server: calls `fetch` with the memory to fill, before it returns.
+  void pull(const at::Tensor& slice, const Parcel& parcel,
+            const std::function<void(const at::Tensor&)>& fetch);
 
-  void begin_step() { clock_.reset(); }
+  void wait(const Work& work, at::Device device);
+
+  void begin_step();
   const WorkClock& clock() const { return clock_; }  // of this step
+
+  // Records what is exchanged. The ledger then counts the parts of a purpose separately, with the
+  // tags "gradients 0", "gradients 1", …
+  void record(bool on) { recording_ = on; }
+  // What this step has exchanged so far, in the order in which it was started. Not on GPUs, where
+  // the host does not know when an exchange runs.
+  std::vector<Exchanged> recorded() const;
 
  protected:
   virtual Work begin_sum(Communicator& ranks, const at::Tensor& slice, const Parcel& parcel) = 0;
@@ -74,10 +102,21 @@ class Exchange {
                            const std::function<void(const at::Tensor&)>& deliver) = 0;
 
  private:
+  struct Record {
+    Exchanged about;
+    Work work;  // none: it is done
+  };
+
   template <class Begin>
-  Work counted(const at::Tensor& slice, const Parcel& parcel, const Begin& begin);
+  Work counted(Operation operation, const at::Tensor& slice, const Parcel& parcel,
+               const Begin& begin);
+  void timed(const at::Tensor& slice, const Parcel& parcel, Operation operation,
+             const std::function<void()>& call);
 
   WorkClock clock_;
+  bool recording_ = false;
+  mutable std::mutex mutex_;  // of records_: slices are pushed by several threads
+  std::vector<Record> records_;
 };
 
 // Sends slices unchanged.

@@ -109,10 +109,13 @@ class Executor {
   };
   void probe(Probe probe) { probe_ = std::move(probe); }
 
-  // Records the actions of a step, in order. The ledger then counts buckets separately, with the
-  // tags "gradients 0", "gradients 1", …
-  void trace(bool on) { tracing_ = on; }
+  // Records the actions of a step, in order, and what it exchanges (Exchange::record).
+  void trace(bool on) {
+    tracing_ = on;
+    exchange_->record(on);
+  }
   const std::vector<TracedAction>& traced() const { return traced_; }
+  std::vector<Exchanged> exchanged() const { return exchange_->recorded(); }
 
  private:
   Tensors waited_for(Tensors tensors);

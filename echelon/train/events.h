@@ -43,10 +43,12 @@ struct StepReport {
 
 // Follows the StepReport of a traced step (Trainer::trace): this rank's actions and communication
 // in the step, with times. The span refers to memory of the trainer's executor and is valid until
-// the next step.
+// the next step. A worker of parameter servers reports after every share of a batch that it has
+// computed; `step` is then the step that it is a part of.
 struct ExchangeReport {
   std::int64_t step = 0;
   std::span<const TracedAction> actions = {};
+  std::vector<Exchanged> exchanges = {};  // in the order in which they were started
   // When the step waited for its batch, by the clock of the actions; equal if it did not.
   std::chrono::steady_clock::time_point data_begin = {}, data_end = {};
 };

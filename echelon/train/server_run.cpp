@@ -38,6 +38,7 @@ void Trainer::use_servers(ServerWorker::Setup setup, const NetOptions& net, cons
   if (ranks_) aside_ = std::move(before);
   stack_.share_batch(nullptr);  // workers do not run the same steps
   executor_->slow_down(slowness_);
+  executor_->trace(tracing_);
   last_applied_ = std::chrono::steady_clock::now();
 }
 
@@ -120,6 +121,7 @@ void Trainer::compute_share(const Task& task) {
   const at::Tensor divisor =
       targets > 0 ? at::zeros({}, at::kDouble).fill_(static_cast<double>(targets)) : at::Tensor();
   const auto begin = std::chrono::steady_clock::now();
+  exchange_->begin_step();
   servers_->pull(task);
   executor_->step().fill_(task.clock);
   const at::Tensor loss = executor_->run(batch, weight, first, divisor);
@@ -134,6 +136,9 @@ void Trainer::compute_share(const Task& task) {
   share_times_.exposed =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() -
       share_times_.compute;
+  if (tracing_)
+    tell(ExchangeReport{task.clock + 1, executor_->traced(), exchange_->recorded(),
+                        reader_->waited_from(), reader_->waited_until()});
 }
 
 at::Tensor Trainer::served_master(const Task& pinned, const Parameter& parameter) {

@@ -128,6 +128,7 @@ void Trainer::trace(bool on) {
   require_laid_out();
   tracing_ = on;
   executor_->trace(on);
+  exchange_->record(on);  // that of parameter servers has no executor
 }
 
 void Trainer::reduce_by(Algorithm algorithm) {
@@ -413,8 +414,8 @@ void Trainer::collect(std::size_t leave) {
     if (last_done_->skipped) ++skipped_;
     tell(*last_done_);
     if (!executor_->traced().empty())
-      tell(ExchangeReport{slot.step, executor_->traced(), reader_->waited_from(),
-                          reader_->waited_until()});
+      tell(ExchangeReport{slot.step, executor_->traced(), executor_->exchanged(),
+                          reader_->waited_from(), reader_->waited_until()});
     if (device_.is_cuda()) flight.free.push_back(std::move(slot));
   }
 }

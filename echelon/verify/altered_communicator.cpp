@@ -166,8 +166,8 @@ class AlteredCommunicator final : public Communicator {
   bool recordable() const override { return false; }  // an alteration runs on the host
   LinkFigures link() const override { return ranks_->link(); }
   std::vector<Algorithm> algorithms() const override { return ranks_->algorithms(); }
-  double predicted(Algorithm algorithm, std::size_t bytes) const override {
-    return ranks_->predicted(algorithm, bytes);
+  double predicted(Operation operation, Algorithm algorithm, std::size_t bytes) const override {
+    return ranks_->predicted(operation, algorithm, bytes);
   }
   void measure_links() override { ranks_->measure_links(); }
   Ledger& ledger() override { return ranks_->ledger(); }

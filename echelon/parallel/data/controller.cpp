@@ -27,7 +27,8 @@ SyncController::SyncController(std::shared_ptr<Communicator> ranks,
 
 double SyncController::predicted(Algorithm algorithm) const {
   double seconds = 0;
-  for (const auto bytes : buckets_) seconds += ranks_->predicted(algorithm, bytes);
+  for (const auto bytes : buckets_)
+    seconds += ranks_->predicted(Operation::all_reduce, algorithm, bytes);
   return seconds;
 }
 

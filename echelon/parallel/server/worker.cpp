@@ -117,23 +117,28 @@ ParameterServer::Next ServerWorker::next(std::int64_t until) {
 
 void ServerWorker::pull(const Task& task) {
   on_all([&](std::size_t i) {
-    at::Tensor mine = narrowed(values_, i);
-    if (local(i)) {
-      const MemoryContext::Join the_servers(setup_.local->memory());  // may be freed here
-      mine.copy_(setup_.local->pull(i == 0 ? number_ : -1, task));
-      return;
-    }
-    FrameWriter request;
-    const Frame reply =
-        peers_[i]->ask(wire::write_task(request, task).frame(Peer::pull), transfer());
-    FrameReader reader(reply, peers_[i]->name());
-    if (reader.number() != std::uint64_t(mine.nbytes()))
-      throw InvalidArgument(
-          fmt::format("{} owns another part of the model than this worker thinks: "
-                      "the two have different options",
-                      peers_[i]->name()));
-    peers_[i]->receive_raw(wire::writable(mine), transfer());
+    setup_.exchange->pull(narrowed(values_, i),
+                          {.purpose = Purpose::pull, .part = int(i), .here = local(i)},
+                          [&](const at::Tensor& slice) { fetch(i, task, slice); });
   });
+}
+
+void ServerWorker::fetch(std::size_t server, const Task& task, const at::Tensor& slice) {
+  if (local(server)) {
+    const MemoryContext::Join the_servers(setup_.local->memory());  // may be freed here
+    slice.copy_(setup_.local->pull(server == 0 ? number_ : -1, task));
+    return;
+  }
+  Peer& peer = *peers_[server];
+  FrameWriter request;
+  const Frame reply = peer.ask(wire::write_task(request, task).frame(Peer::pull), transfer());
+  FrameReader reader(reply, peer.name());
+  if (reader.number() != std::uint64_t(slice.nbytes()))
+    throw InvalidArgument(
+        fmt::format("{} owns another part of the model than this worker thinks: "
+                    "the two have different options",
+                    peer.name()));
+  peer.receive_raw(wire::writable(slice), transfer());
 }
 
 void ServerWorker::pull_newest(std::int64_t at_least) {
@@ -178,7 +183,8 @@ void ServerWorker::read_masters(const Task& pinned, std::int64_t begin, const at
 
 void ServerWorker::push(const Task& task, double weight) {
   on_all([&](std::size_t i) {
-    setup_.exchange->push(narrowed(grads_, i), {.purpose = Purpose::push, .part = int(i)},
+    setup_.exchange->push(narrowed(grads_, i),
+                          {.purpose = Purpose::push, .part = int(i), .here = local(i)},
                           [&](const at::Tensor& slice) { deliver(i, task, weight, slice); });
   });
 }

@@ -42,7 +42,7 @@ class ServerWorker {
     double timeout = 60;
     double connect_timeout = 60;
     std::string options = {};  // of a guest: must equal the job's (ParameterServer::Setup)
-    std::shared_ptr<Exchange> exchange = plain_exchange();  // gradients are pushed through it
+    std::shared_ptr<Exchange> exchange = plain_exchange();  // pushes and pulls go through it
   };
 
   ServerWorker(Setup setup, const NetOptions& net, const Token& token,
@@ -83,6 +83,7 @@ class ServerWorker {
   void abandon(const std::string& why);  // abandons the steps that were begun
 
  private:
+  void fetch(std::size_t server, const Task& task, const at::Tensor& slice);
   void deliver(std::size_t server, const Task& task, double weight, const at::Tensor& slice);
   // Calls fn(server) for all servers concurrently.
   void on_all(const std::function<void(std::size_t)>& fn);
