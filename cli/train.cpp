@@ -54,6 +54,7 @@ JobRequest request_of(const Arguments& arguments) {
                      : arguments.progress == "plain" ? ShowProgress::plain
                                                      : ShowProgress::automatic;
   request.trace_sync = arguments.trace == "sync";
+  request.trace_buckets = arguments.trace == "buckets";
   request.trace_pipeline = arguments.trace == "pipeline";
   if (!arguments.resume.empty()) {
     if (!arguments.config.empty())
@@ -121,9 +122,10 @@ void add_train(CLI::App& app, int& exit_code) {
   command
       ->add_option(
           "--trace", arguments->trace,
-          "sync: print every step's exchanges and write trace.json for Perfetto; pipeline:\n"
-          "draw the last step as predicted and as it ran, and write pipeline.svg")
-      ->check(CLI::IsMember({"sync", "pipeline"}))
+          "buckets: show what ranks exchange, predicted and measured, as a table; sync: print every\n"
+          "step's exchanges and write trace.json for Perfetto; pipeline: draw the last step as\n"
+          "predicted and as it ran, and write pipeline.svg")
+      ->check(CLI::IsMember({"buckets", "sync", "pipeline"}))
       ->type_name("WHAT");
   command
       ->add_option("--progress", arguments->progress,

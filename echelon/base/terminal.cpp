@@ -13,12 +13,14 @@ namespace {
 
 // Guards what was drawn: a warning from another thread clears it.
 std::mutex drawing;
-bool drawn = false;
+int drawn = 0;  // lines
 
-int width_of(int fd) {
+winsize size_of(int fd) {
   winsize size{};
-  return ::ioctl(fd, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+  if (::ioctl(fd, TIOCGWINSZ, &size) != 0) size = {};
+  return size;
 }
+int width_of(int fd) { return size_of(fd).ws_col; }
 
 // A descriptor of the watched terminal, which stays open; -1: none.
 int descriptor() {
@@ -45,6 +47,11 @@ int columns() {
   return width > 0 ? width : 80;
 }
 
+int rows() {
+  const int height = descriptor() >= 0 ? size_of(descriptor()).ws_row : 0;
+  return height > 0 ? height : 24;
+}
+
 bool colours() {
   const char* const unwanted = std::getenv("NO_COLOR");
   return !unwanted || !*unwanted;
@@ -54,24 +61,25 @@ void draw(std::string_view line) {
   const std::lock_guard lock(drawing);
   std::string text = "\r\x1b[J";
   text += line;
+  drawn = 1;
+  for (const char c : line) drawn += c == '\n';
+  if (drawn > 1) text += "\x1b[" + std::to_string(drawn - 1) + "A";
   text += '\r';
   std::fwrite(text.data(), 1, text.size(), stdout);
   std::fflush(stdout);
-  drawn = true;
 }
 
 void clear() {
   const std::lock_guard lock(drawing);
-  if (drawn) std::fputs("\r\x1b[J", stdout);
+  if (drawn > 0) std::fputs("\r\x1b[J", stdout);
   std::fflush(stdout);
-  drawn = false;
+  drawn = 0;
 }
 
 void keep() {
   const std::lock_guard lock(drawing);
-  if (drawn) std::fputs("\n", stdout);
+  for (; drawn > 0; --drawn) std::fputs("\n", stdout);
   std::fflush(stdout);
-  drawn = false;
 }
 
 }  // namespace echelon::terminal

@@ -18,14 +18,15 @@ constexpr const char* variable = "ECHELON_TERMINAL";
 std::string path();
 
 int columns();   // current width; 80 without a terminal
+int rows();      // current height; 24 without a terminal
 bool colours();  // false where NO_COLOR is set (no-color.org)
 
 // Replaces the line that was drawn before by `line`, which must fit into columns(). The cursor
 // stays at its beginning, so the next output of any process overwrites it. If the terminal gets
 // narrower and wraps the line, the cursor is still on its first row, so that the whole line is
-// cleared.
+// cleared. Several lines are possible, fewer than rows().
 void draw(std::string_view line);
-void clear();  // removes the line, if there is one
-void keep();   // leaves the line on the screen and begins a new one
+void clear();  // removes what was drawn, if anything
+void keep();   // leaves it on the screen and begins a new line
 
 }  // namespace echelon::terminal

@@ -15,12 +15,14 @@
 #include <tuple>
 
 #include "echelon/base/error.h"
+#include "echelon/base/file.h"
 #include "echelon/base/process_memory.h"
 #include "echelon/comm/job_ledger.h"
 #include "echelon/comm/texts.h"
 #include "echelon/job/async_phases.h"
 #include "echelon/job/data.h"
 #include "echelon/job/data_check.h"
+#include "echelon/job/exchange_table.h"
 #include "echelon/job/pipeline_trace.h"
 #include "echelon/job/report.h"
 #include "echelon/job/reporter.h"
@@ -117,6 +119,7 @@ class Job {
   void restore();
   void watch_validations();
   void begin();
+  void show_exchanges();
   void train();
   JobEnd finish();
 
@@ -170,6 +173,7 @@ class Job {
   std::optional<AsyncPhases> phases_;
   std::optional<BestSoFar> best_;  // if validations are compared
   std::optional<SyncTrace> trace_;
+  std::optional<ExchangeTable> table_;  // on the first rank
   std::optional<PipelineTrace> drawing_;
   std::string timelines_;                   // of the drawing
   std::vector<RankMemory> servers_memory_;  // requested while the servers run
@@ -278,7 +282,7 @@ void Job::choose_how_to_synchronise() {
 void Job::start_traces() {
   if (request_.trace_sync) trace_.emplace(request_.ranks);
   if (request_.trace_pipeline) drawing_.emplace(trainer_->layout(), options().pipeline);
-  if (trace_ || drawing_) trainer_->trace(true);
+  if (trace_ || drawing_ || request_.trace_buckets) trainer_->trace(true);
 }
 
 void Job::restore() {
@@ -318,6 +322,7 @@ void Job::begin() {
                       std::move(left_behind), start_, ranks_, local_ranks_},
         former_ ? std::move(*former_) : RunDirectory::create(request_.runs, request_.name));
   if (reporter_ && best_) reporter_->compares(*best_);
+  if (reporter_ && request_.trace_buckets) show_exchanges();
   if (trace_ || drawing_)
     trainer_->on_event([this](const Event& event) {
       const auto* exchanges = std::get_if<ExchangeReport>(&event);
@@ -329,6 +334,15 @@ void Job::begin() {
     });
   request_.training_begins();
   if (reporter_) reporter_->training_begins();
+}
+
+void Job::show_exchanges() {
+  table_.emplace(request_.ranks);
+  trainer_->on_event([this](const Event& event) {
+    if (const auto* step = std::get_if<StepReport>(&event)) table_->add(*step);
+    if (const auto* exchanges = std::get_if<ExchangeReport>(&event)) table_->add(*exchanges);
+  });
+  reporter_->shows([this] { return table_->text(); });
 }
 
 void Job::train() {
@@ -383,6 +397,7 @@ JobEnd Job::finish() {
   leave_servers();
   const std::string ledger = gather_ledger();
   if (reporter_) reporter_->run().write_ledger(ledger);
+  if (table_) write_file(file("exchanges.json"), table_->json());
   if (trace_) trace_->write(file("trace.json"));
   if (drawing_) timelines_ = drawing_->write(file("pipeline.svg"), columns);
   if (!finished) {

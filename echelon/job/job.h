@@ -29,6 +29,7 @@ struct JobRequest {
   std::string join;                     // servers of a running job, as it printed them
   ShowProgress progress = ShowProgress::automatic;
   bool trace_sync = false;      // print each step's exchanges, and write trace.json
+  bool trace_buckets = false;   // show what is exchanged as a table, and write exchanges.json
   bool trace_pipeline = false;  // draw the last step of a pipeline, and write pipeline.svg
   // Called after set-up, just before the first step. From then on run_job checks `stop`.
   std::function<void()> training_begins = [] {};

@@ -33,6 +33,19 @@ std::string bar_of(int cells, double done, bool colours) {
   return bar + (colours ? "\x1b[0m" : "");
 }
 
+// As much of a text as fits on the screen, above one more line.
+std::string fitting_lines(const std::string& text) {
+  const auto columns = static_cast<std::size_t>(std::max(1, terminal::columns() - 1));
+  std::string fitting;
+  int lines = 0;
+  for (std::size_t begin = 0, end; begin < text.size(); begin = end + 1) {
+    end = std::min(text.find('\n', begin), text.size());
+    if (++lines + 1 >= terminal::rows()) break;
+    fitting += text.substr(begin, std::min(end - begin, columns)) + "\n";
+  }
+  return fitting;
+}
+
 }  // namespace
 
 std::string bar_line(const std::string& count, const std::vector<std::string>& numbers, double done,
@@ -91,7 +104,8 @@ void Progress::step(const StepReport& report) {
   const auto numbers = numbers_of(report);
   if (terminal_) {
     const double done = static_cast<double>(report.step) / static_cast<double>(steps_);
-    terminal::draw(bar_line(count, numbers, done, terminal::columns(), terminal::colours()));
+    const auto bar = bar_line(count, numbers, done, terminal::columns(), terminal::colours());
+    terminal::draw(table_ ? fitting_lines(table_()) + bar : bar);
     return;
   }
   fmt::print("{}  {}\n", count, fmt::join(numbers, "  "));

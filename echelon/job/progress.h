@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -17,8 +18,11 @@ class Progress {
   Progress(std::int64_t first_step, std::int64_t steps, const LossUnits& units, ShowProgress show);
   ~Progress();  // ends the bar's line
 
+  bool is_bar() const { return terminal_; }
   void step(const StepReport& report);
   void say(const std::string& line);  // above the bar
+  // Lines that are drawn anew together with the bar, above it; nothing without a bar.
+  void table(std::function<std::string()> lines) { table_ = std::move(lines); }
 
  private:
   std::vector<std::string> numbers_of(const StepReport& report) const;
@@ -27,6 +31,7 @@ class Progress {
   std::int64_t first_, steps_;
   LossUnits units_;
   bool shown_at_all_, terminal_;
+  std::function<std::string()> table_;
   Clock::time_point shown_;
   double smooth_seconds_ = 0;  // of a step, a running mean
 };

@@ -116,9 +116,14 @@ void Reporter::training_begins() {
   began_ = std::chrono::steady_clock::now();
   progress_.emplace(job_.trainer.step(), job_.request.options.train.steps, job_.data.units,
                     job_.request.progress);
+  if (table_) progress_->table(table_);
 }
 
-void Reporter::training_ends() { progress_.reset(); }
+void Reporter::training_ends() {
+  const bool shown = progress_->is_bar();  // then both stay on the screen
+  progress_.reset();
+  if (table_ && !shown) print(table_());
+}
 
 void Reporter::say(const std::string& line) {
   if (progress_) progress_->say(line);

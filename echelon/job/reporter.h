@@ -4,6 +4,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -39,7 +40,9 @@ class Reporter {
   // From here on steps are printed and timed.
   void training_begins();
   void say(const std::string& line);  // above the bar
-  void training_ends();               // keeps the last line of the bar
+  // A table that is shown above the bar, and once more at the end of training.
+  void shows(std::function<std::string()> table) { table_ = std::move(table); }
+  void training_ends();  // keeps the last line of the bar
   // Validations are compared, and this is the best one so far.
   void compares(const BestSoFar& best);
   void validated(const BestSoFar& best);  // the same, after one more
@@ -74,6 +77,7 @@ class Reporter {
   RunDirectory run_;
   MemoryForecast forecast_;
   std::optional<Progress> progress_;
+  std::function<std::string()> table_;
   JobOutcome outcome_;
   bool is_last_validation_ = false;
   std::chrono::steady_clock::time_point began_;

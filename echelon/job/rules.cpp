@@ -34,8 +34,8 @@ std::vector<Rule<JobRequest>> all_rules() {
       {"arguments of a guest",
        cannot_run,
        [](Request r, int) {
-         return !r.join.empty() &&
-                (!r.name.empty() || !r.summary.empty() || r.trace_sync || r.trace_pipeline);
+         return !r.join.empty() && (!r.name.empty() || !r.summary.empty() || r.trace_sync ||
+                                    r.trace_buckets || r.trace_pipeline);
        },
        "--join makes a worker of another job, which has the run: leave out --name, --json and "
        "--trace",
@@ -69,6 +69,11 @@ std::vector<Rule<JobRequest>> all_rules() {
        },
        "--trace sync shows how ranks on CPUs reduce their gradients: start several with --nproc, "
        "without servers",
+       {}},
+      {"a table of no exchanges",
+       cannot_run,
+       [](Request r, int ranks) { return r.trace_buckets && (ranks == 1 || !cpu(r)); },
+       "--trace buckets shows what ranks on CPUs exchange: start several with --nproc",
        {}},
       {"adapting and one algorithm",
        cannot_run,

@@ -83,13 +83,27 @@ void RunDirectory::lock() {
         fmt::format("{} cannot be locked on its file system: make sure that no other job uses it",
                     path_.string()));
   std::uint64_t bytes = 0;
-  for (const auto& file :
-       {state(), config(), path_ / "plan.json", path_ / "metrics.jsonl", path_ / "times.jsonl",
-        path_ / "ledger.json", path_ / "memory.json", path_ / "trace.json", path_ / "pipeline.svg",
-        weights() / "model.safetensors", weights() / "config.json", weights() / "tokenizer.json",
-        weights() / "vocab.txt", weights() / "vocab.json", weights() / "merges.txt",
-        best() / "model.safetensors", best() / "config.json", best() / "tokenizer.json",
-        best() / "vocab.txt", best() / "vocab.json", best() / "merges.txt"})
+  for (const auto& file : {state(),
+                           config(),
+                           path_ / "plan.json",
+                           path_ / "metrics.jsonl",
+                           path_ / "times.jsonl",
+                           path_ / "ledger.json",
+                           path_ / "memory.json",
+                           path_ / "trace.json",
+                           path_ / "pipeline.svg",
+                           weights() / "model.safetensors",
+                           weights() / "config.json",
+                           weights() / "tokenizer.json",
+                           weights() / "vocab.txt",
+                           weights() / "vocab.json",
+                           weights() / "merges.txt",
+                           best() / "model.safetensors",
+                           best() / "config.json",
+                           best() / "tokenizer.json",
+                           best() / "vocab.txt",
+                           best() / "vocab.json",
+                           best() / "merges.txt"})
     bytes += remove_abandoned(file);
   if (bytes > 0)
     log::warn(fmt::format("{}: removed {} that a job had begun to write when it was killed",
