@@ -16,6 +16,7 @@ void add_verify(CLI::App& app, int& exit_code);
 void add_export(CLI::App& app, int& exit_code);
 void add_evaluate(CLI::App& app, int& exit_code);
 void add_generate(CLI::App& app, int& exit_code);
+void add_lab(CLI::App& app, int& exit_code);
 void add_tokenize(CLI::App& app, int& exit_code);
 void add_info(CLI::App& app, int& exit_code);
 void add_version(CLI::App& app, int& exit_code);

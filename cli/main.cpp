@@ -102,6 +102,7 @@ int run(int argc, char** argv) {
   add_export(app, exit_code);
   add_evaluate(app, exit_code);
   add_generate(app, exit_code);
+  add_lab(app, exit_code);
   add_tokenize(app, exit_code);
   add_info(app, exit_code);
   add_version(app, exit_code);

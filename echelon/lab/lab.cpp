@@ -1,0 +1,327 @@
+#include "echelon/lab/lab.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <chrono>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "echelon/base/bytes.h"
+#include "echelon/base/error.h"
+#include "echelon/base/file.h"
+#include "echelon/base/json_reader.h"
+#include "echelon/base/toml_text.h"
+#include "echelon/data/text.h"
+#include "echelon/job/report.h"
+#include "echelon/lab/bag_of_words.h"
+#include "echelon/lab/lab_job.h"
+#include "echelon/lab/linked_hosts.h"
+#include "echelon/lab/material.h"
+#include "echelon/lab/sweep.h"
+#include "echelon/lab/word_vocabulary.h"
+#include "echelon/nn/memory.h"
+
+namespace echelon {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::ordered_json;
+
+constexpr std::uint64_t seed = 1;
+constexpr std::size_t validation_sentences = 2000;
+constexpr double mib = 1 << 20;
+
+struct Size {
+  int layers, width, heads, vocab, context;
+  std::int64_t pretraining, steps, batch;
+  const char *pretraining_rate, *rate;
+};
+// The shape of distilbert-base-uncased, and one for two CPU cores.
+constexpr Size distilbert = {6, 768, 12, 30522, 512, 2000, 2000, 32, "1e-4", "5e-5"};
+constexpr Size small = {3, 128, 4, 4096, 64, 900, 1700, 64, "5e-4", "5e-4"};
+
+struct Strategy {
+  const char *key, *title;
+  LabSettings settings;
+};
+const std::array<Strategy, 3>& strategies() {
+  static const std::array<Strategy, 3> all = {{
+      {"data_parallel", "data parallel", {}},
+      {"zero3", "ZeRO-3", {{"parallel.zero", "3"}}},
+      {"servers", "parameter servers", {{"server.count", "2"}}},
+  }};
+  return all;
+}
+
+std::string warm_up(std::int64_t steps) { return fmt::format("{}", steps / 8); }
+
+class Lab {
+ public:
+  Lab(const LabOptions& options, const std::string& program, const std::atomic<bool>& stop)
+      : options_(options), size_(options.real_shape ? distilbert : small), stop_(stop) {
+    how_.program = program;
+    how_.ranks = options.ranks;
+    how_.set = options.set;
+  }
+
+  void run() {
+    make_folder();
+    look_at_data();
+    prepare_encoder();
+    fine_tune();
+    sweep_buckets();
+    show_results();
+  }
+
+ private:
+  void make_folder();
+  void look_at_data();
+  void prepare_encoder();
+  void fine_tune();
+  void sweep_buckets();
+  void show_results();
+
+  void begin_part(const char* title) {
+    if (stop_.load()) throw JobFailed{130};
+    fmt::print("\n{}. {}\n\n", ++parts_, title);
+  }
+  void say(std::string_view label, const std::string& text) const {
+    fmt::print("{}", report_line(label, text));
+    std::fflush(stdout);
+  }
+  void run(const LabJob& job, const LabJob::Run& how) const {
+    if (stop_.load()) throw JobFailed{130};
+    fmt::print("$ {}\n", job.command(how));
+    job.run(how);
+    fmt::print("\n");
+  }
+  LabSettings fine_tuning() const;
+  LabSettings sweep_settings() const;
+
+  const LabOptions& options_;
+  const Size size_;
+  const std::atomic<bool>& stop_;
+  LabJob::Run how_;
+  int parts_ = 0;
+  std::string encoder_, data_ = "data";  // folders
+  double bag_of_words_ = 0;
+  std::size_t validated_ = 0;
+  std::vector<std::pair<const Strategy*, LabJob>> trained_;
+  std::vector<SweepPoint> points_;
+  std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
+};
+
+// Everything is checked before it is made, and given paths must hold from within.
+void Lab::make_folder() {
+  if (fs::exists(options_.folder))
+    throw InvalidArgument(fmt::format("{} exists; choose another folder for the lab with --out",
+                                      options_.folder.string()));
+  if (!options_.model.empty()) {
+    if (!fs::exists(options_.model / "config.json"))
+      throw InvalidArgument(fmt::format(
+          "--model {}: there is no config.json; give a folder of a DistilBERT or a BERT, as "
+          "transformers saves one",
+          options_.model.string()));
+    encoder_ = fs::absolute(options_.model).lexically_normal().string();
+  }
+  if (!options_.data.empty()) {
+    for (const char* name : {"train.tsv", "dev.tsv"})
+      if (!fs::exists(options_.data / name))
+        throw InvalidArgument(
+            fmt::format("--data {}: there is no {}; give a folder with the files of SST-2",
+                        options_.data.string(), name));
+    read_material(options_.data);
+    data_ = fs::absolute(options_.data).lexically_normal().string();
+  }
+  std::error_code error;
+  fs::create_directories(options_.folder, error);
+  if (!error) fs::current_path(options_.folder, error);
+  if (error)
+    throw InvalidArgument(
+        fmt::format("cannot make {}: {}", options_.folder.string(), error.message()));
+}
+
+void Lab::look_at_data() {
+  begin_part("The data");
+  const bool made = options_.data.empty();
+  const Material material =
+      made ? made_material(seed, std::size_t(options_.sentences), validation_sentences)
+           : read_material(data_);
+  validated_ = material.texts.size() - material.training;
+  if (made) write_material(data_, material);
+  say("data",
+      fmt::format("{} sentences to train on, {} to validate, {}", material.training, validated_,
+                  made ? "made by a grammar: nobody wrote or rated them; half of those to validate "
+                         "combine a frame and a form that the others never combine"
+                       : "of " + data_));
+  for (std::size_t i = 0; i < std::min<std::size_t>(4, material.training); ++i)
+    say(material.labels[i] == 1 ? "  positive" : "  negative", material.texts[i]);
+  bag_of_words_ = bag_of_words(material.to_train_on(), material.to_validate()).accuracy;
+  say("words",
+      fmt::format("{:.1f} % right by counting words alone (logistic regression, at its optimum)",
+                  100 * bag_of_words_));
+  if (!encoder_.empty()) return;
+  const TextSplit code = open_text("stdlib", 0, 1);
+  std::string text(std::size_t(code.training->size()), '\0');
+  code.training->read(0, {reinterpret_cast<std::uint8_t*>(text.data()), text.size()});
+  const std::string sentences = material.training_text();
+  const std::array<std::string_view, 2> texts = {sentences, text};
+  const auto tokens = word_vocabulary(texts, std::size_t(size_.vocab));
+  write_word_vocabulary("tokenizer", tokens);
+  say("tokens",
+      fmt::format("{} words and characters, of these sentences and of the default job's text",
+                  tokens.size()));
+}
+
+void Lab::prepare_encoder() {
+  begin_part("The encoder");
+  if (!encoder_.empty()) return say("encoder", encoder_);
+  say("encoder",
+      "a DistilBERT that fills in hidden words of the default job's text, the sources of Python's "
+      "standard library. It sees no sentence about films here.");
+  const auto steps = options_.pretraining > 0 ? options_.pretraining : size_.pretraining;
+  const LabJob job("encoder", {{"model.family", toml_string("bert")},
+                               {"model.bert.token_types", "0"},
+                               {"model.layers", fmt::format("{}", size_.layers)},
+                               {"model.width", fmt::format("{}", size_.width)},
+                               {"model.heads", fmt::format("{}", size_.heads)},
+                               {"model.context", fmt::format("{}", size_.context)},
+                               {"task.name", toml_string("mlm")},
+                               {"data.source", toml_string("stdlib")},
+                               {"data.tokenizer", toml_string("tokenizer")},
+                               {"train.steps", fmt::format("{}", steps)},
+                               {"train.batch", fmt::format("{}", size_.batch)},
+                               {"train.validate_every", fmt::format("{}", steps)},
+                               {"optim.rate", size_.pretraining_rate},
+                               {"optim.warmup", warm_up(steps)}});
+  run(job, how_);
+  encoder_ = job.weights().string();
+}
+
+LabSettings Lab::fine_tuning() const {
+  const auto steps = options_.steps > 0 ? options_.steps : size_.steps;
+  return {{"model.init", toml_string(encoder_)},
+          {"task.name", toml_string("classify")},
+          {"data.source", toml_string(data_ + "/train.tsv")},
+          {"data.validation_source", toml_string(data_ + "/dev.tsv")},
+          {"train.steps", fmt::format("{}", steps)},
+          {"train.batch", fmt::format("{}", size_.batch)},
+          {"train.validate_every", fmt::format("{}", steps)},
+          {"optim.rate", options_.model.empty() ? size_.rate : distilbert.rate},
+          {"optim.warmup", warm_up(steps)}};
+}
+
+LabSettings Lab::sweep_settings() const {
+  return {{"model.family", toml_string("bert")},
+          {"model.bert.token_types", "0"},
+          {"task.name", toml_string("classify")},
+          {"data.source", toml_string(data_ + "/train.tsv")},
+          {"data.validation_source", toml_string(data_ + "/dev.tsv")},
+          {"data.tokenizer", toml_string(options_.model.empty() ? "tokenizer" : encoder_)}};
+}
+
+void Lab::fine_tune() {
+  begin_part("Fine-tuning on two workers");
+  LabJob::Run how = how_;
+  how.trace = how.ranks > 1;
+  for (const Strategy& strategy : strategies()) {
+    fmt::print("{}\n", strategy.title);
+    LabSettings settings = fine_tuning();
+    settings.insert(settings.end(), strategy.settings.begin(), strategy.settings.end());
+    trained_.emplace_back(&strategy, LabJob(strategy.key, settings));
+    run(trained_.back().second, how);
+  }
+}
+
+void Lab::sweep_buckets() {
+  if (!options_.sweep) return;
+  begin_part("Bucket size and bandwidth");
+  std::optional<LinkedHosts> hosts;
+  try {
+    hosts.emplace();
+  } catch (const InvalidArgument& impossible) {
+    return say("skipped", impossible.what());
+  }
+  say("hosts",
+      "two network namespaces with a throttled link, one rank on each. A step waits for its "
+      "gradients after backward: predicted from the link's measured alpha and beta, and measured.");
+  points_ = sweep(sweep_settings(), how_, *hosts);
+  for (const auto& path : write_sweep_pictures(points_))
+    say("picture", (options_.folder / path).string());
+}
+
+void Lab::show_results() {
+  begin_part("Results");
+  ordered_json results = {{"bag_of_words_accuracy", bag_of_words_}};
+  ordered_json by_strategy = ordered_json::object();
+  fmt::print("{:<18} {:>9} {:>11} {:>12}   {}\n", "", "accuracy", "ms a step", "sent in all",
+             "peak of each rank");
+  fmt::print("{:<18} {:>7.1f} %\n", "bag of words", 100 * bag_of_words_);
+  for (const auto& [strategy, job] : trained_) {
+    const double accuracy = job.number("val_accuracy").value_or(0);
+    const double step = job.number("step_ms").value_or(0);
+    const auto memory = JsonReader::parse(job.memory(), job.name());
+    ordered_json ranks = ordered_json::array();
+    std::string peaks;
+    for (const auto& rank : memory.at("ranks").items()) {
+      ordered_json kinds;
+      const auto tensors = rank.at("tensors_at_peak_bytes");
+      for (const char* kind : memory_kind_names) kinds[kind] = tensors.at(kind).count();
+      ranks.push_back({{"rank", rank.at("rank").integer(0)}, {"tensors_at_peak_bytes", kinds}});
+      const auto total = rank.at("tensors_peak_bytes").count();
+      peaks += fmt::format("{}{:.1f}", peaks.empty() ? "" : ", ", double(total) / mib);
+    }
+    fmt::print("{:<18} {:>7.1f} % {:>11.2f} {:>12}   {} MiB\n", strategy->title, 100 * accuracy,
+               step, human_bytes(job.sent_bytes()), peaks);
+    by_strategy[strategy->key] = {
+        {"accuracy", accuracy},
+        {"f1", job.number("val_f1").value_or(0)},
+        {"bytes", job.sent_bytes()},
+        {"step_ms", step},
+        {"memory", ranks},
+        {"exchanges", how_.ranks > 1 ? ordered_json::parse(job.exchanges()) : ordered_json()},
+        {"run", (options_.folder / job.folder()).string()}};
+  }
+  results["strategies"] = by_strategy;
+  results["validated"] = validated_;
+  results["sweep"] = ordered_json::array();
+  for (const auto& one : points_)
+    results["sweep"].push_back({{"megabits", one.megabits},
+                                {"bucket_mib", one.bucket_mib},
+                                {"buckets", one.buckets},
+                                {"step_ms", one.step_ms},
+                                {"compute_ms", one.compute_ms},
+                                {"waited_ms", one.waited_ms},
+                                {"predicted_ms", one.predicted_ms}});
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - began_).count();
+  results["seconds"] = seconds;
+  const std::string text = results.dump(2) + "\n";
+  write_file("lab.json", text);
+  if (!options_.summary.empty()) write_file(options_.summary, text);
+  fmt::print("\n");
+  say("lab", fmt::format("{:.0f} s in all; {} has the jobs, runs and numbers. docs/lab.md explains "
+                         "them",
+                         seconds, options_.folder.string()));
+}
+
+}  // namespace
+
+int run_lab(const LabOptions& given, const std::string& program, const std::atomic<bool>& stop) {
+  LabOptions options = given;
+  require_place_for(options.summary, "--json");
+  if (!options.summary.empty()) options.summary = fs::absolute(options.summary);
+  const fs::path before = fs::current_path();
+  try {
+    Lab(options, program, stop).run();
+  } catch (const JobFailed& failed) {
+    fs::current_path(before);
+    return failed.exit_code;
+  }
+  fs::current_path(before);
+  return 0;
+}
+
+}  // namespace echelon

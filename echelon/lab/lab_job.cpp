@@ -1,0 +1,112 @@
+#include "echelon/lab/lab_job.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+
+#include "echelon/base/descriptor.h"
+#include "echelon/base/error.h"
+#include "echelon/base/file.h"
+#include "echelon/base/json_reader.h"
+#include "echelon/job/options.h"
+#include "echelon/launch/launcher.h"
+
+namespace echelon {
+namespace {
+
+// The keys of a section together, sections in the order of their first keys.
+std::string toml_of(const LabSettings& settings) {
+  std::vector<std::string> sections;
+  std::map<std::string, std::string> lines;
+  for (const auto& [key, value] : settings) {
+    const auto dot = key.rfind('.');
+    const std::string section = key.substr(0, dot);
+    if (!lines.contains(section)) sections.push_back(section);
+    lines[section] += fmt::format("{} = {}\n", key.substr(dot + 1), value);
+  }
+  std::string text;
+  for (const auto& section : sections)
+    text += fmt::format("{}[{}]\n{}", text.empty() ? "" : "\n", section, lines[section]);
+  return text;
+}
+
+// Standard output goes to /dev/null while this lives.
+class Silence {
+ public:
+  Silence() : kept_(::dup(STDOUT_FILENO)) {
+    std::fflush(stdout);
+    const Descriptor nothing(::open("/dev/null", O_WRONLY | O_CLOEXEC));
+    ::dup2(nothing.get(), STDOUT_FILENO);
+  }
+  ~Silence() { ::dup2(kept_.get(), STDOUT_FILENO); }
+
+ private:
+  Descriptor kept_;
+};
+
+}  // namespace
+
+LabJob::LabJob(std::string name, const LabSettings& settings) : name_(std::move(name)) {
+  for (const auto& [key, value] : settings) {
+    const auto same = std::find_if(settings_.begin(), settings_.end(),
+                                   [&key = key](const auto& one) { return one.first == key; });
+    if (same == settings_.end())
+      settings_.emplace_back(key, value);
+    else
+      same->second = value;
+  }
+  JobOptions options;
+  read_toml(fields_of(options), toml_of(settings_), name_);
+}
+
+std::vector<std::string> LabJob::arguments(const Run& how) const {
+  std::vector<std::string> words = {"train", options().string(), "--name",
+                                    name_,   "--json",           summary().string()};
+  if (how.trace) words.insert(words.end(), {"--trace", "buckets"});
+  for (const auto& set : how.set) words.insert(words.end(), {"--set", set});
+  return words;
+}
+
+std::string LabJob::command(const Run& how) const {
+  return fmt::format("echelon {}{}", fmt::join(arguments(how), " "),
+                     how.ranks > 1 ? fmt::format(" --nproc {}", how.ranks) : "");
+}
+
+void LabJob::run(const Run& how) const {
+  std::filesystem::create_directories(options().parent_path());
+  write_file(options(), toml_of(settings_));
+  std::vector<std::string> program = {how.program};
+  const auto words = arguments(how);
+  program.insert(program.end(), words.begin(), words.end());
+  std::fflush(stdout);
+  std::optional<Silence> silence;
+  if (how.quiet) silence.emplace();
+  const int code = launch({.program = how.hosts ? how.hosts->spread(program) : program,
+                           .nproc = how.ranks,
+                           .rendezvous = {},
+                           .log_dir = {},
+                           .prefix = false,
+                           .takes_interrupts = true});
+  if (code != 0) throw JobFailed{code};
+}
+
+std::optional<double> LabJob::number(std::string_view key) const {
+  const auto json = JsonReader::parse(read_file(summary()), summary().string());
+  if (!json.has(key)) return {};
+  return json.at(key).number(-1e300, 1e300);
+}
+
+std::uint64_t LabJob::sent_bytes() const {
+  const auto path = folder() / "ledger.json";
+  return JsonReader::parse(read_file(path), path.string()).at("sent_bytes").count();
+}
+
+std::string LabJob::exchanges() const { return read_file(folder() / "exchanges.json"); }
+std::string LabJob::memory() const { return read_file(folder() / "memory.json"); }
+
+}  // namespace echelon

@@ -1,0 +1,41 @@
+// Two hosts on this machine: network namespaces that are joined by one link, whose bandwidth can be
+// set.
+//
+//   LinkedHosts hosts;                     // needs root, ip and tc
+//   hosts.limit(100e6);                    // bits per second, in both directions
+//   launch({.program = hosts.spread(program), .nproc = 2, …});   // rank 0 on one, rank 1 on the
+//   other
+//
+// Processes on the hosts reach each other through the link and nothing else. The namespaces are
+// removed by the destructor; those of a process that was killed, by the next LinkedHosts.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace echelon {
+
+class LinkedHosts {
+ public:
+  // Throws InvalidArgument, with the reason, where namespaces are not possible.
+  LinkedHosts();
+  ~LinkedHosts();
+  LinkedHosts(const LinkedHosts&) = delete;
+  LinkedHosts& operator=(const LinkedHosts&) = delete;
+
+  void limit(double bits_per_second);
+
+  // The program of a launcher with two ranks, such that each rank runs on a host of its own and
+  // they meet over the link.
+  std::vector<std::string> spread(std::vector<std::string> program) const;
+
+ private:
+  void remove() const noexcept;
+
+  std::array<std::string, 2> names_;
+  bool mounted_ = false;  // /run/netns was there before
+};
+
+}  // namespace echelon
