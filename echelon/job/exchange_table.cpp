@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "echelon/base/bytes.h"
 
@@ -23,17 +24,14 @@ std::string name_of_row(Purpose purpose, Operation operation, int part) {
   return part < 0 ? name : fmt::format("{} {}", name, part);
 }
 
-// The tag of the ledger for it.
-std::string tag_of(Purpose purpose, int part) {
-  const bool apart = part >= 0 && purpose != Purpose::push && purpose != Purpose::pull;
-  return apart ? fmt::format("{} {}", to_string(purpose), part) : to_string(purpose);
-}
-
 double ms(double seconds) { return seconds * 1e3; }
 
-std::string time_text(double seconds) {
-  return seconds > 0 ? fmt::format("{:.2f} ms", ms(seconds)) : std::string("-");
+// Without decimals from a second on, so that a line fits.
+std::string ms_text(double seconds) {
+  return seconds < 1 ? fmt::format("{:.2f}", ms(seconds)) : fmt::format("{:.0f}", ms(seconds));
 }
+
+std::string time_text(double seconds) { return seconds > 0 ? ms_text(seconds) + " ms" : "-"; }
 
 }  // namespace
 
@@ -41,7 +39,7 @@ ExchangeTable::ExchangeTable(std::shared_ptr<Communicator> ranks)
     : ranks_(std::move(ranks)), seen_(ranks_->ledger().entries()) {}
 
 void ExchangeTable::add(const StepReport& step) {
-  if (reports_ <= 1) return;
+  if (!std::exchange(stepped_, true)) return;
   ++steps_;
   seconds_ += step.seconds;
   compute_ += step.times.compute;
@@ -59,7 +57,8 @@ ExchangeTable::Row& ExchangeTable::row_of(const Exchanged& one) {
 void ExchangeTable::add(const ExchangeReport& report) {
   const auto added = ranks_->ledger().since(seen_);
   seen_ = ranks_->ledger().entries();
-  if (reports_++ == 0) return;
+  if (!std::exchange(exchanged_, true)) return;
+  ++exchanges_;
   for (const Exchanged& one : report.exchanges) {
     if (one.purpose == Purpose::loss) continue;
     Row& row = row_of(one);
@@ -84,7 +83,7 @@ void ExchangeTable::count_what_was_sent(const std::vector<Ledger::Entry>& added)
       row.link = LinkKind::tcp;
       row.known = true;
     }
-    const std::string tag = tag_of(purpose, part);
+    const std::string tag = tag_of({.purpose = purpose, .part = part, .told_apart = part >= 0});
     for (const auto& entry : added) {
       if (entry.tag != tag || entry.operation != operation || entry.calls + entry.bytes == 0)
         continue;
@@ -117,17 +116,17 @@ void ExchangeTable::predict_waiting(const ExchangeReport& report) {
 
 std::string ExchangeTable::text() const {
   const double steps = double(std::max<std::int64_t>(1, steps_));
-  std::string text = fmt::format(
-      "{:.2f} ms a step: {:.2f} computing, {:.2f} waiting for exchanges, {:.2f} exchanging "
-      "meanwhile\n",
-      ms(seconds_ / steps), ms(compute_ / steps), ms(exposed_ / steps), ms(hidden_ / steps));
-  text += fmt::format("{:<16} {:>9}  {:<12} {:<6} {:>11} {:>11} {:>7}\n", "exchange", "size", "by",
+  std::string text =
+      fmt::format("{} ms a step: {} computing, {} waiting, {} exchanging meanwhile\n",
+                  ms_text(seconds_ / steps), ms_text(compute_ / steps), ms_text(exposed_ / steps),
+                  ms_text(hidden_ / steps));
+  text += fmt::format("{:<14} {:>10}  {:<18} {:<6} {:>9} {:>9} {:>6}\n", "exchange", "size", "by",
                       "over", "predicted", "measured", "hidden");
   for (const auto& [key, row] : rows_) {
     const auto& [order, purpose, operation, part] = key;
     const double times = double(std::max<std::int64_t>(1, row.times));
     const bool known = row.known;
-    text += fmt::format("{:<16} {:>9}  {:<12} {:<6} {:>11} {:>11} {:>5.0f} %\n",
+    text += fmt::format("{:<14} {:>10}  {:<18} {:<6} {:>9} {:>9} {:>4.0f} %\n",
                         name_of_row(purpose, operation, part), human_bytes(row.bytes),
                         known ? name(row.algorithm) : "-",
                         known      ? name(row.link)
@@ -141,6 +140,7 @@ std::string ExchangeTable::text() const {
 
 std::string ExchangeTable::json() const {
   const double steps = double(std::max<std::int64_t>(1, steps_));
+  const double exchanges = double(std::max<std::int64_t>(1, exchanges_));
   auto rows = nlohmann::ordered_json::array();
   for (const auto& [key, row] : rows_) {
     const auto& [order, purpose, operation, part] = key;
@@ -162,16 +162,17 @@ std::string ExchangeTable::json() const {
                     {"waited_ms", ms(row.waited / times)},
                     {"hidden", row.seconds > 0 ? row.hidden / row.seconds : 0.0}});
   }
-  const nlohmann::ordered_json all = {{"rank", ranks_->rank()},
-                                      {"steps", steps_},
-                                      {"step_ms", ms(seconds_ / steps)},
-                                      {"compute_ms", ms(compute_ / steps)},
-                                      {"waited_ms", ms(exposed_ / steps)},
-                                      {"hidden_ms", ms(hidden_ / steps)},
-                                      {"update_ms", ms(update_ / steps)},
-                                      {"after_backward_ms", ms(after_ / steps)},
-                                      {"after_backward_predicted_ms", ms(predicted_after_ / steps)},
-                                      {"exchanges", rows}};
+  const nlohmann::ordered_json all = {
+      {"rank", ranks_->rank()},
+      {"steps", steps_},
+      {"step_ms", ms(seconds_ / steps)},
+      {"compute_ms", ms(compute_ / steps)},
+      {"waited_ms", ms(exposed_ / steps)},
+      {"hidden_ms", ms(hidden_ / steps)},
+      {"update_ms", ms(update_ / steps)},
+      {"after_backward_ms", ms(after_ / exchanges)},
+      {"after_backward_predicted_ms", ms(predicted_after_ / exchanges)},
+      {"exchanges", rows}};
   return all.dump(2) + "\n";
 }
 

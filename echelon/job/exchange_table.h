@@ -2,10 +2,10 @@
 // its size, how and over which link it is sent, the time that the cost model predicts, the time
 // that it took, and how much of that overlapped computing.
 //
-//   11.42 ms a step: 9.60 computing, 0.31 waiting for exchanges, 1.84 exchanging meanwhile
-//   exchange            size  by            over    predicted    measured  hidden
-//   gradients 0     1.00 MiB  shared        shared    0.21 ms     0.24 ms    98 %
-//   gradients 1     0.75 MiB  shared        shared    0.16 ms     0.21 ms    12 %
+//   11.42 ms a step: 9.60 computing, 0.31 waiting, 1.84 exchanging meanwhile
+//   exchange             size  by                 over   predicted  measured hidden
+//   gradients 0       1.0 MiB  shared             shared   0.21 ms   0.24 ms   98 %
+//   gradients 1     768.0 KiB  shared             shared   0.16 ms   0.21 ms   12 %
 //
 // Numbers are means over the steps so far, without the first, which also makes plans and allocates.
 // exchanges.json has the same numbers, and what the rank sent (docs/formats.md).
@@ -54,7 +54,10 @@ class ExchangeTable {
   std::vector<Ledger::Entry> seen_;
   std::map<Key, Row> rows_;
   std::map<std::tuple<Purpose, Operation, int>, std::int64_t> order_;
-  std::int64_t reports_ = 0, steps_ = 0;  // that count
+  // Reports of steps and of exchanges, less the first of each. They differ where other workers of
+  // parameter servers complete steps.
+  std::int64_t steps_ = 0, exchanges_ = 0;
+  bool stepped_ = false, exchanged_ = false;  // the first one has come
   double seconds_ = 0, compute_ = 0, exposed_ = 0, hidden_ = 0, update_ = 0;
   // Of all-reduces of gradients: how long the last one ran after backward, and how long it would
   // run if each took its predicted time.

@@ -8,9 +8,7 @@ namespace echelon {
 namespace {
 
 CommCall call_of(const Parcel& parcel) {
-  std::string tag = to_string(parcel.purpose);
-  if (parcel.told_apart) tag += fmt::format(" {}", parcel.part);
-  return {.tag = std::move(tag), .algorithm = parcel.algorithm, .blocking = parcel.blocking};
+  return {.tag = tag_of(parcel), .algorithm = parcel.algorithm, .blocking = parcel.blocking};
 }
 
 class PlainExchange final : public Exchange {
@@ -60,6 +58,11 @@ const char* to_string(Purpose purpose) {
       return "loss";
   }
   return "";
+}
+
+std::string tag_of(const Parcel& parcel) {
+  const char* purpose = to_string(parcel.purpose);
+  return parcel.told_apart ? fmt::format("{} {}", purpose, parcel.part) : purpose;
 }
 
 // A blocking call may do all of its work before it returns.

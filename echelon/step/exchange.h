@@ -38,6 +38,7 @@ struct Parcel {
   bool told_apart = false;  // the ledger counts each part separately: "gradients 3"
   bool here = false;        // of a push or a pull: the server is in this process
 };
+std::string tag_of(const Parcel& parcel);  // in the ledger: "gradients", told apart "gradients 3"
 
 // A slice that was exchanged, for traces.
 struct Exchanged {
@@ -84,6 +85,7 @@ class Exchange {
   // Records what is exchanged. The ledger then counts the parts of a purpose separately, with the
   // tags "gradients 0", "gradients 1", …
   void record(bool on) { recording_ = on; }
+  bool records() const { return recording_; }
   // What this step has exchanged so far, in the order in which it was started. Not on GPUs, where
   // the host does not know when an exchange runs.
   std::vector<Exchanged> recorded() const;

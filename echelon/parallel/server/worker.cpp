@@ -183,14 +183,18 @@ void ServerWorker::read_masters(const Task& pinned, std::int64_t begin, const at
 
 void ServerWorker::push(const Task& task, double weight) {
   on_all([&](std::size_t i) {
-    setup_.exchange->push(narrowed(grads_, i),
-                          {.purpose = Purpose::push, .part = int(i), .here = local(i)},
-                          [&](const at::Tensor& slice) { deliver(i, task, weight, slice); });
+    const Parcel parcel{.purpose = Purpose::push,
+                        .part = int(i),
+                        .told_apart = setup_.exchange->records(),
+                        .here = local(i)};
+    setup_.exchange->push(narrowed(grads_, i), parcel, [&](const at::Tensor& slice) {
+      deliver(i, task, weight, slice, tag_of(parcel));
+    });
   });
 }
 
 void ServerWorker::deliver(std::size_t server, const Task& task, double weight,
-                           const at::Tensor& slice) {
+                           const at::Tensor& slice, const std::string& tag) {
   if (local(server)) {
     const MemoryContext::Join the_servers(setup_.local->memory());
     const MemoryScope scope(MemoryKind::gradients);
@@ -199,7 +203,7 @@ void ServerWorker::deliver(std::size_t server, const Task& task, double weight,
   Peer& peer = *peers_[server];
   const auto runs = wire::runs_of(slice, matrices_[server]);
   const auto bytes = wire::send_push(peer, {task, weight, slice}, runs, transfer());
-  ledger_.add(Operation::send, to_string(Purpose::push), Algorithm::direct, LinkKind::tcp, bytes);
+  ledger_.add(Operation::send, tag, Algorithm::direct, LinkKind::tcp, bytes);
   peer.check(peer.receive(transfer()));
 }
 

@@ -84,7 +84,8 @@ class ServerWorker {
 
  private:
   void fetch(std::size_t server, const Task& task, const at::Tensor& slice);
-  void deliver(std::size_t server, const Task& task, double weight, const at::Tensor& slice);
+  void deliver(std::size_t server, const Task& task, double weight, const at::Tensor& slice,
+               const std::string& tag);
   // Calls fn(server) for all servers concurrently.
   void on_all(const std::function<void(std::size_t)>& fn);
   bool local(std::size_t server) const { return int(server) == setup_.local_index; }
