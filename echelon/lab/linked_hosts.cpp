@@ -19,6 +19,7 @@
 
 #include "echelon/base/descriptor.h"
 #include "echelon/base/error.h"
+#include "echelon/base/folder.h"
 
 extern char** environ;
 
@@ -85,8 +86,8 @@ bool is_mounted(const fs::path& path) {
 // Of processes that no longer run.
 void remove_leftovers() {
   std::error_code none;
-  for (const auto& entry : fs::directory_iterator("/run/netns", none)) {
-    const std::string name = entry.path().filename().string();
+  for (const auto& entry : list_folder("/run/netns", none)) {
+    const std::string& name = entry.name;
     if (!name.starts_with(prefix)) continue;
     pid_t owner = 0;
     const char* const begin = name.data() + std::strlen(prefix);
@@ -129,7 +130,8 @@ void LinkedHosts::remove() const noexcept {
     for (const auto& name : names_) run({"ip", "netns", "delete", name});
   } catch (const std::exception&) {
   }
-  if (!mounted_) ::umount2("/run/netns", MNT_DETACH);  // the first 'ip netns add' mounts it
+  // The first 'ip netns add' mounts it. This fails, as it should, while others have namespaces.
+  if (!mounted_) ::umount2("/run/netns", 0);
 }
 
 // Bursts of at most a millisecond, and a queue of 200 ms.
