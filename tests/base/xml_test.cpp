@@ -10,7 +10,9 @@ TEST(Xml, EscapesWhatWouldBeMarkup) {
 }
 
 TEST(Xml, PutsBlanksForControlCharactersAndKeepsUtf8) {
-  EXPECT_EQ(escaped_xml("a\nb\x1f" "naïve"), "a b naïve");
+  EXPECT_EQ(escaped_xml("a\nb\x1f"
+                        "naïve"),
+            "a b naïve");
 }
 
 }  // namespace

@@ -147,8 +147,8 @@ TEST(ExchangeRecords, TellWhenASliceRanAndHowLongTheStepWaited) {
     std::vector<Work> works;
     for (int i = 0; i < 4; ++i) {
       slices[std::size_t(i)] = at::ones({1000}, at::kDouble);
-      works.push_back(exchange->sum(ranks, slices[std::size_t(i)],
-                                    {.purpose = Purpose::gradients, .part = i}));
+      works.push_back(
+          exchange->sum(ranks, slices[std::size_t(i)], {.purpose = Purpose::gradients, .part = i}));
     }
     double waited = 0;
     for (std::size_t i = 0; i < works.size(); ++i) {
@@ -190,9 +190,9 @@ TEST(ExchangeRecords, ListPushesAndPullsAndWhereTheirServerIs) {
                  [](const at::Tensor& slice) { at::Tensor(slice).fill_(4); });
   exchange->push(grads, {.purpose = Purpose::push, .part = 0},
                  [&](const at::Tensor& slice) { sent = slice.clone(); });
-  EXPECT_EQ(in_words(exchange->recorded()),
-            (std::vector<std::string>{"receive of pull 1, 40 bytes, here",
-                                      "send of push 0, 24 bytes"}));
+  EXPECT_EQ(
+      in_words(exchange->recorded()),
+      (std::vector<std::string>{"receive of pull 1, 40 bytes, here", "send of push 0, 24 bytes"}));
   EXPECT_EQ(values.sum().item<double>(), 20);
   EXPECT_EQ(sent.sum().item<double>(), 6);
   for (const auto& one : exchange->recorded()) {

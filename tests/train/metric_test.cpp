@@ -36,8 +36,8 @@ Scores scores_of(const at::Tensor& answer, const at::Tensor& target, std::int64_
   const at::Tensor logits = logits_of(answer, labels);
   // In two parts, as batches come.
   const auto half = answer.numel() / 3;
-  for (const auto& [first, count] : {std::pair{std::int64_t{0}, half},
-                                     std::pair{half, answer.numel() - half}})
+  for (const auto& [first, count] :
+       {std::pair{std::int64_t{0}, half}, std::pair{half, answer.numel() - half}})
     metric->add(counts, logits.narrow(0, first, count), target.narrow(0, first, count));
   return metric->scores(counts);
 }
@@ -85,8 +85,7 @@ TEST(Metric, OfSeveralLabelsEqualsItsDefinitions) {
     return hot - hot.mean(0, /*keepdim=*/true);
   };
   const at::Tensor a = centred(answer), t = centred(target);
-  const double expected =
-      ((a * t).sum() / ((a * a).sum() * (t * t).sum()).sqrt()).item<double>();
+  const double expected = ((a * t).sum() / ((a * a).sum() * (t * t).sum()).sqrt()).item<double>();
   EXPECT_NEAR(score(scores, "matthews"), expected, 1e-12);
 }
 
@@ -117,9 +116,8 @@ TEST(Metric, RefusesWhatItCannotCount) {
               metric->add(metric->none(), at::zeros({1, 5}), three);
             }),
             "a metric of 2 labels got label 3");
-  EXPECT_EQ(thrown<InvalidArgument>([&] {
-              metric->add(metric->none(), at::zeros({4}), at::zeros({4}, at::kLong));
-            }),
+  EXPECT_EQ(thrown<InvalidArgument>(
+                [&] { metric->add(metric->none(), at::zeros({4}), at::zeros({4}, at::kLong)); }),
             "this metric compares rows of logits with one target each; the model gives [4] for "
             "targets of [4]");
 }
@@ -130,7 +128,8 @@ class Quadrants : public Dataset {
   Quadrants() {
     at::manual_seed(4);
     points_ = at::randn({90, 2}, at::kDouble);
-    labels_ = points_.select(1, 0).gt(0).to(at::kLong) + 2 * points_.select(1, 1).gt(0).to(at::kLong);
+    labels_ =
+        points_.select(1, 0).gt(0).to(at::kLong) + 2 * points_.select(1, 1).gt(0).to(at::kLong);
   }
   std::int64_t size() const override { return 90; }
   Batch get(std::span<const std::int64_t> indices) const override {
@@ -162,7 +161,8 @@ TEST(Metric, GivesTheSameScoresInEveryLayout) {
   const auto run = [&](const ParallelOptions& parallel, std::shared_ptr<Communicator> ranks,
                        std::int64_t samples) {
     torch::nn::Linear lift(2, 16), head(16, 4);
-    for (auto& linear : {lift.ptr(), head.ptr()}) {  // ranks are threads: torch's generator is not theirs
+    for (auto& linear :
+         {lift.ptr(), head.ptr()}) {  // ranks are threads: torch's generator is not theirs
       const at::NoGradGuard no_grad;
       linear->to(at::kDouble);
       for (auto& p : linear->parameters())
