@@ -1,12 +1,13 @@
 #include "echelon/nn/batch_ranks.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 
 #include "echelon/comm/communicator.h"
 
 namespace echelon {
 
-int BatchRanks::size() const { return ranks_->size(); }
+int BatchRanks::size() const { return ranks_ ? ranks_->size() : copies_; }
 
 template <class Exchange>
 void BatchRanks::wait(const Exchange& exchange, const at::Tensor& tensor) {
@@ -15,12 +16,17 @@ void BatchRanks::wait(const Exchange& exchange, const at::Tensor& tensor) {
 }
 
 at::Tensor BatchRanks::gather(const at::Tensor& mine, const std::string& tag) {
+  if (!ranks_) return mine.expand({copies_, mine.numel()});
   const at::Tensor all = at::empty({size(), mine.numel()}, mine.options());
   wait([&] { return ranks_->all_gather(all, mine, {.tag = tag, .blocking = true}); }, mine);
   return all;
 }
 
 void BatchRanks::sum(const at::Tensor& values, const std::string& tag) {
+  if (!ranks_) {
+    at::Tensor(values).mul_(copies_);
+    return;
+  }
   wait([&] { return ranks_->all_reduce(values, ReduceOp::sum, {.tag = tag, .blocking = true}); },
        values);
 }

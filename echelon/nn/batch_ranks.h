@@ -19,6 +19,9 @@ class Communicator;
 class BatchRanks {
  public:
   explicit BatchRanks(std::shared_ptr<Communicator> ranks) : ranks_(std::move(ranks)) {}
+  // Stands in for `copies` ranks that all have this rank's samples, and exchanges nothing: for
+  // measuring a layer on one rank.
+  explicit BatchRanks(int copies) : copies_(copies) {}
 
   int size() const;
   // The vectors of all ranks, [ranks, elements], in rank order. `tag` is for the ledger.
@@ -32,7 +35,8 @@ class BatchRanks {
   template <class Exchange>
   void wait(const Exchange& exchange, const at::Tensor& tensor);
 
-  std::shared_ptr<Communicator> ranks_;
+  std::shared_ptr<Communicator> ranks_;  // null: a stand-in
+  int copies_ = 1;
   WorkClock clock_;
 };
 

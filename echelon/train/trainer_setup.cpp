@@ -207,11 +207,17 @@ std::vector<LayerCost> Trainer::costs_of_layers(int data_ranks) {
   const auto samples = std::max<std::int64_t>(1, train_.batch / data_ranks / train_.micro_batches);
   std::vector<std::int64_t> indices(std::size_t(std::min(samples, data_.size())));
   std::iota(indices.begin(), indices.end(), 0);
-  const Batch batch = data_.get(indices);
+  const Batch batch = [&] {
+    const auto lock = reading(data_);
+    return batch_of(data_, indices, train_.pad_to);
+  }();
   const auto type = compute_type(train_), wide = master_type(type);
   const auto states = std::int64_t(make_optimizer(optim_)->state_names().size());
   const auto state_bytes = std::int64_t(2 * at::elementSize(type)) +
                            (states + (wide != type)) * std::int64_t(at::elementSize(wide));
+  // Only this rank measures, so layers that depend on the other ranks' samples cannot ask for them.
+  const auto stand_in = std::make_shared<BatchRanks>(data_ranks);
+  stack_.share_batch(stand_in);
   return measure_layers(stack_, batch.to(device_, type), device_, type, state_bytes);
 }
 

@@ -143,6 +143,27 @@ def test_ranks_with_zero_train_what_one_process_trains(program):
             assert one[key] == pytest.approx(other[key], rel=2e-4, abs=1e-6), (key, one, other)
 
 
+@pytest.mark.parametrize("balance", ["time", "memory"])
+def test_a_pipeline_trains_masked_words_with_layers_balanced_by_a_measurement(tmp_path, balance):
+    echelon = Echelon(tmp_path)
+    settings = dict(model_family="bert", model_vocab=64, model_layers=2, data_source="random", train_micro_batches=2)
+    alone = echelon.train_well("alone", **settings)
+    job = echelon.train_well("job", "--nproc", 2, **settings, parallel_pipeline=2, pipeline_balance=balance)
+    assert [line["loss"] for line in metrics(job)] == pytest.approx([line["loss"] for line in metrics(alone)], abs=1e-4)
+
+
+@pytest.mark.parametrize("balance", ["time", "memory"])
+def test_a_pipeline_trains_answers_with_layers_balanced_by_a_measurement(tmp_path, balance):
+    rows = [{"prompt": text, "answer": " good" if label else " bad"} for text, label in sentences(40, 3)]
+    (tmp_path / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    byte_level([text for text, _ in sentences(40, 3)]).save_pretrained(tmp_path / "tokenizer")
+    echelon = Echelon(tmp_path)
+    settings = dict(model_layers=2, data_source="answers.jsonl", data_tokenizer="tokenizer", train_micro_batches=2)
+    alone = echelon.train_well("alone", **settings)
+    job = echelon.train_well("job", "--nproc", 2, **settings, parallel_pipeline=2, pipeline_balance=balance)
+    assert [line["loss"] for line in metrics(job)] == pytest.approx([line["loss"] for line in metrics(alone)], abs=1e-4)
+
+
 def test_a_resumed_run_goes_on_with_the_same_bits(program):
     data = dict(data_source="train.tsv", task_name="mlm", train_steps=8, optim_schedule="constant")
     whole = program.train_well("whole", **(SETTINGS | data))

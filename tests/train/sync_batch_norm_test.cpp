@@ -146,6 +146,26 @@ TEST(SyncBatchNormTraining, EqualsOneProcessWithStages) {
     }
 }
 
+// One rank measures the layers for pipeline.balance, and it has one sample; with those of the other
+// ranks that is enough.
+TEST(SyncBatchNormTraining, TrainsInStagesWithOneSampleOfARankInAMicroBatch) {
+  at::set_num_threads(1);
+  PlanOptions job = usual();
+  job.train.batch = 4;
+  job.train.micro_batches = 2;
+  Trained expected;
+  run_ranks_well({.world = 2}, [&](Group& group) {
+    Trained one = trained(job, native_communicator(group.shared_from_this()), Recompute::none);
+    if (group.rank() == 0) expected = std::move(one);
+  });
+  job.parallel.pipeline = 2;
+  for (const auto balance : {BalanceBy::time, BalanceBy::memory}) {
+    SCOPED_TRACE(name_of(balance));
+    job.pipeline.balance = balance;
+    expect_equal(expected, job, 4);
+  }
+}
+
 // Every schedule norms a micro-batch by the same statistics, and updates the running ones in the
 // same order.
 TEST(SyncBatchNormTraining, IsTheSameInEveryScheduleOfMicroBatches) {
