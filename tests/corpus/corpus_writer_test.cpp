@@ -123,6 +123,19 @@ TEST_F(CorpusWriterTest, CutsWhereTheTokeniserDoesNotNotice) {
   EXPECT_EQ(cut(""), 0u);
 }
 
+// What is read at once ends in the middle of a character, right behind a place for a cut.
+TEST_F(CorpusWriterTest, TakesCharactersThatSpanReads) {
+  for (const std::string character : {"漢", "\U0001F600"})
+    for (std::size_t before = 1; before < character.size(); ++before) {
+      std::string text((1 << 20) - 257, 'x');
+      text += ' ';
+      text.append((1 << 20) - before - text.size(), 'y');
+      for (int i = 0; i < 300; ++i) text += character;
+      write_corpus({write_text("a.txt", text)}, tokenizer(), target_, {.replace = true});
+      EXPECT_TRUE(read().front() == encoded(text)) << before;
+    }
+}
+
 TEST_F(CorpusWriterTest, LeavesNothingOfWhatFails) {
   const auto before = folder_.names();
   const auto good = write_text("a.txt", words(6, 2 << 20)), bad = write_text("b.txt", "x \xff");

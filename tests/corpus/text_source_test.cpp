@@ -1,10 +1,12 @@
 #include "echelon/data/corpus/text_source.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <fstream>
 
 #include "echelon/base/error.h"
+#include "echelon/base/utf8.h"
 #include "tests/base/scratch_folder.h"
 #include "tests/base/thrown.h"
 
@@ -94,6 +96,38 @@ TEST_F(TextSourceTest, NamesTheByteThatIsNotUtf8) {
   EXPECT_TRUE(source.next(batch));
   EXPECT_EQ(thrown<Corrupt>([&] { source.next(batch); }),
             file.string() + ": byte 11, 0xff, is not UTF-8; convert the file");
+}
+
+// A batch may end anywhere in a character.
+TEST_F(TextSourceTest, NeverCutsWithinACharacter) {
+  for (const std::string character : {"\u6f22", "\U0001F600"})
+    for (std::size_t shift = 0; shift < 2 * character.size(); ++shift) {
+      std::string text(shift, 'x');
+      for (int i = 0; i < 40; ++i) text += character + (i % 7 ? "" : "\n");
+      const auto cut = [](std::string_view some) {
+        EXPECT_EQ(utf8_prefix(some), some.size()) << "half a character is no text";
+        return whole_lines(some);
+      };
+      const auto file = write("a.txt", text);
+      auto found = documents(TextSource({file}, {.cut = cut, .batch_bytes = 32})).front();
+      std::erase(found, '|');
+      EXPECT_EQ(found, text) << shift;
+    }
+}
+
+TEST_F(TextSourceTest, NamesTheByteAtEveryPlaceInABatch) {
+  for (std::size_t place = 0; place < 40; ++place)
+    for (const std::string bad : {"\xff", "\xe6\xbc", "\x80"}) {
+      const auto file = write("a.txt", std::string(place, 'x') + bad + std::string(20, '\n'));
+      TextSource source({file}, {.batch_bytes = 16});
+      const auto read = [&] {
+        for (TextBatch batch; source.next(batch);) {
+        }
+      };
+      EXPECT_EQ(thrown<Corrupt>(read), fmt::format("{}: byte {}, 0x{:02x}, is not UTF-8; convert "
+                                                   "the file",
+                                                   file.string(), place, std::uint8_t(bad[0])));
+    }
 }
 
 TEST_F(TextSourceTest, LooksAtEveryFileFirst) {

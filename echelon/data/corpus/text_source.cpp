@@ -14,13 +14,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-void require_utf8(const fs::path& file, std::uint64_t offset, std::string_view text) {
-  const auto valid = utf8_prefix(text);
-  if (valid == text.size()) return;
-  throw Corrupt(fmt::format("{}: byte {}, 0x{:02x}, is not UTF-8; convert the file", file.string(),
-                            offset + valid, std::uint8_t(text[valid])));
-}
-
 bool is_text(const fs::path& file) { return format_of(file) == RecordFormat::text; }
 
 bool is_visible_ascii(char c) { return c > ' ' && c < '\x7f'; }
@@ -79,7 +72,7 @@ void TextSource::open() {
   if (is_text(file)) {
     text_ = std::make_unique<InputFile>(file);
     waiting_.clear();
-    offset_ = 0;
+    offset_ = checked_ = 0;
     ended_ = false;
     return;
   }
@@ -103,30 +96,40 @@ void TextSource::read_more() {
   const auto n = std::min<std::uint64_t>(std::max(had, options_.batch_bytes), text_->size() - at);
   waiting_.resize(had + n);
   text_->read(at, std::as_writable_bytes(std::span(waiting_)).subspan(had));
+  checked_ += utf8_prefix(std::string_view(waiting_).substr(checked_));
+  // The last character that was read may be incomplete: it is checked again with the next bytes.
+  constexpr std::size_t longest_character = 4;
+  const auto unchecked = waiting_.size() - checked_;
+  if (unchecked == 0 || (at + n < text_->size() && unchecked < longest_character)) return;
+  throw Corrupt(fmt::format("{}: byte {}, 0x{:02x}, is not UTF-8; convert the file",
+                            files_[file_].string(), offset_ + checked_,
+                            std::uint8_t(waiting_[checked_])));
 }
 
 bool TextSource::add_text(TextBatch& batch) {
   if (ended_) return false;
   std::size_t size = 0;
-  // A cut needs text behind it: at the end of what was read, a character may be cut in two.
+  // A cut needs text behind it, so the end of the file is none.
   while (offset_ + waiting_.size() < text_->size()) {
-    if (waiting_.size() >= options_.batch_bytes && (size = options_.cut(waiting_)) > 0) break;
+    if (waiting_.size() >= options_.batch_bytes &&
+        (size = options_.cut(std::string_view(waiting_).substr(0, checked_))) > 0)
+      break;
     read_more();
   }
   if (size == 0) {
     size = waiting_.size();
     ended_ = true;
   }
-  require_utf8(files_[file_], offset_, std::string_view(waiting_).substr(0, size));
-  batch.pieces.push_back({waiting_.substr(0, size), /*ends=*/ended_, /*is_record=*/false});
+  batch.pieces.push_back({.text = waiting_.substr(0, size), .ends = ended_});
   waiting_.erase(0, size);
   offset_ += size;
+  checked_ -= size;
   return true;
 }
 
 bool TextSource::add_record(TextBatch& batch) {
   if (!records_->next(std::array{column_}, fields_)) return false;
-  batch.pieces.push_back({std::move(fields_.front()), /*ends=*/true, /*is_record=*/true});
+  batch.pieces.push_back({.text = std::move(fields_.front()), .ends = true, .is_record = true});
   return true;
 }
 

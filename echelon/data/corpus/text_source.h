@@ -21,8 +21,8 @@
 
 namespace echelon {
 
-// The number of bytes of a text before its last place where it may be cut; 0: there is none. More
-// text follows.
+// The number of bytes of a text before its last place where it may be cut; 0: there is none. The
+// text is UTF-8, and more follows.
 using TextCut = std::function<std::size_t(std::string_view text)>;
 
 // After a line feed.
@@ -32,7 +32,7 @@ std::size_t whole_lines(std::string_view text);
 std::size_t whole_words(std::string_view text);
 
 struct TextPiece {
-  std::string text;
+  std::string text = {};
   bool ends = false;       // its document ends with it
   bool is_record = false;  // it is a document of a file of records
 };
@@ -76,7 +76,8 @@ class TextSource {
 
   std::unique_ptr<InputFile> text_;  // a text file,
   std::string waiting_;              // what was read of it and is in no batch yet,
-  std::uint64_t offset_ = 0;         // and where this begins
+  std::uint64_t offset_ = 0;         // where this begins,
+  std::size_t checked_ = 0;          // and how many bytes of it are known to be whole characters
   bool ended_ = false;
 
   std::unique_ptr<RecordStream> records_;
