@@ -1,8 +1,12 @@
 #include "echelon/optim/schedule.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+
+#include "echelon/base/error.h"
 
 namespace echelon {
 
@@ -14,7 +18,15 @@ double peak_rate(const OptimOptions& options, std::int64_t batch) {
 }
 
 double rate_at(const OptimOptions& options, std::int64_t step, std::int64_t steps) {
-  if (options.custom_schedule) return options.rate * options.custom_schedule(step, steps);
+  if (options.custom_schedule) {
+    const double share = options.custom_schedule(step, steps), rate = options.rate * share;
+    if (!std::isfinite(static_cast<float>(rate)) || rate < 0)
+      throw InvalidArgument(
+          fmt::format("optim.custom_schedule({}, {}) is {}, so step {} would have the rate {}: "
+                      "return a finite share of optim.rate, 0 or more",
+                      step, steps, share, step + 1, rate));
+    return rate;
+  }
   if (step < options.warmup) {
     return options.rate * static_cast<double>(step + 1) / static_cast<double>(options.warmup);
   }

@@ -6,6 +6,9 @@
 
 #include <gtest/gtest.h>
 
+#include "echelon/base/error.h"
+#include "tests/base/thrown.h"
+
 namespace echelon {
 namespace {
 
@@ -125,6 +128,20 @@ TEST(PeakRate, FollowsTheBatchByTheChosenRule) {
   o.scale = RateScale::sqrt;
   EXPECT_DOUBLE_EQ(peak_rate(o, 128), 1);
   EXPECT_DOUBLE_EQ(peak_rate(o, 2), 0.125);
+}
+
+TEST(RateAt, RefusesARateThatIsNegativeOrNotFinite) {
+  OptimOptions o;
+  o.rate = 0.5;
+  for (const double share : {std::nan(""), -0.1, HUGE_VAL, -HUGE_VAL, 1e300}) {
+    o.custom_schedule = [share](std::int64_t step, std::int64_t) { return step == 6 ? share : 1; };
+    EXPECT_EQ(rate_at(o, 5, 9), 0.5);
+    EXPECT_NE(thrown<InvalidArgument>([&] { rate_at(o, 6, 9); }).find("so step 7 would have"),
+              std::string::npos)
+        << share;
+  }
+  o.custom_schedule = [](std::int64_t, std::int64_t) { return 0.0; };
+  EXPECT_EQ(rate_at(o, 0, 9), 0);
 }
 
 }  // namespace
