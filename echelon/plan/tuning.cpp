@@ -73,6 +73,15 @@ void group(std::vector<Tuned>& all, const std::vector<GroupRule>& rules) {
   }
 }
 
+// A loss without parameters above the head is no layer that trains.
+int highest_with_parameters(const Stack& stack) {
+  int highest = 0;
+  for (const auto& parameter : stack.parameters())
+    highest = std::max(highest, stack.declared_in(parameter));
+  for (const auto& tie : stack.ties()) highest = std::max(highest, tie.user);
+  return highest;
+}
+
 }  // namespace
 
 void tune(Stack& stack, const TrainOptions& train, const OptimOptions& optim) {
@@ -81,11 +90,12 @@ void tune(Stack& stack, const TrainOptions& train, const OptimOptions& optim) {
   for (const auto& parameter : stack.parameters()) all.push_back({&parameter, parameter.trainable});
   freeze(all, train.freeze);
   group(all, rules);
+  const int head = highest_with_parameters(stack);
   for (const auto& [described, trainable, rule] : all) {
     Parameter& parameter = *stack.find(described->name);
     parameter.trainable = trainable;
     UpdateRule& update = parameter.update;
-    update.rate = std::pow(optim.layer_decay, stack.size() - 1 - stack.declared_in(parameter));
+    update.rate = std::pow(optim.layer_decay, head - stack.declared_in(parameter));
     update.own_decay = rule ? rule->decay : std::nullopt;
     if (rule) update.rate *= rule->rate.value_or(1);
   }

@@ -18,11 +18,10 @@ namespace echelon {
 //   train.freeze       A parameter whose name matches one of the patterns does not train. A tied
 //                      parameter is one parameter with one name.
 //   optim.groups       optim/group_rule.h. The first rule that matches counts.
-//   optim.layer_decay  The rate of the i-th layer of n is multiplied by layer_decay^(n - 1 - i):
-//   the
-//                      last layer (the head) has the whole rate, the embedding the lowest one. A
-//                      tied table counts as a part of the embedding. Factors of optim.groups come
-//                      on top.
+//   optim.layer_decay  Multiplies the rate of a layer by layer_decay^k, where k is the number of
+//                      layers from it up to the highest one with parameters (the head), which has
+//                      the whole rate. The embedding has the lowest. A tied table counts as a part
+//                      of the embedding. Factors of optim.groups come on top.
 void tune(Stack& stack, const TrainOptions& train, const OptimOptions& optim);
 
 }  // namespace echelon

@@ -405,6 +405,20 @@ TEST(Tuning, GivesEachParameterTheFirstRuleThatMatchesAndTheRateOfItsLayer) {
   }
 }
 
+// A user's stack ends with a loss that has no parameters.
+TEST(Tuning, GivesTheHighestLayerWithParametersTheWholeRate) {
+  const UserModule low("low", {part::Linear{6, 4}}), high("high", {part::Linear{4, 1}});
+  Stack stack;
+  stack.add(low.layer()).add(high.layer()).add(loss_layer([](const auto& a, const auto&) {
+    return a.sum();
+  }));
+  OptimOptions optim;
+  optim.layer_decay = 0.5;
+  tune(stack, {}, optim);
+  EXPECT_DOUBLE_EQ(stack.find("high.0.weight")->update.rate, 1);
+  EXPECT_DOUBLE_EQ(stack.find("low.0.weight")->update.rate, 0.5);
+}
+
 // Slices of ZeRO cut through groups; ranks of a mesh have some of them.
 TEST(Tuning, GivesTheSameRatesInEveryLayout) {
   for (const auto optimizer : {OptimizerKind::adamw, OptimizerKind::sgd, OptimizerKind::lamb})
