@@ -5,6 +5,8 @@
 //
 // Rows without a target have no loss and no gradient. A CPU selects the others first. A GPU, whose
 // shapes must not depend on values, computes all rows and sets the gradients of these to zero.
+// If samples do not count their targets, each row must have one. A CPU throws otherwise; a GPU, for
+// which the host does not wait, makes the loss NaN.
 //
 // With a large vocabulary, probabilities fall below the range of fp16. For fp16 the rows of a block
 // are therefore computed in fp32 and multiplied by the loss scale and the row's share of the mean
@@ -66,14 +68,20 @@ struct VocabularyLoss::Targets {
   at::Tensor missing;  // where there is none; undefined: nowhere
   at::Tensor rows;     // the selected rows; undefined: all
   at::Tensor given;    // as the batch has them
+  at::Tensor stray;    // on a GPU: whether a target is missing although all count
 
   explicit Targets(const Pass& pass) : given(pass.target.reshape({-1, 1})) {
     goal = given;
     if (!counts_targets(pass)) {
-      if (given.is_cpu() && given.eq(no_target).any().item<bool>())
+      const at::Tensor absent = given.eq(no_target);
+      if (!given.is_cpu()) {
+        stray = absent.any();
+        goal = given.masked_fill(absent, 0);
+      } else if (absent.any().item<bool>()) {
         throw InvalidArgument(
             "a target is -100, which means that there is none, and samples do not say how many "
             "targets they have: override Dataset::targets");
+      }
       return;
     }
     missing = given.eq(no_target);
@@ -113,8 +121,9 @@ void keep(const at::Tensor& row_grad, const TargetShare& share, const Pass& pass
   logits.copy_(row_grad);
 }
 
-// The sum over the targets becomes their mean.
-at::Tensor mean(at::Tensor sum, const Pass& pass) {
+// The sum over the targets becomes their mean, or NaN, which stops training before the update.
+at::Tensor mean(at::Tensor sum, const at::Tensor& stray, const Pass& pass) {
+  if (stray.defined()) sum.masked_fill_(stray, std::numeric_limits<double>::quiet_NaN());
   return counts_targets(pass) ? sum.div_(target_count(pass))
                               : sum.div_(static_cast<double>(pass.target.numel()));
 }
@@ -192,7 +201,7 @@ VocabularyLoss::Output VocabularyLoss::whole(const at::Tensor& x, const Targets&
     targets.clear_missing(row_grad, at);
     keep(row_grad, share, pass, logits);
   }
-  return {mean(loss, pass), pass.training ? grad : at::Tensor(), targets.rows};
+  return {mean(loss, targets.stray, pass), pass.training ? grad : at::Tensor(), targets.rows};
 }
 
 VocabularyLoss::Output VocabularyLoss::part(const at::Tensor& x, const Targets& targets,
@@ -231,7 +240,7 @@ VocabularyLoss::Output VocabularyLoss::part(const at::Tensor& x, const Targets& 
   const at::Tensor log_sum = exponentials.log().add_(top);
   const at::Tensor row_loss = log_sum - target;
   targets.clear_missing(row_loss, 0);
-  const at::Tensor loss = mean(row_loss.sum(at::kDouble), pass);
+  const at::Tensor loss = mean(row_loss.sum(at::kDouble), targets.stray, pass);
   if (!pass.training) return {loss, {}, {}};
 
   for (std::int64_t at = 0; at < n; at += block) {
