@@ -11,6 +11,7 @@
 #include "cli/text_files.h"
 #include "echelon/base/bytes.h"
 #include "echelon/data/corpus/corpus.h"
+#include "echelon/data/corpus/corpus_tokenizer.h"
 #include "echelon/data/corpus/corpus_writer.h"
 #include "echelon/data/tokenizer/tokenizer.h"
 
@@ -73,7 +74,7 @@ void write(const Arguments& arguments) {
 void check(const std::string& folder) {
   const auto corpus = std::make_shared<const Corpus>(folder);
   const Tokenizer tokenizer = Tokenizer::open(folder);
-  require_same_tokenizer(*corpus, tokenizer);
+  require_same_tokenizer(corpus->description(), folder, tokenizer);
   CorpusCheck(corpus).run(Deadline::never());
   const auto& description = corpus->description();
   fmt::print("{} is whole: {} tokens of {} documents in {} shard{}, vocabulary {}\n", folder,

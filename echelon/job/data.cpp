@@ -154,11 +154,11 @@ JobData open_mix(const JobOptions& options) {
   JobData all;
   std::vector<Mixture::Source> training, validation;
   std::string digests;
-  for (const std::string& entry : options.data.mix) {
-    const auto [source, weight] = weighted(entry);
+  for (const DataOptions& source : sources_of(options.data)) {
+    const std::string& entry = options.data.mix[training.size()];
+    const std::int64_t weight = weighted(entry).second;
     JobOptions one = options;
-    one.data.mix.clear();
-    one.data.source = source;
+    one.data = source;
     JobData part = open_data(one);
     part.read_for_digest(Deadline::never());
     training.push_back({part.training, weight});
@@ -188,6 +188,17 @@ JobData open_mix(const JobOptions& options) {
 std::optional<double> LossUnits::validation_bits(double loss) const {
   if (bytes_per_token <= 0) return {};
   return loss / std::numbers::ln2 / bytes_per_token;
+}
+
+std::vector<DataOptions> sources_of(const DataOptions& data) {
+  if (data.mix.empty()) return {data};
+  std::vector<DataOptions> sources;
+  for (const std::string& entry : data.mix) {
+    DataOptions& one = sources.emplace_back(data);
+    one.mix.clear();
+    one.source = weighted(entry).first;
+  }
+  return sources;
 }
 
 bool tokens_are_bytes(const DataOptions& data) {

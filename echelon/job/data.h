@@ -15,6 +15,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "echelon/data/dataset.h"
 #include "echelon/data/text.h"
@@ -46,6 +47,10 @@ struct JobData {
   // Reads the data for the digest of the fingerprint until the deadline. True: all of it was read.
   bool read_for_digest(const Deadline& until);
 };
+
+// The options of each source of data.mix alone; without a mixture, the options as they are. Throws
+// InvalidArgument for an entry that is no source and weight.
+std::vector<DataOptions> sources_of(const DataOptions& data);
 
 // The options must be resolved (resolve.h). Throws InvalidArgument or Corrupt, with file and line
 // where a line is wrong.

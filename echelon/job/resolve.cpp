@@ -11,6 +11,7 @@
 #include "echelon/data/labels.h"
 #include "echelon/data/records/records.h"
 #include "echelon/data/tokenizer/tokenizer.h"
+#include "echelon/job/data.h"
 #include "echelon/job/token_data.h"
 #include "echelon/models/family.h"
 #include "echelon/models/weights_folder.h"
@@ -24,15 +25,21 @@ Records records_of(const DataOptions& data) {
   return {data.source, Records::Options{.header = data.header}};
 }
 
+// The first source that is a corpus, which brings its tokeniser; empty: none is one.
+std::string corpus_among(const DataOptions& data) {
+  for (const DataOptions& one : sources_of(data))
+    if (kind_of(one) == SourceKind::corpus) return one.source;
+  return {};
+}
+
 // The tokeniser's path; empty: tokens are bytes, or random.
 std::string tokenizer_path(const JobOptions& options) {
   const auto& [data, model] = std::tie(options.data, options.model);
   const bool beside = data.tokenizer.empty() || data.tokenizer == "bytes";
   if (kind_of(data) == SourceKind::random) return {};
   if (!beside) return data.tokenizer;
-  const bool corpus = kind_of(data) == SourceKind::corpus;
-  if (model.init.empty() || (corpus && !has_tokenizer(model.init)))
-    return corpus ? data.source : std::string();
+  const std::string corpus = corpus_among(data);
+  if (model.init.empty() || (!corpus.empty() && !has_tokenizer(model.init))) return corpus;
   const std::string found = tokenizer_beside(model.init);
   if (data.tokenizer == "bytes" && !found.empty())
     throw InvalidArgument(
@@ -125,6 +132,11 @@ void require_readable(const JobOptions& options) {
                     "data.source=random",
                     options.data.source));
   if (!options.data.tokenizer.empty()) return;
+  if (kind == SourceKind::corpus)
+    throw InvalidArgument(
+        fmt::format("data.source = {0} is a corpus of tokens, and no tokeniser is given: set "
+                    "data.tokenizer to the one in its folder, {0}",
+                    options.data.source));
   if (kind == SourceKind::records)
     throw InvalidArgument(
         fmt::format("data.source = {} has records, which are read with a tokeniser, and there is "
@@ -147,9 +159,6 @@ void resolve_options(JobOptions& options, const std::vector<std::string>& given)
     const bool given_vocab = std::find(given.begin(), given.end(), "model.vocab") != given.end();
     if (options.model.init.empty() && !given_vocab) options.model.vocab = tokenizer.size();
     require_vocabulary(tokenizer, options);
-    if (kind_of(options.data) == SourceKind::corpus)
-      require_same_tokenizer(Corpus(options.data.source).description(), options.data.source,
-                             tokenizer);
   }
   require_readable(options);
   if (task_of(options.model) == ModelTask::classify && kind_of(options.data) == SourceKind::records)

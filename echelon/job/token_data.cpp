@@ -274,16 +274,6 @@ TokenPart part_of_corpus(const TokenReader& reader, const CorpusData& corpus,
 
 }  // namespace
 
-void require_same_tokenizer(const CorpusDescription& corpus, const std::string& folder,
-                            const Tokenizer& tokenizer) {
-  if (corpus.tokenizer == tokenizer.digest()) return;
-  throw InvalidArgument(
-      fmt::format("the corpus {} was made with another tokeniser than {}: make it anew with "
-                  "echelon tokenize corpus --tokenizer {}",
-                  folder, tokenizer.files().front().string(),
-                  tokenizer.files().front().parent_path().string()));
-}
-
 int find_column(const Records& records, const std::string& option,
                 const std::vector<std::string>& usual) {
   if (!option.empty()) return records.column(option);
@@ -338,15 +328,16 @@ TokenParts open_corpus_parts(const TokenReader& reader, double validation) {
   const DataOptions& data = reader.data;
   const bool own = !data.validation_source.empty();
   const auto open = [&](const std::string& folder, double share) {
-    return open_corpus(folder,
-                       {.context = reader.model.context, .pack = data.pack, .validation = share});
+    CorpusData opened = open_corpus(
+        folder, {.context = reader.model.context, .pack = data.pack, .validation = share});
+    require_same_tokenizer(opened.corpus->description(), folder, *reader.tokenizer);
+    return opened;
   };
   const CorpusData corpus = open(data.source, own ? 0 : validation);
   TokenParts parts{.files = corpus.corpus->description().files};
   parts.training = part_of_corpus(reader, corpus, corpus.documents.training, corpus.training);
   if (own) {
     const CorpusData other = open(data.validation_source, 0);
-    require_same_tokenizer(other.corpus->description(), data.validation_source, *reader.tokenizer);
     parts.validation = part_of_corpus(reader, other, other.documents.training, other.training);
     parts.validation.description += " of " + data.validation_source;
   } else if (corpus.validation) {

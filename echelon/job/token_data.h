@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "echelon/data/corpus/corpus.h"
+#include "echelon/data/corpus/corpus_tokenizer.h"
 #include "echelon/data/dataset.h"
 #include "echelon/data/fingerprint.h"
 #include "echelon/data/options.h"
@@ -43,10 +43,6 @@ struct TokenParts {
 TokenParts open_records(const TokenReader& reader, double validation);
 TokenParts open_corpus_parts(const TokenReader& reader, double validation);
 TokenParts open_text_as_tokens(const TokenReader& reader, double validation);
-
-// Throws InvalidArgument if a corpus was not made with this tokeniser.
-void require_same_tokenizer(const CorpusDescription& corpus, const std::string& folder,
-                            const Tokenizer& tokenizer);
 
 // The tokeniser's part of a fingerprint.
 std::string fingerprint_name(const Tokenizer& tokenizer);

@@ -13,6 +13,7 @@
 #include "echelon/base/process_memory.h"
 #include "echelon/base/random.h"
 #include "echelon/data/corpus/aside_folder.h"
+#include "echelon/data/corpus/corpus_tokenizer.h"
 #include "echelon/data/corpus/count_words.h"
 #include "echelon/data/tokenizer/bpe_trainer.h"
 #include "tests/base/scratch_folder.h"
@@ -89,7 +90,24 @@ TEST_F(CorpusWriterTest, HasTheTokensOfEachDocument) {
   const auto corpus = std::make_shared<const Corpus>(target_);
   EXPECT_EQ(corpus->description().marks.end, 0);
   EXPECT_TRUE(CorpusCheck(corpus).run(Deadline::never()));
-  require_same_tokenizer(*corpus, Tokenizer::open(target_));
+  require_same_tokenizer(corpus->description(), target_, Tokenizer::open(target_));
+}
+
+TEST_F(CorpusWriterTest, BelongsToItsTokeniserAlone) {
+  write_corpus({write_text("a.txt", "the rank")}, tokenizer(), target_, {});
+  CorpusDescription description = Corpus(target_).description();
+  const std::string folder = target_.string();
+  require_same_tokenizer(description, folder, tokenizer());
+  description.vocab = 60'000;
+  EXPECT_EQ(thrown<Corrupt>([&] { require_same_tokenizer(description, folder, tokenizer()); }),
+            folder + "/corpus.json has vocab 60000, and the tokeniser " +
+                tokenizer().files().front().string() + " has " +
+                std::to_string(tokenizer().size()) + " tokens");
+  description.tokenizer = "another";
+  EXPECT_NE(thrown<InvalidArgument>([&] {
+              require_same_tokenizer(description, folder, tokenizer());
+            }).find("is not that of the corpus " + folder),
+            std::string::npos);
 }
 
 // Cuts between pieces, batches and shards must not show.

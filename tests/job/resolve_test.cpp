@@ -4,11 +4,13 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <filesystem>
 #include <fstream>
 #include <string>
 #include <vector>
 
 #include "echelon/base/error.h"
+#include "echelon/data/corpus/corpus_writer.h"
 #include "echelon/data/tokenizer/tokenizer.h"
 #include "echelon/job/data.h"
 #include "echelon/models/family.h"
@@ -183,6 +185,60 @@ TEST(OpenData, MixesSourcesByWeight) {
     options.data.mix = {wrong};
     EXPECT_NE(thrown<InvalidArgument>([&] { open_data(options); }).find(wrong), std::string::npos);
   }
+}
+
+// Two corpora of different tokenisers.
+class CorporaTest : public testing::Test {
+ protected:
+  CorporaTest() {
+    for (const char* name : {"a", "b"}) {
+      std::filesystem::create_directories(place_.path(name));
+      place_.write(std::string(name) + "/vocab.txt",
+                   "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\nplot\nis\nwarm\n" + std::string(name));
+      write_corpus({place_.write("text.txt", text())}, Tokenizer::open(place_.path(name)),
+                   corpus(name), {});
+    }
+    options_.model.context = 8;
+    options_.train.validate_every = 0;
+  }
+  static std::string text() {
+    std::string text;
+    for (int i = 0; i < 40; ++i) text += "the plot is warm\n";
+    return text;
+  }
+  std::string corpus(const std::string& name) const { return place_.path("corpus_" + name); }
+
+  const Place place_;
+  JobOptions options_;
+};
+
+TEST_F(CorporaTest, BringTheirTokeniserToAMixture) {
+  options_.data.mix = {place_.path("text.txt") + "=1", corpus("a") + "=2"};
+  options_.data.pack = false;
+  resolve_options(options_, {});
+  EXPECT_EQ(options_.data.tokenizer, corpus("a"));
+  EXPECT_EQ(options_.model.vocab, 10);
+  options_.data.mix = {corpus("a") + "=1"};
+  const at::Tensor row = open_data(options_).training->get(std::vector<std::int64_t>{0}).input;
+  EXPECT_LT(row.max().item<std::int64_t>(), 10) << "tokens, not the bytes of files";
+}
+
+TEST_F(CorporaTest, AreRefusedWithAnotherTokeniser) {
+  options_.data.mix = {corpus("a") + "=1", corpus("b") + "=1"};
+  resolve_options(options_, {});
+  EXPECT_NE(thrown<InvalidArgument>([&] {
+              open_data(options_);
+            }).find("is not that of the corpus " + corpus("b")),
+            std::string::npos);
+}
+
+TEST_F(CorporaTest, AreRefusedWithoutATokeniser) {
+  options_.data.source = corpus("a");
+  EXPECT_EQ(thrown<InvalidArgument>([&] { open_data(options_); }),
+            "data.source = " + corpus("a") +
+                " is a corpus of tokens, and no tokeniser is given: set data.tokenizer to the one "
+                "in its folder, " +
+                corpus("a"));
 }
 
 TEST(OpenEvaluation, ReadsAWholeFileWithTheLabelsOfTheModel) {

@@ -108,16 +108,6 @@ void require_corpus_place(const fs::path& folder, bool replace) {
                     folder.string()));
 }
 
-void require_same_tokenizer(const Corpus& corpus, const Tokenizer& tokenizer) {
-  const auto& description = corpus.description();
-  if (tokenizer.digest() == description.tokenizer && tokenizer.size() == description.vocab) return;
-  throw Corrupt(fmt::format(
-      "the tokeniser {} is not that of the corpus {}: its digest is {}, and the corpus was made "
-      "with {}",
-      tokenizer.files().front().string(), corpus.folder().string(), tokenizer.digest(),
-      description.tokenizer));
-}
-
 TextCut cut_for(const Tokenizer& tokenizer) {
   constexpr std::size_t around = 256, most_tries = 64;
   const auto within = [](std::string_view text, std::size_t at) {

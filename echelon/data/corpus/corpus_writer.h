@@ -55,7 +55,4 @@ TextCut cut_for(const Tokenizer& tokenizer);
 // empty, or have a corpus that may be replaced.
 void require_corpus_place(const std::filesystem::path& folder, bool replace);
 
-// Throws Corrupt if the tokeniser is another than that with which the corpus was made.
-void require_same_tokenizer(const Corpus& corpus, const Tokenizer& tokenizer);
-
 }  // namespace echelon
