@@ -56,8 +56,9 @@ struct Pass {
   // targets in the global batch, a double on the device. The loss is then the sum over the targets
   // divided by it, and the weight is 1.
   at::Tensor divisor;
-  // Last layer only, in evaluation: gets the logits of some rows at a time with their targets
-  // (-100: none), for metrics. Ranks that split the layer all set it, or none of them.
+  // Last layer only, in evaluation: if set, the layer calls it with the logits of some rows at a
+  // time and their targets (-100: none), for metrics. An evaluation with metrics refuses a layer
+  // that never calls it. Ranks that split the layer all set it, or none of them.
   std::function<void(const at::Tensor& logits, const at::Tensor& target)> observe;
   at::Tensor scale;      // last layer only: also scales them, a float on the device; undefined: 1
   bool training = true;  // false: no backward will follow, keep nothing

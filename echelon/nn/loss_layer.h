@@ -21,7 +21,7 @@ using LossFunction = std::function<at::Tensor(const at::Tensor& output, const at
 std::unique_ptr<Layer> loss_layer(LossFunction loss);
 
 // The same for a model with several outputs, or a loss that reads more of the batch than its
-// target: a weight for each sample, say.
+// target: a weight for each sample, say. Metrics get the first output and the target.
 using BatchLossFunction = std::function<at::Tensor(const Tensors& outputs, const Batch& batch)>;
 std::unique_ptr<Layer> batch_loss_layer(BatchLossFunction loss);
 

@@ -256,8 +256,7 @@ class LossLayer : public Layer {
     }
     Batch batch = pass.batch ? *pass.batch : Batch();
     batch.target = pass.target;
-    if (!pass.training && pass.observe && inputs.size() == 1)
-      pass.observe(inputs.front(), pass.target);
+    if (!pass.training && pass.observe) pass.observe(inputs.front(), pass.target);
     const at::Tensor loss = loss_(wide, batch.map(wide_enough));
     if (loss.numel() != 1) {
       throw InvalidArgument(fmt::format(

@@ -16,14 +16,16 @@ Evaluation evaluate(const EvaluationPart& part, const Metrics& metrics) {
   const std::int64_t samples = std::ssize(part.samples);
   Evaluation result{.samples = samples};
   for (const auto& metric : metrics) result.counts.push_back(metric->none());
+  bool observed = false;
   const Observe count = [&](const at::Tensor& output, const at::Tensor& target) {
+    observed = true;
     for (std::size_t i = 0; i < metrics.size(); ++i)
       metrics[i]->add(result.counts[i], output, target);
   };
   const Observe ignore = [](const at::Tensor&, const at::Tensor&) {};
 
   at::Tensor loss;  // weighted sum
-  double weights = 0;
+  double weights = 0, batches = 0;
   for (std::int64_t at = 0; at < samples; at += part.at_once * part.parts) {
     const auto first = std::min(samples, at + part.index * part.at_once),
                end = std::min(samples, first + part.at_once);
@@ -43,16 +45,23 @@ Evaluation evaluate(const EvaluationPart& part, const Metrics& metrics) {
     if (!loss.defined()) loss = at::zeros({}, mean.options().dtype(at::kDouble));
     loss.add_(mean, weight);
     if (part.sees_outputs) weights += weight;
+    if (part.sees_outputs && counts) ++batches;
   }
 
   // One exchange for everything. Datasets of different ranks may be allowed to differ in size.
+  const double unobserved = metrics.empty() || observed ? 0 : batches;
   std::vector<at::Tensor> all = {loss.reshape({1}).cpu(),
-                                 at::zeros({1}, at::kDouble).fill_(weights)};
+                                 at::zeros({1}, at::kDouble).fill_(weights),
+                                 at::zeros({1}, at::kDouble).fill_(unobserved)};
   for (const auto& counts : result.counts) all.push_back(counts.reshape({-1}));
   const at::Tensor sums = at::cat(all);
   if (part.sum) part.sum(sums);
   result.loss = sums[0].item<double>() / sums[1].item<double>();
-  std::int64_t begin = 2;
+  if (sums[2].item<double>() > 0)
+    throw InvalidArgument(
+        "metrics need the model's outputs, and its last layer passes none to them: let its forward "
+        "call pass.observe(outputs, pass.target) if it is set, or add no metric");
+  std::int64_t begin = 3;
   for (std::size_t i = 0; i < metrics.size(); ++i) {
     at::Tensor& counts = result.counts[i];
     counts.copy_(sums.narrow(0, begin, counts.numel()).view(counts.sizes()));

@@ -39,6 +39,8 @@ struct EvaluationPart {
   std::function<void(const at::Tensor& sums)> sum = {};
 };
 
+// Throws InvalidArgument, on all processes, if there are metrics and the last layer passed no
+// outputs to `observe`.
 Evaluation evaluate(const EvaluationPart& part, const Metrics& metrics);
 
 // The first `samples` samples of a dataset, in the order that needs the least padding: the longest

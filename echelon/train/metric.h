@@ -30,10 +30,10 @@ class Metric {
 
   // The counts before the first row: zeros of type double, of any shape.
   virtual at::Tensor none() const = 0;
-  // Adds some rows to the counts. `output` is what the last layer compares with `target`. For the
-  // heads of our models these are logits [rows, classes] and labels or tokens [rows]; a row whose
-  // target is -100 has none and does not count. The tensors are on the model's device, the counts
-  // on the CPU.
+  // Adds some rows to the counts. `output` is what the last layer compares with `target`: for a
+  // batch_loss_layer that gets several tensors, the first of them. For the heads of our models
+  // these are logits [rows, classes] and labels or tokens [rows]; a row whose target is -100 has
+  // none and does not count. The tensors are on the model's device, the counts on the CPU.
   virtual void add(at::Tensor counts, const at::Tensor& output, const at::Tensor& target) const = 0;
   virtual Scores scores(const at::Tensor& counts) const = 0;
 };

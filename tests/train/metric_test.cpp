@@ -222,5 +222,71 @@ TEST(Metric, GivesTheSameScoresInEveryLayout) {
   }
 }
 
+// Two heads, of which the first gives the labels.
+struct TwoHeadsImpl : torch::nn::Module {
+  torch::nn::Linear labels = register_module("labels", torch::nn::Linear(2, 4)),
+                    other = register_module("other", torch::nn::Linear(2, 3));
+  std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& x) {
+    return {labels->forward(x), other->forward(x)};
+  }
+};
+TORCH_MODULE(TwoHeads);
+
+TEST(Metric, SeesTheFirstOfSeveralOutputs) {
+  const Quadrants data;
+  TwoHeads heads;
+  Stack stack;
+  stack.add(module_layer("heads", heads));
+  stack.add(batch_loss_layer([](const Tensors& outputs, const Batch& batch) {
+    return torch::nn::functional::cross_entropy(outputs.at(0), batch.target) +
+           outputs.at(1).pow(2).mean();
+  }));
+  const PlanOptions job = tiny_options();
+  Trainer trainer(stack, data, TrainerOptions{.train = job.train, .optim = job.optim});
+  trainer.add_metric(classification_metric(4));
+  const Evaluation seen = trainer.measure(data, data.size());
+  const at::Tensor all = data.get(evaluation_order(data, data.size())).input;
+  const at::Tensor right = std::get<0>(heads->forward(all)).argmax(1).eq(data.labels());
+  EXPECT_GT(right.sum().item<std::int64_t>(), 0);
+  EXPECT_EQ(score(seen.scores, "accuracy"), right.to(at::kDouble).mean().item<double>());
+}
+
+// A user's own last layer, which shows metrics nothing.
+class Silent : public Layer {
+ public:
+  Tensors forward_all(const Tensors& inputs, Pass& pass) override {
+    if (!pass.target.defined()) return inputs;
+    return {inputs.front().sum().to(at::kDouble)};
+  }
+  Tensors backward_all(const Tensors&, Pass&) override { return {at::Tensor()}; }
+};
+
+TEST(Metric, RefusesALastLayerThatPassesItNothing) {
+  at::set_num_threads(1);
+  const Quadrants data;
+  const auto measured = [&](const ParallelOptions& parallel, std::shared_ptr<Communicator> ranks) {
+    Stack stack;
+    stack.add(module_layer("heads", torch::nn::Linear(2, 4))).add(std::make_unique<Silent>());
+    const PlanOptions job = tiny_options();
+    Trainer trainer(stack, data,
+                    TrainerOptions{.train = job.train,
+                                   .optim = job.optim,
+                                   .parallel = parallel,
+                                   .pipeline = {.balance = BalanceBy::count, .stages = {}}},
+                    std::move(ranks));
+    trainer.measure(data, data.size());  // without a metric it is none of its business
+    trainer.add_metric(classification_metric(4));
+    return thrown<InvalidArgument>([&] { trainer.measure(data, data.size()); });
+  };
+  const std::string expected = measured({}, nullptr);
+  EXPECT_NE(expected.find("call pass.observe(outputs, pass.target)"), std::string::npos)
+      << expected;
+  for (const int pipeline : {1, 2})
+    run_ranks_well({.world = 2}, [&](Group& group) {
+      EXPECT_EQ(measured({.pipeline = pipeline}, native_communicator(group.shared_from_this())),
+                expected);
+    });
+}
+
 }  // namespace
 }  // namespace echelon
