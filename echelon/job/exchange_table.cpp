@@ -31,12 +31,16 @@ std::string ms_text(double seconds) {
   return seconds < 1 ? fmt::format("{:.2f}", ms(seconds)) : fmt::format("{:.0f}", ms(seconds));
 }
 
+// Five of these stand in one line.
+std::string short_ms_text(double seconds) {
+  return seconds < 0.1 ? fmt::format("{:.2f}", ms(seconds)) : fmt::format("{:.0f}", ms(seconds));
+}
+
 std::string time_text(double seconds) { return seconds > 0 ? ms_text(seconds) + " ms" : "-"; }
 
 }  // namespace
 
-ExchangeTable::ExchangeTable(std::shared_ptr<Communicator> ranks)
-    : ranks_(std::move(ranks)), seen_(ranks_->ledger().entries()) {}
+ExchangeTable::ExchangeTable(std::shared_ptr<Communicator> ranks) : ranks_(std::move(ranks)) {}
 
 void ExchangeTable::add(const StepReport& step) {
   if (!std::exchange(stepped_, true)) return;
@@ -55,8 +59,6 @@ ExchangeTable::Row& ExchangeTable::row_of(const Exchanged& one) {
 }
 
 void ExchangeTable::add(const ExchangeReport& report) {
-  const auto added = ranks_->ledger().since(seen_);
-  seen_ = ranks_->ledger().entries();
   if (!std::exchange(exchanged_, true)) return;
   ++exchanges_;
   for (const Exchanged& one : report.exchanges) {
@@ -70,11 +72,11 @@ void ExchangeTable::add(const ExchangeReport& report) {
     row.hidden += std::max(0.0, ran - one.waited);
     ++row.times;
   }
-  count_what_was_sent(added);
+  count_sent(report.sent);
   predict_waiting(report);
 }
 
-void ExchangeTable::count_what_was_sent(const std::vector<Ledger::Entry>& added) {
+void ExchangeTable::count_sent(const std::vector<Ledger::Entry>& sent) {
   for (auto& [key, row] : rows_) {
     const auto& [order, purpose, operation, part] = key;
     if (row.here) continue;
@@ -84,7 +86,7 @@ void ExchangeTable::count_what_was_sent(const std::vector<Ledger::Entry>& added)
       row.known = true;
     }
     const std::string tag = tag_of({.purpose = purpose, .part = part, .told_apart = part >= 0});
-    for (const auto& entry : added) {
+    for (const auto& entry : sent) {
       if (entry.tag != tag || entry.operation != operation || entry.calls + entry.bytes == 0)
         continue;
       row.algorithm = entry.algorithm;
@@ -116,12 +118,13 @@ void ExchangeTable::predict_waiting(const ExchangeReport& report) {
 
 std::string ExchangeTable::text() const {
   const double steps = double(std::max<std::int64_t>(1, steps_));
-  std::string text =
-      fmt::format("{} ms a step: {} computing, {} waiting, {} exchanging meanwhile\n",
-                  ms_text(seconds_ / steps), ms_text(compute_ / steps), ms_text(exposed_ / steps),
-                  ms_text(hidden_ / steps));
-  text += fmt::format("{:<14} {:>10}  {:<18} {:<6} {:>9} {:>9} {:>6}\n", "exchange", "size", "by",
-                      "over", "predicted", "measured", "hidden");
+  const double other = std::max(0.0, seconds_ - compute_ - exposed_ - update_);
+  std::string text = fmt::format("mean step {} ms: {} computing, {} waiting, {} update, {} other\n",
+                                 short_ms_text(seconds_ / steps), short_ms_text(compute_ / steps),
+                                 short_ms_text(exposed_ / steps), short_ms_text(update_ / steps),
+                                 short_ms_text(other / steps));
+  text += fmt::format("{:<14} {:>10}  {:<18} {:<6} {:>9} {:>9} {:>6}\n", "exchange", "size",
+                      "algorithm", "link", "predicted", "measured", "hidden");
   for (const auto& [key, row] : rows_) {
     const auto& [order, purpose, operation, part] = key;
     const double times = double(std::max<std::int64_t>(1, row.times));

@@ -1,14 +1,14 @@
-// What a rank exchanges in a step, one row for each bucket, parameter group and server, as it goes:
-// its size, how and over which link it is sent, the time that the cost model predicts, the time
-// that it took, and how much of that overlapped computing.
+// What a rank exchanges in a step, one row for each bucket, parameter group and server: its size,
+// the algorithm and the link, the time that the cost model predicts, the time that it took, and how
+// much of that overlapped computing. The first line says where the time of a step goes.
 //
-//   11.42 ms a step: 9.60 computing, 0.31 waiting, 1.84 exchanging meanwhile
-//   exchange             size  by                 over   predicted  measured hidden
+//   mean step 11.42 ms: 9.60 computing, 0.31 waiting, 1.12 update, 0.39 other
+//   exchange             size  algorithm          link   predicted  measured hidden
 //   gradients 0       1.0 MiB  shared             shared   0.21 ms   0.24 ms   98 %
 //   gradients 1     768.0 KiB  shared             shared   0.16 ms   0.21 ms   12 %
 //
-// Numbers are means over the steps so far, without the first, which also makes plans and allocates.
-// exchanges.json has the same numbers, and what the rank sent (docs/formats.md).
+// Numbers are means over the steps so far, except for the first, which also makes plans and
+// allocates. exchanges.json has the same numbers, and what the rank sent (docs/formats.md).
 #pragma once
 
 #include <map>
@@ -47,17 +47,16 @@ class ExchangeTable {
     std::uint64_t sent = 0;  // bytes, of all
   };
   Row& row_of(const Exchanged& one);
-  void count_what_was_sent(const std::vector<Ledger::Entry>& added);
+  void count_sent(const std::vector<Ledger::Entry>& sent);
   void predict_waiting(const ExchangeReport& report);
 
   std::shared_ptr<Communicator> ranks_;
-  std::vector<Ledger::Entry> seen_;
   std::map<Key, Row> rows_;
   std::map<std::tuple<Purpose, Operation, int>, std::int64_t> order_;
   // Reports of steps and of exchanges, less the first of each. They differ where other workers of
   // parameter servers complete steps.
   std::int64_t steps_ = 0, exchanges_ = 0;
-  bool stepped_ = false, exchanged_ = false;  // the first one has come
+  bool stepped_ = false, exchanged_ = false;  // the first one is left out
   double seconds_ = 0, compute_ = 0, exposed_ = 0, hidden_ = 0, update_ = 0;
   // Of all-reduces of gradients: how long the last one ran after backward, and how long it would
   // run if each took its predicted time.

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 
 namespace echelon {
@@ -37,6 +38,28 @@ class PlainExchange final : public Exchange {
     deliver(slice);
   }
 };
+
+double seconds(WorkClock::Clock::duration time) {
+  return std::chrono::duration<double>(time).count();
+}
+
+// The seconds of a span that lie within any of the others, which may overlap.
+double overlap(const WorkSpan& span, const std::vector<WorkSpan>& others) {
+  std::vector<WorkSpan> inside;
+  for (const auto& other : others) {
+    const WorkSpan both{std::max(span.begin, other.begin), std::min(span.end, other.end)};
+    if (both.begin < both.end) inside.push_back(both);
+  }
+  std::sort(inside.begin(), inside.end(),
+            [](const auto& a, const auto& b) { return a.begin < b.begin; });
+  WorkClock::Clock::duration total{};
+  auto counted = span.begin;
+  for (const auto& one : inside) {
+    total += std::max(one.end, counted) - std::max(one.begin, counted);
+    counted = std::max(counted, one.end);
+  }
+  return seconds(total);
+}
 
 }  // namespace
 
@@ -85,9 +108,8 @@ Work Exchange::counted(Operation operation, const at::Tensor& slice, const Parce
                   .bytes = slice.nbytes(),
                   .asked = start,
                   .span = here};
-  if (blocks) about.waited = std::chrono::duration<double>(here.end - here.begin).count();
-  const std::lock_guard lock(mutex_);
-  records_.push_back({about, work});
+  if (blocks) add_wait(here);
+  add({about, work});
   return work;
 }
 
@@ -137,26 +159,35 @@ void Exchange::timed(const at::Tensor& slice, const Parcel& parcel, Operation op
   call();
   if (!recording_) return;
   const WorkSpan span{start, WorkClock::Clock::now()};
+  add_wait(span);
+  add({{.purpose = parcel.purpose,
+        .part = parcel.part,
+        .operation = operation,
+        .here = parcel.here,
+        .bytes = slice.nbytes(),
+        .asked = start,
+        .span = span},
+       Work()});
+}
+
+void Exchange::add(Record record) {
   const std::lock_guard lock(mutex_);
-  records_.push_back({{.purpose = parcel.purpose,
-                       .part = parcel.part,
-                       .operation = operation,
-                       .here = parcel.here,
-                       .bytes = slice.nbytes(),
-                       .asked = start,
-                       .span = span,
-                       .waited = std::chrono::duration<double>(span.end - span.begin).count()},
-                      Work()});
+  records_.push_back(std::move(record));
+}
+
+void Exchange::add_wait(WorkSpan span) {
+  const std::lock_guard lock(mutex_);
+  waits_.push_back(span);
 }
 
 void Exchange::wait(const Work& work, at::Device device) {
-  const double before = clock_.waited();
+  const auto start = WorkClock::Clock::now();
   clock_.wait(work, device);
   if (!recording_ || device.is_cuda() || work == Work()) return;
+  add_wait({start, WorkClock::Clock::now()});
   const std::lock_guard lock(mutex_);
   for (auto& record : records_) {
     if (!(record.work == work)) continue;
-    record.about.waited += clock_.waited() - before;
     if (const auto span = work.span()) record.about.span = *span;
     record.work = Work();
   }
@@ -164,8 +195,10 @@ void Exchange::wait(const Work& work, at::Device device) {
 
 void Exchange::begin_step() {
   clock_.reset();
+  if (recording_ && ledger_) sent_before_ = ledger_->entries();
   const std::lock_guard lock(mutex_);
   records_.clear();
+  waits_.clear();
 }
 
 std::vector<Exchanged> Exchange::recorded() const {
@@ -174,8 +207,14 @@ std::vector<Exchanged> Exchange::recorded() const {
   for (const auto& record : records_) {
     all.push_back(record.about);
     if (const auto span = record.work.span()) all.back().span = *span;
+    all.back().waited = overlap(all.back().span, waits_);
   }
   return all;
+}
+
+std::vector<Ledger::Entry> Exchange::sent() const {
+  if (!recording_ || !ledger_) return {};
+  return ledger_->since(sent_before_);
 }
 
 std::shared_ptr<Exchange> plain_exchange() { return std::make_shared<PlainExchange>(); }

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "echelon/collective/call.h"
+#include "echelon/collective/ledger.h"
 #include "echelon/comm/communicator.h"
 #include "echelon/comm/work_clock.h"
 
@@ -49,7 +50,8 @@ struct Exchanged {
   std::size_t bytes = 0;                             // of the slice that all take part in
   std::chrono::steady_clock::time_point asked = {};  // when the step had it ready
   WorkSpan span = {};                                // when it ran
-  double waited = 0;                                 // seconds that the step waited for it
+  // Seconds of its span in which the step waited, for this or for another exchange.
+  double waited = 0;
 };
 
 class Exchange {
@@ -89,6 +91,10 @@ class Exchange {
   // What this step has exchanged so far, in the order in which it was started. Not on GPUs, where
   // the host does not know when an exchange runs.
   std::vector<Exchanged> recorded() const;
+  // What this rank has sent since this step began, if it records and has a ledger.
+  std::vector<Ledger::Entry> sent() const;
+  // The ledger of the communicator that it uses; null: none. It must outlive the steps.
+  void set_ledger(const Ledger* ledger) { ledger_ = ledger; }
 
  protected:
   virtual Work begin_sum(Communicator& ranks, const at::Tensor& slice, const Parcel& parcel) = 0;
@@ -115,10 +121,16 @@ class Exchange {
   void timed(const at::Tensor& slice, const Parcel& parcel, Operation operation,
              const std::function<void()>& call);
 
+  void add(Record record);
+  void add_wait(WorkSpan span);
+
   WorkClock clock_;
   bool recording_ = false;
-  mutable std::mutex mutex_;  // of records_: slices are pushed by several threads
+  const Ledger* ledger_ = nullptr;
+  std::vector<Ledger::Entry> sent_before_;  // this step
+  mutable std::mutex mutex_;  // of records_ and waits_: slices are pushed by several threads
   std::vector<Record> records_;
+  std::vector<WorkSpan> waits_;  // when the step waited
 };
 
 // Sends slices unchanged.

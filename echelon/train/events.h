@@ -49,6 +49,7 @@ struct ExchangeReport {
   std::int64_t step = 0;
   std::span<const TracedAction> actions = {};
   std::vector<Exchanged> exchanges = {};  // in the order in which they were started
+  std::vector<Ledger::Entry> sent = {};   // by this rank in this step, and not between steps
   // When the step waited for its batch, by the clock of the actions; equal if it did not.
   std::chrono::steady_clock::time_point data_begin = {}, data_end = {};
 };

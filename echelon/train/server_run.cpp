@@ -23,6 +23,7 @@ void Trainer::use_servers(ServerWorker::Setup setup, const NetOptions& net, cons
   plan.server.count = 1;
   require_can_run(plan, 1);
   setup.exchange = exchange_;
+  exchange_->set_ledger(&ledger);
   servers_ = std::make_unique<ServerWorker>(std::move(setup), net, token, stack_.units(),
                                             stack_.values(), stack_.grads(), ledger);
   batch_parts_ = servers_->shares();
@@ -138,7 +139,7 @@ void Trainer::compute_share(const Task& task) {
       share_times_.compute;
   if (tracing_)
     tell(ExchangeReport{task.clock + 1, executor_->traced(), exchange_->recorded(),
-                        reader_->waited_from(), reader_->waited_until()});
+                        exchange_->sent(), reader_->waited_from(), reader_->waited_until()});
 }
 
 at::Tensor Trainer::served_master(const Task& pinned, const Parameter& parameter) {

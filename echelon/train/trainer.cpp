@@ -414,7 +414,7 @@ void Trainer::collect(std::size_t leave) {
     if (last_done_->skipped) ++skipped_;
     tell(*last_done_);
     if (!executor_->traced().empty())
-      tell(ExchangeReport{slot.step, executor_->traced(), executor_->exchanged(),
+      tell(ExchangeReport{slot.step, executor_->traced(), executor_->exchanged(), exchange_->sent(),
                           reader_->waited_from(), reader_->waited_until()});
     if (device_.is_cuda()) flight.free.push_back(std::move(slot));
   }

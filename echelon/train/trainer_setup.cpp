@@ -109,6 +109,7 @@ void Trainer::lay_out(std::shared_ptr<Communicator> ranks) {
   parts.forget_whole();
   forget_layout();
   try {
+  exchange_->set_ledger(all_ ? &all_->ledger() : nullptr);
     build_layout(std::move(ranks));
   } catch (...) {
     executor_.reset();  // so that calls say that the model is not laid out
