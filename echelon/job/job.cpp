@@ -20,6 +20,7 @@
 #include "echelon/comm/job_ledger.h"
 #include "echelon/comm/texts.h"
 #include "echelon/job/async_phases.h"
+#include "echelon/job/best_validation.h"
 #include "echelon/job/data.h"
 #include "echelon/job/data_check.h"
 #include "echelon/job/exchange_table.h"
@@ -44,9 +45,8 @@
 namespace echelon {
 namespace {
 
-constexpr int columns = 80;                       // of a pipeline's drawing
-constexpr const char* best_note = "best";         // of a state: BestSoFar::text
-constexpr const char* perplexity = "perplexity";  // of every validation
+constexpr int columns = 80;                // of a pipeline's drawing
+constexpr const char* best_note = "best";  // of a state: BestSoFar::text
 
 // The run to resume, which the first rank locks; if it cannot, every rank throws. Nothing on other
 // ranks, and for a new run.
@@ -118,6 +118,7 @@ class Job {
   void start_traces();
   void restore();
   void watch_validations();
+  bool best_is_kept();
   void begin();
   void show_exchanges();
   void train();
@@ -127,6 +128,7 @@ class Job {
     phases_ ? phases_->run_until(step, &stop_) : trainer_->run_until(step, &stop_);
   }
   void validate();
+  void keep_best();
   void save();
   void write_weights_folder(const std::filesystem::path& folder);
   void leave_servers();
@@ -291,23 +293,26 @@ void Job::restore() {
 }
 
 void Job::watch_validations() {
-  const auto& [metric, patience, keeps] =
-      std::tie(steps().stop_metric, steps().patience, steps().keep_best);
-  if (patience == 0 && !keeps) return;
+  const bool keeps = steps().keep_best;
+  if (steps().patience == 0 && !keeps) return;
   if (!data_.validation)
     throw InvalidArgument(
         "train.patience and train.keep_best compare validations, and this job has no data for "
         "them: set data.validation, or train.patience=0 and train.keep_best=false");
-  auto names = trainer_->score_names();
-  names.insert(names.begin() + 1, perplexity);
-  if (std::ranges::find(names, metric) == names.end())
-    throw InvalidArgument(
-        fmt::format("train.stop_metric = {} is no score of this job's validations, which have {}",
-                    metric, fmt::join(names, ", ")));
-  best_.emplace(metric, patience);
+  best_.emplace(watch_best(steps(), *trainer_, data_.units));
   if (!resumes()) return;
   best_->restore(saved_note(RunDirectory::open(request_.resume).state(), best_note));
+  if (keeps && !best_->is_exhausted() && !best_is_kept()) best_->forget_best();
   trainer_->note(best_note, best_->text());
+}
+
+// Whether best/ of the run to resume has the weights of the best validation. The state may be older
+// than the folder, or of a job that kept none.
+bool Job::best_is_kept() {
+  if (!best_->best()) return true;
+  std::string kept;
+  if (former_) kept = is_kept(former_->best(), best_->score_name(), *best_->best()) ? "yes" : "no";
+  return (request_.ranks ? gather_texts(*request_.ranks, kept, "setup").front() : kept) == "yes";
 }
 
 void Job::begin() {
@@ -378,21 +383,26 @@ void Job::train() {
 void Job::validate() {
   const auto seen = trainer_->measure(*data_.validation, steps().validate_samples);
   if (!best_) return;
-  const std::string& name = best_->score_name();
-  const double* const score = find_score(seen.scores, name);
-  const bool better = best_->add(trainer_->step(), score                ? *score
-                                                   : name == perplexity ? std::exp(seen.loss)
-                                                                        : seen.loss);
+  const bool better =
+      best_->add(trainer_->step(), score_of(seen, data_.units, best_->score_name()));
   trainer_->note(best_note, best_->text());
-  if (better && steps().keep_best) write_weights_folder(file("best"));
+  if (better && steps().keep_best) keep_best();
   if (reporter_) reporter_->validated(*best_);
+}
+
+void Job::keep_best() {
+  const auto folder = file("best");
+  if (reporter_) forget_kept(folder);
+  write_weights_folder(folder);
+  if (reporter_) note_kept(folder, best_->score_name(), *best_->best());
 }
 
 JobEnd Job::finish() {
   const bool finished = is_finished();
   // So that a finished run can be given more steps. With save_every, the last of its own states
-  // stays.
-  if (!finished || (steps().save_every == 0 && steps().save_last)) save();
+  // stays, unless training stopped early: resumed from an older state, it would go on.
+  const bool stopped = best_ && best_->is_exhausted();
+  if (!finished || ((steps().save_every == 0 || stopped) && steps().save_last)) save();
   if (finished && steps().save_last) write_weights_folder(file("weights"));
   leave_servers();
   const std::string ledger = gather_ledger();

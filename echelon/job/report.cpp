@@ -16,6 +16,7 @@
 #include "echelon/base/wrapped.h"
 #include "echelon/comm/texts.h"
 #include "echelon/data/xz.h"
+#include "echelon/job/best_validation.h"
 #include "echelon/models/family.h"
 #include "echelon/nn/attention.h"
 #include "echelon/nn/generate.h"
@@ -301,10 +302,11 @@ std::string best_text(const JobOutcome& outcome, const RunDirectory& run, bool k
   if (!outcome.stopped.empty()) text += report_line("stopped", outcome.stopped);
   if (outcome.best)
     text += report_line(
-        "best",
-        fmt::format("{} {:.4f} after step {}{}", outcome.best_score, outcome.best->score,
-                    outcome.best->step,
-                    kept ? fmt::format(": {} has those weights", run.best().string()) : ""));
+        "best", fmt::format("{} {:.4f} after step {}{}", outcome.best_score, outcome.best->score,
+                            outcome.best->step,
+                            kept && is_kept(run.best(), outcome.best_score, *outcome.best)
+                                ? fmt::format(": {} has those weights", run.best().string())
+                                : ""));
   return text;
 }
 

@@ -5,14 +5,22 @@
 #include <utility>
 
 #include "echelon/base/error.h"
-#include "echelon/train/metric.h"
 
 namespace echelon {
+namespace {
+
+// JSON has no infinite numbers.
+nlohmann::ordered_json number(double score) {
+  if (std::isfinite(score)) return score;
+  return score > 0 ? "inf" : "-inf";
+}
+
+}  // namespace
 
 bool BestSoFar::add(std::int64_t step, double score) {
   const bool better =
       !std::isnan(score) &&
-      (!best_ || (more_is_better(score_) ? score > best_->score : score < best_->score));
+      (!best_ || (better_ == Better::more ? score > best_->score : score < best_->score));
   if (better) best_ = {step, score};
   since_ = better ? 0 : since_ + 1;
   return better;
@@ -22,10 +30,7 @@ std::string BestSoFar::text() const {
   nlohmann::ordered_json all = {{"score", score_}, {"since", since_}};
   if (best_) {
     all["step"] = best_->step;
-    // JSON has no infinite numbers.
-    all["best"] = std::isfinite(best_->score)
-                      ? nlohmann::ordered_json(best_->score)
-                      : nlohmann::ordered_json(best_->score > 0 ? "inf" : "-inf");
+    all["best"] = number(best_->score);
   }
   return all.dump();
 }
@@ -46,6 +51,12 @@ void BestSoFar::restore(const std::string& text) {
   } catch (const nlohmann::json::exception&) {
     throw Corrupt("a state's note about its best validation cannot be read: " + text);
   }
+}
+
+std::string text_of(const std::string& score, const BestSoFar::Validation& validation) {
+  return nlohmann::ordered_json{
+      {"score", score}, {"step", validation.step}, {"value", number(validation.score)}}
+      .dump();
 }
 
 }  // namespace echelon

@@ -1,6 +1,6 @@
 // The best of a run's validations, and when to stop because none has been better for a while.
 //
-//   BestSoFar best("f1", /*patience=*/3);
+//   BestSoFar best("f1", Better::more, /*patience=*/3);
 //   if (best.add(step, score)) keep_weights();   // better than every validation before
 //   if (best.is_exhausted()) stop();             // three in a row were not
 //
@@ -14,6 +14,8 @@
 
 namespace echelon {
 
+enum class Better { less, more };  // of a score
+
 class BestSoFar {
  public:
   struct Validation {
@@ -21,9 +23,9 @@ class BestSoFar {
     double score = 0;
   };
 
-  // `score`: its name, which says whether more is better (metric.h). A patience of 0 never ends.
-  BestSoFar(std::string score, std::int64_t patience)
-      : score_(std::move(score)), patience_(patience) {}
+  // `score`: its name. A patience of 0 never ends.
+  BestSoFar(std::string score, Better better, std::int64_t patience)
+      : score_(std::move(score)), better_(better), patience_(patience) {}
 
   // Adds the next validation and returns whether it is the best so far. An equal score is not
   // better, and one that is not a number is worse than any.
@@ -39,11 +41,18 @@ class BestSoFar {
   std::string text() const;
   void restore(const std::string& text);
 
+  // Lets the next validation be the best. The count goes on.
+  void forget_best() { best_.reset(); }
+
  private:
   std::string score_;
+  Better better_;
   std::int64_t patience_;
   std::optional<Validation> best_;
   std::int64_t since_ = 0;
 };
+
+// A validation as JSON: its score by name, its step. Equal texts are equal validations.
+std::string text_of(const std::string& score, const BestSoFar::Validation& validation);
 
 }  // namespace echelon

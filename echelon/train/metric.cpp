@@ -117,6 +117,4 @@ std::shared_ptr<const Metric> classification_metric(std::int64_t labels) {
 
 std::shared_ptr<const Metric> token_metric() { return std::make_shared<Tokens>(); }
 
-bool more_is_better(std::string_view score) { return score != "loss" && score != "perplexity"; }
-
 }  // namespace echelon

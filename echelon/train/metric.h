@@ -36,6 +36,8 @@ class Metric {
   // none and does not count. The tensors are on the model's device, the counts on the CPU.
   virtual void add(at::Tensor counts, const at::Tensor& output, const at::Tensor& target) const = 0;
   virtual Scores scores(const at::Tensor& counts) const = 0;
+  // Whether a model with more of this score is better. Of an error, override it with false.
+  virtual bool more_is_better(std::string_view /*score*/) const { return true; }
 };
 
 // Counts [labels, labels]: how many samples of label i (row) the model gave label j (column).
@@ -50,8 +52,5 @@ std::shared_ptr<const Metric> classification_metric(std::int64_t labels);
 
 // The share of tokens for which the right one is the likeliest, as "accuracy".
 std::shared_ptr<const Metric> token_metric();
-
-// Whether a model with more of this score is better: true except for "loss" and "perplexity".
-bool more_is_better(std::string_view score);
 
 }  // namespace echelon

@@ -36,6 +36,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "echelon/base/error.h"
@@ -58,6 +59,7 @@
 #include "echelon/plan/options.h"
 #include "echelon/step/executor.h"
 #include "echelon/train/batch_reader.h"
+#include "echelon/train/best_so_far.h"
 #include "echelon/train/evaluation.h"
 #include "echelon/train/events.h"
 
@@ -191,6 +193,8 @@ class Trainer {
   void add_metric(std::shared_ptr<const Metric> metric) { metrics_.push_back(std::move(metric)); }
   // The names of the scores of an evaluation: "loss", and those of the metrics.
   std::vector<std::string> score_names() const;
+  // In which direction one of them gets better (Metric::more_is_better); less of the loss.
+  Better better(std::string_view score) const;
   // Whether no rank has all parameters: parallel.zero=3, parallel.pipeline or parallel.tensor.
   bool is_sharded() const { return layout_.splits_model() || placement_.values.sliced; }
   // Whether save() and master() are collective.

@@ -86,6 +86,13 @@ std::vector<std::string> Trainer::score_names() const {
   return names;
 }
 
+Better Trainer::better(std::string_view score) const {
+  for (const auto& metric : metrics_)
+    if (find_score(metric->scores(metric->none()), score))
+      return metric->more_is_better(score) ? Better::more : Better::less;
+  return Better::less;
+}
+
 // `together`: all ranks take part, and ranks that split a batch split the samples.
 Evaluation Trainer::measure(const Dataset& data, std::int64_t samples, bool together) {
   if (samples < 1 || data.size() < 1)

@@ -41,6 +41,7 @@ class Distance : public echelon::Metric {
   echelon::Scores scores(const torch::Tensor& counts) const override {
     return {{"distance", (counts[0] / counts[1]).item<double>()}};
   }
+  bool more_is_better(std::string_view /*score*/) const override { return false; }
 };
 
 int main(int argc, char** argv) try {

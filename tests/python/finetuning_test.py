@@ -213,3 +213,51 @@ def test_equal_scores_are_no_better(echelon):
     run = echelon.train_well("a", train_steps=40, train_validate_every=3, optim_rate=0, train_patience=2)
     assert [line["step"] for line in metrics(run) if "stopped" in line] == [9]
     assert not (run / "best").exists()
+
+
+def test_a_run_that_has_stopped_between_two_states_trains_no_further(echelon):
+    run = echelon.train_well("a", **OVERFIT, train_save_every=7)
+    _, end = replayed(metrics(run), 3)
+    assert end % 7 != 0, "the data gave no reason to stop between two states"
+    before = metrics(run)
+    again = echelon("train", "--resume", "runs/a")
+    assert again.returncode == 0 and f"after step {end}" in again.stdout, again.stdout + again.stderr
+    assert [line for line in metrics(run) if "loss" in line] == [line for line in before if "loss" in line]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("kept", [True, False], ids=["older state", "no weights kept before"])
+def test_best_weights_are_those_of_the_reported_validation_after_a_resume(echelon, kept, ranks):
+    """Whatever the state calls best: the folder is newer than it, or missing."""
+    settings = dict(train_steps=18, train_save_every=10, train_validate_every=4, train_validate_samples=8, optim_rate=0.003, optim_warmup=0)
+    run = echelon.train_well("a", "--nproc", ranks, **settings, train_keep_best=kept, train_patience=9)
+    assert [line["step"] for line in metrics(run) if "best" in line][-1] == 16
+    former = weights(run, "best") if kept else None
+    # With this rate no later validation is as good as that of step 8, which the state has.
+    result = echelon("train", "--nproc", ranks, "--resume", "runs/a", "--json", "out.json", "--set", "optim.rate=0.5",
+                     "--set", "train.keep_best=true")
+    assert result.returncode == 0, result.stderr
+    best = json.loads((echelon.folder / "out.json").read_text())["best"]
+    validations = {line["step"]: line["val_loss"] for line in metrics(run) if "val_loss" in line}
+    assert best["step"] in (12, 16) and best["value"] == validations[best["step"]] > validations[8]
+    assert json.loads((run / "best" / "validation.json").read_text()) == best
+    assert "runs/a/best has those weights" in " ".join(result.stdout.split())
+    assert former is None or any(not torch.equal(value, former[name]) for name, value in weights(run, "best").items())
+
+
+def test_a_run_resumed_from_the_state_of_its_best_validation_keeps_it(echelon):
+    settings = dict(train_validate_every=4, train_validate_samples=8, optim_rate=0.003, optim_warmup=0, train_keep_best=True)
+    run = echelon.train_well("a", train_steps=8, **settings)
+    kept = weights(run, "best")
+    result = echelon("train", "--resume", "runs/a", "--set", "train.steps=14", "--set", "optim.rate=0.5")
+    assert result.returncode == 0 and "after step 8: runs/a/best" in " ".join(result.stdout.split()), result.stdout
+    assert all(torch.equal(value, kept[name]) for name, value in weights(run, "best").items())
+
+
+def test_bits_per_byte_stop_a_run_as_its_loss_does(echelon):
+    ends = []
+    for score in ("loss", "bits_per_byte"):
+        lines = metrics(echelon.train_well(score, **OVERFIT, train_stop_metric=score))
+        ends.append([line["step"] for line in lines if "stopped" in line])
+        assert all(score in line["best"] for line in lines if "best" in line)
+    assert ends[0] == ends[1] != []

@@ -11,10 +11,10 @@
 namespace echelon {
 namespace {
 
-TEST(BestSoFar, KnowsWhichScoresAreBetterWhenThereIsMoreOfThem) {
+TEST(BestSoFar, TakesMoreOrLessForBetter) {
   const std::vector<double> scores = {0.5, 0.7, 0.7, 0.6, 0.9, 0.1};
-  const auto better = [&](const char* name) {
-    BestSoFar best(name, 0);
+  const auto improvements = [&](Better better) {
+    BestSoFar best("a score", better, 0);
     std::vector<std::int64_t> steps;
     for (std::size_t i = 0; i < scores.size(); ++i)
       if (best.add(std::int64_t(i), scores[i])) steps.push_back(std::int64_t(i));
@@ -23,12 +23,12 @@ TEST(BestSoFar, KnowsWhichScoresAreBetterWhenThereIsMoreOfThem) {
     EXPECT_FALSE(best.is_exhausted()) << "a patience of 0 never ends";
     return steps;
   };
-  EXPECT_EQ(better("f1"), (std::vector<std::int64_t>{0, 1, 4}));
-  EXPECT_EQ(better("loss"), (std::vector<std::int64_t>{0, 5}));
+  EXPECT_EQ(improvements(Better::more), (std::vector<std::int64_t>{0, 1, 4}));
+  EXPECT_EQ(improvements(Better::less), (std::vector<std::int64_t>{0, 5}));
 }
 
 TEST(BestSoFar, IsExhaustedAfterSomeValidationsInARowWithoutABetterOne) {
-  BestSoFar best("loss", 3);
+  BestSoFar best("loss", Better::less, 3);
   EXPECT_FALSE(best.is_exhausted());
   int step = 0;
   for (const double loss : {3.0, 4.0, 4.0, 2.0, 2.0, 2.0}) {
@@ -42,7 +42,7 @@ TEST(BestSoFar, IsExhaustedAfterSomeValidationsInARowWithoutABetterOne) {
 }
 
 TEST(BestSoFar, TakesWhatIsNoNumberForWorseThanAny) {
-  BestSoFar best("loss", 2);
+  BestSoFar best("loss", Better::less, 2);
   EXPECT_FALSE(best.add(1, std::nan("")));
   EXPECT_FALSE(best.best());
   EXPECT_TRUE(best.add(2, INFINITY));
@@ -57,7 +57,8 @@ TEST(BestSoFar, TakesWhatIsNoNumberForWorseThanAny) {
 TEST(BestSoFar, ContinuesFromItsText) {
   const std::vector<double> scores = {std::nan(""), INFINITY, 0.1 + 0.2, 1.0 / 3, 7, 0.3, 8, 9, 10};
   for (std::size_t cut = 0; cut <= scores.size(); ++cut) {
-    BestSoFar one("loss", 3), first("loss", 3), second("loss", 3);
+    BestSoFar one("loss", Better::less, 3), first("loss", Better::less, 3),
+        second("loss", Better::less, 3);
     for (std::size_t i = 0; i < scores.size(); ++i) {
       one.add(std::int64_t(i), scores[i]);
       if (i < cut) first.add(std::int64_t(i), scores[i]);
@@ -71,7 +72,7 @@ TEST(BestSoFar, ContinuesFromItsText) {
 }
 
 TEST(BestSoFar, BeginsAnewWithAnotherScore) {
-  BestSoFar loss("loss", 2), f1("f1", 2);
+  BestSoFar loss("loss", Better::less, 2), f1("f1", Better::more, 2);
   loss.add(10, 0.5);
   f1.restore(loss.text());
   EXPECT_FALSE(f1.best());
@@ -79,10 +80,27 @@ TEST(BestSoFar, BeginsAnewWithAnotherScore) {
   EXPECT_FALSE(f1.best()) << "a state of a job that compared nothing";
 }
 
+TEST(BestSoFar, TakesTheNextValidationForTheBestAfterItForgotIt) {
+  BestSoFar best("loss", Better::less, 3);
+  best.add(1, 2.0);
+  best.add(2, 3.0);
+  best.forget_best();
+  EXPECT_FALSE(best.best());
+  EXPECT_EQ(best.since_best(), 1);
+  EXPECT_TRUE(best.add(3, 4.0));
+  EXPECT_EQ(best.best()->step, 3);
+}
+
+TEST(BestSoFar, DescribesAValidationByAllOfItsDigits) {
+  EXPECT_EQ(text_of("f1", {4, 0.1 + 0.2}),
+            R"({"score":"f1","step":4,"value":0.30000000000000004})");
+  EXPECT_EQ(text_of("loss", {8, INFINITY}), R"({"score":"loss","step":8,"value":"inf"})");
+}
+
 TEST(BestSoFar, RefusesATextThatIsNone) {
   for (const char* text :
        {"{", "[]", "{\"score\": \"loss\"}", "{\"score\": \"loss\", \"since\": \"x\"}"})
-    EXPECT_NE(thrown<Corrupt>([&] { BestSoFar("loss", 1).restore(text); }).find(text),
+    EXPECT_NE(thrown<Corrupt>([&] { BestSoFar("loss", Better::less, 1).restore(text); }).find(text),
               std::string::npos)
         << text;
 }

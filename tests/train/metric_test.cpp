@@ -153,6 +153,7 @@ class FirstLogit : public Metric {
     return {{"first", (counts[0] / counts[1]).item<double>()},
             {"samples", counts[1].item<double>()}};
   }
+  bool more_is_better(std::string_view score) const override { return score != "first"; }
 };
 
 TEST(Metric, GivesTheSameScoresInEveryLayout) {
@@ -220,6 +221,23 @@ TEST(Metric, GivesTheSameScoresInEveryLayout) {
         EXPECT_TRUE(seen.counts.at(0).equal(expected.counts.at(0)));
       });
   }
+}
+
+TEST(Metric, SaysInWhichDirectionItsScoresGetBetter) {
+  const Quadrants data;
+  Stack stack;
+  stack.add(module_layer("head", torch::nn::Linear(2, 4)));
+  stack.add(loss_layer([](const at::Tensor& output, const at::Tensor& target) {
+    return torch::nn::functional::cross_entropy(output, target);
+  }));
+  const PlanOptions job = tiny_options();
+  Trainer trainer(stack, data, TrainerOptions{.train = job.train, .optim = job.optim});
+  trainer.add_metric(classification_metric(4));
+  trainer.add_metric(std::make_shared<FirstLogit>());
+  EXPECT_EQ(trainer.better("loss"), Better::less);
+  EXPECT_EQ(trainer.better("f1"), Better::more);
+  EXPECT_EQ(trainer.better("samples"), Better::more);
+  EXPECT_EQ(trainer.better("first"), Better::less);
 }
 
 // Two heads, of which the first gives the labels.
