@@ -60,20 +60,4 @@ void require_words(int argc, char** argv) {
   }
 }
 
-std::string one_line(std::string_view message) {
-  std::string shown;
-  for (const char c : message) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c == '\n')
-      shown += "\\n";
-    else if (c == '\t')
-      shown += "\\t";
-    else if (byte < 0x20 || byte == 0x7f)
-      shown += fmt::format("\\x{:02x}", byte);
-    else
-      shown += c;
-  }
-  return shown;
-}
-
 }  // namespace echelon::cli

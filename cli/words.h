@@ -1,18 +1,11 @@
 // The words of a command line before CLI11 sees them.
 #pragma once
 
-#include <string>
-#include <string_view>
-
 namespace echelon::cli {
 
 // Throws InvalidArgument for a word that no option accepts: an empty word, which is what an unset
 // shell variable becomes (--resume "$RUN"), and a word that is not UTF-8, which no configuration,
 // log or summary can hold. --prompt accepts both.
 void require_words(int argc, char** argv);
-
-// A message that quotes the user, with control characters as escapes (\n, \x1b): it stays on one
-// line, and a terminal does not interpret it.
-std::string one_line(std::string_view message);
 
 }  // namespace echelon::cli

@@ -156,7 +156,7 @@ class Job {
   }
   const MemoryAccount& account() const { return memory_here_ ? *memory_here_ : trainer_->memory(); }
   // A file of the run; empty on ranks that write none.
-  std::filesystem::path file(const char* name) const {
+  std::filesystem::path file(std::string_view name) const {
     return reporter_ ? reporter_->run().path() / name : std::filesystem::path();
   }
 
@@ -407,9 +407,9 @@ JobEnd Job::finish() {
   leave_servers();
   const std::string ledger = gather_ledger();
   if (reporter_) reporter_->run().write_ledger(ledger);
-  if (table_) write_file(file("exchanges.json"), table_->json());
-  if (trace_) trace_->write(file("trace.json"));
-  if (drawing_) timelines_ = drawing_->write(file("pipeline.svg"), columns);
+  if (table_) write_file(file(name_of(RunFile::exchanges)), table_->json());
+  if (trace_) trace_->write(file(name_of(RunFile::trace)));
+  if (drawing_) timelines_ = drawing_->write(file(name_of(RunFile::pipeline)), columns);
   if (!finished) {
     if (reporter_) reporter_->interrupted();
     return JobEnd::interrupted;

@@ -104,12 +104,17 @@ void Progress::step(const StepReport& report) {
   const auto numbers = numbers_of(report);
   if (terminal_) {
     const double done = static_cast<double>(report.step) / static_cast<double>(steps_);
-    const auto bar = bar_line(count, numbers, done, terminal::columns(), terminal::colours());
-    terminal::draw(table_ ? fitting_lines(table_()) + bar : bar);
+    bar_ = bar_line(count, numbers, done, terminal::columns(), terminal::colours());
+    terminal::draw(table_ ? fitting_lines(table_()) + bar_ : bar_);
     return;
   }
   fmt::print("{}  {}\n", count, fmt::join(numbers, "  "));
   std::fflush(stdout);
+}
+
+void Progress::remove_table() {
+  if (table_ && !bar_.empty()) terminal::draw(bar_);
+  table_ = nullptr;
 }
 
 void Progress::say(const std::string& line) {

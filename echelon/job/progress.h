@@ -21,8 +21,10 @@ class Progress {
   bool is_bar() const { return terminal_; }
   void step(const StepReport& report);
   void say(const std::string& line);  // above the bar
-  // Lines that are drawn anew together with the bar, above it; nothing without a bar.
+  // Lines that are drawn anew together with the bar, above it, as many as fit; nothing without a
+  // bar.
   void table(std::function<std::string()> lines) { table_ = std::move(lines); }
+  void remove_table();  // leaves the bar alone
 
  private:
   std::vector<std::string> numbers_of(const StepReport& report) const;
@@ -32,6 +34,7 @@ class Progress {
   LossUnits units_;
   bool shown_at_all_, terminal_;
   std::function<std::string()> table_;
+  std::string bar_;  // as it was drawn last
   Clock::time_point shown_;
   double smooth_seconds_ = 0;  // of a step, a running mean
 };

@@ -10,27 +10,13 @@
 #include "echelon/base/file.h"
 #include "echelon/base/log.h"
 #include "echelon/job/resume_command.h"
+#include "echelon/job/whole_paths.h"
 #include "echelon/launch/environment.h"
 #include "echelon/models/family.h"
 #include "echelon/models/weights_folder.h"
 
 namespace echelon {
 namespace {
-
-// As a run keeps them: it can go on from any folder.
-JobOptions with_whole_paths(JobOptions options) {
-  const auto whole = [](const std::string& path) {
-    return std::filesystem::absolute(path).lexically_normal().string();
-  };
-  const auto& source = options.data.source;
-  for (auto* path : {source == "stdlib" || source == "random" ? nullptr : &options.data.source,
-                     &options.data.validation_source, &options.data.tokenizer, &options.model.init,
-                     &options.zero.offload_path, &options.comm.plan})
-    if (path && !path->empty()) *path = whole(*path);
-  for (std::string& entry : options.data.mix)
-    if (!entry.starts_with("stdlib=")) entry = whole(entry);
-  return options;
-}
 
 void print(const std::string& text) { fmt::print("{}", text); }
 
@@ -120,9 +106,9 @@ void Reporter::training_begins() {
 }
 
 void Reporter::training_ends() {
-  const bool shown = progress_->is_bar();  // then both stay on the screen
+  progress_->remove_table();  // what was drawn may be cut, and lacks the last step
   progress_.reset();
-  if (table_ && !shown) print(table_());
+  if (table_) print(table_());
 }
 
 void Reporter::say(const std::string& line) {

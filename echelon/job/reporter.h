@@ -40,7 +40,7 @@ class Reporter {
   // From here on steps are printed and timed.
   void training_begins();
   void say(const std::string& line);  // above the bar
-  // A table that is shown above the bar, and once more at the end of training.
+  // A table that is shown above the bar while it moves, and printed at the end of training.
   void shows(std::function<std::string()> table) { table_ = std::move(table); }
   void training_ends();  // keeps the last line of the bar
   // Validations are compared, and this is the best one so far.

@@ -2,24 +2,13 @@
 
 #include <fmt/format.h>
 
+#include "echelon/base/shell_text.h"
+
 namespace echelon {
-namespace {
-
-// Quoted as one word for a shell.
-std::string in_shell(const std::string& word) {
-  constexpr std::string_view plain =
-      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./,:+-=@%";
-  if (!word.empty() && word.find_first_not_of(plain) == std::string::npos) return word;
-  std::string quoted = "'";
-  for (const char c : word) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return quoted + "'";
-}
-
-}  // namespace
 
 std::string resume_command(const std::filesystem::path& run, const JobEnvironment& environment,
                            std::string_view more) {
-  const std::string command = fmt::format("echelon train --resume {}{}{}", in_shell(run.string()),
+  const std::string command = fmt::format("echelon train --resume {}{}{}", shell_word(run.string()),
                                           more.empty() ? "" : " ", more);
   const int world = environment.world;
   const std::string& source = environment.source;

@@ -83,28 +83,11 @@ void RunDirectory::lock() {
         fmt::format("{} cannot be locked on its file system: make sure that no other job uses it",
                     path_.string()));
   std::uint64_t bytes = 0;
-  for (const auto& file : {state(),
-                           config(),
-                           path_ / "plan.json",
-                           path_ / "metrics.jsonl",
-                           path_ / "times.jsonl",
-                           path_ / "ledger.json",
-                           path_ / "memory.json",
-                           path_ / "trace.json",
-                           path_ / "pipeline.svg",
-                           weights() / "model.safetensors",
-                           weights() / "config.json",
-                           weights() / "tokenizer.json",
-                           weights() / "vocab.txt",
-                           weights() / "vocab.json",
-                           weights() / "merges.txt",
-                           best() / "model.safetensors",
-                           best() / "config.json",
-                           best() / "tokenizer.json",
-                           best() / "vocab.txt",
-                           best() / "vocab.json",
-                           best() / "merges.txt"})
-    bytes += remove_abandoned(file);
+  for (const RunFile one : all_values<RunFile>) bytes += remove_abandoned(file(one));
+  for (const auto& folder : {weights(), best()})
+    for (const char* name : {"model.safetensors", "config.json", "tokenizer.json", "vocab.txt",
+                             "vocab.json", "merges.txt", "validation.json"})
+      bytes += remove_abandoned(folder / name);
   if (bytes > 0)
     log::warn(fmt::format("{}: removed {} that a job had begun to write when it was killed",
                           path_.string(), human_bytes(bytes)));
@@ -116,8 +99,8 @@ double RunDirectory::elapsed() const {
 }
 
 void RunDirectory::rewind_metrics(std::int64_t step) {
-  for (const char* name : {"metrics.jsonl", "times.jsonl"}) {
-    const fs::path path = path_ / name;
+  for (const RunFile one : {RunFile::metrics, RunFile::times}) {
+    const fs::path path = file(one);
     if (!fs::exists(path)) continue;
     const std::string old = read_file(path);
     std::string kept;
@@ -134,11 +117,11 @@ void RunDirectory::rewind_metrics(std::int64_t step) {
   }
 }
 
-void RunDirectory::add_line(std::ofstream& file, const char* name, const std::string& line) {
-  const fs::path path = path_ / name;
-  if (!file.is_open()) file.open(path, std::ios::app);
-  file << line << '\n' << std::flush;  // a crash of this process loses no line
-  if (!file) throw Error(with_errno("cannot write " + path.string()));
+void RunDirectory::add_line(std::ofstream& out, RunFile name, const std::string& line) {
+  const fs::path path = file(name);
+  if (!out.is_open()) out.open(path, std::ios::app);
+  out << line << '\n' << std::flush;  // a crash of this process loses no line
+  if (!out) throw Error(with_errno("cannot write " + path.string()));
 }
 
 void RunDirectory::add_step(const StepReport& report, bool bytes) {
@@ -153,7 +136,7 @@ void RunDirectory::add_step(const StepReport& report, bool bytes) {
     line["ages"] = report.ages;
     line["batch"] = report.batch;
   }
-  add_line(metrics_, "metrics.jsonl", line.dump());
+  add_line(metrics_, RunFile::metrics, line.dump());
   // In a separate file, so that two runs of one seed have the same metrics to the byte.
   const auto ms = [](double seconds) { return std::round(seconds * 1e6) / 1e3; };
   const auto now = std::chrono::system_clock::now().time_since_epoch();
@@ -166,30 +149,30 @@ void RunDirectory::add_step(const StepReport& report, bool bytes) {
                              {"hidden_ms", ms(report.times.hidden)},
                              {"update_ms", ms(report.times.update)},
                              {"data_ms", ms(report.times.data)}};
-  add_line(times_, "times.jsonl", time.dump());
+  add_line(times_, RunFile::times, time.dump());
 }
 
 void RunDirectory::add_validation(std::int64_t step, double loss, const Scores& scores) {
   ordered_json line = {{"step", step}, {"val_loss", loss}};
   for (const auto& [name, score] : scores) line["val_" + name] = score;
-  add_line(metrics_, "metrics.jsonl", line.dump());
+  add_line(metrics_, RunFile::metrics, line.dump());
 }
 
 void RunDirectory::add_best(std::int64_t step, const std::string& score, double value) {
-  add_line(metrics_, "metrics.jsonl",
+  add_line(metrics_, RunFile::metrics,
            ordered_json{{"step", step}, {"best", {{score, value}}}}.dump());
 }
 
 void RunDirectory::add_stop(std::int64_t step, const std::string& why) {
-  add_line(metrics_, "metrics.jsonl", ordered_json{{"step", step}, {"stopped", why}}.dump());
+  add_line(metrics_, RunFile::metrics, ordered_json{{"step", step}, {"stopped", why}}.dump());
 }
 
 void RunDirectory::write_plan(const std::string& json) const {
-  write_file(path_ / "plan.json", json + "\n");
+  write_file(file(RunFile::plan), json + "\n");
 }
 
 void RunDirectory::write_ledger(const std::string& json) const {
-  write_file(path_ / "ledger.json", json);
+  write_file(file(RunFile::ledger), json);
 }
 
 void RunDirectory::write_memory(const MemoryForecast& forecast,
@@ -213,7 +196,7 @@ void RunDirectory::write_memory(const MemoryForecast& forecast,
   memory["predicted_disk_bytes"] = forecast.disk;
   memory["ranks"] = ordered_json::array();
   for (const auto& one : ranks) memory["ranks"].push_back(measured(one));
-  write_file(path_ / "memory.json", memory.dump(2) + "\n");
+  write_file(file(RunFile::memory), memory.dump(2) + "\n");
 }
 
 }  // namespace echelon

@@ -1,7 +1,7 @@
 // The folder of a run, runs/<name>/: config.toml (resolved), plan.json (choices), metrics.jsonl
 // (one line per step), times.jsonl, ledger.json (bytes sent), memory.json, rank0.log, weights/ (at
-// the end), best/ (the weights of the best validation, with train.keep_best) and state.safetensors
-// (to resume from).
+// the end), best/ (the weights of the best validation, with train.keep_best), state.safetensors (to
+// resume from), and with --trace exchanges.json, trace.json or pipeline.svg.
 #pragma once
 
 #include <chrono>
@@ -13,10 +13,29 @@
 #include <vector>
 
 #include "echelon/base/file_lock.h"
+#include "echelon/base/named_enum.h"
 #include "echelon/plan/memory_forecast.h"
 #include "echelon/train/trainer.h"
 
 namespace echelon {
+
+// The files of a run that are written as a whole. Each has a line in names_of.
+enum class RunFile {
+  config,
+  state,
+  plan,
+  metrics,
+  times,
+  ledger,
+  memory,
+  exchanges,
+  trace,
+  pipeline
+};
+constexpr auto names_of(RunFile) {
+  return names("config.toml", "state.safetensors", "plan.json", "metrics.jsonl", "times.jsonl",
+               "ledger.json", "memory.json", "exchanges.json", "trace.json", "pipeline.svg");
+}
 
 class RunDirectory {
  public:
@@ -35,8 +54,9 @@ class RunDirectory {
   void lock();
 
   const std::filesystem::path& path() const { return path_; }
-  std::filesystem::path config() const { return path_ / "config.toml"; }
-  std::filesystem::path state() const { return path_ / "state.safetensors"; }
+  std::filesystem::path file(RunFile file) const { return path_ / name_of(file); }
+  std::filesystem::path config() const { return file(RunFile::config); }
+  std::filesystem::path state() const { return file(RunFile::state); }
   std::filesystem::path weights() const { return path_ / "weights"; }
   std::filesystem::path best() const { return path_ / "best"; }
   std::filesystem::path log() const { return path_ / "rank0.log"; }
@@ -56,7 +76,7 @@ class RunDirectory {
 
  private:
   explicit RunDirectory(std::filesystem::path path) : path_(std::move(path)) {}
-  void add_line(std::ofstream& file, const char* name, const std::string& line);
+  void add_line(std::ofstream& out, RunFile name, const std::string& line);
 
   double elapsed() const;  // seconds of the run, in this process and earlier ones
 

@@ -170,6 +170,25 @@ TEST(RunDirectory, IsOneJobsAtATime) {
   EXPECT_THROW(second.lock(), InvalidArgument);
 }
 
+// A file that a killed process had begun to write has six letters behind its name.
+TEST(RunDirectory, RemovesWhatAKilledJobHadBegunToWrite) {
+  ScratchFolder folder;
+  { RunDirectory::create(folder.path(), "run"); }
+  const auto path = folder / "run";
+  for (const std::string_view name : all_names<RunFile>) {
+    write_file(path / name, "whole");
+    write_file(path / fmt::format(".{}.abcdef", name), "half");
+  }
+  fs::create_directories(path / "best");
+  write_file(path / "best/.model.safetensors.abcdef", "half");
+  RunDirectory::open(path).lock();
+  std::vector<std::string> left;
+  for (const auto& entry : fs::recursive_directory_iterator(path))
+    if (entry.path().extension() == ".abcdef") left.push_back(entry.path().string());
+  EXPECT_EQ(left, std::vector<std::string>{});
+  for (const std::string_view name : all_names<RunFile>) EXPECT_EQ(read_file(path / name), "whole");
+}
+
 TEST(RunDirectory, DropsInvalidLinesWhenItRewinds) {
   ScratchFolder folder;
   RunDirectory run = RunDirectory::create(folder.path(), "run");

@@ -16,16 +16,16 @@ from conftest import ENVIRONMENT
 DRAWN = re.compile(r"\x1b\[J([^\r\n]*)\r")  # a line that the next one is drawn over
 
 
-def resize(terminal, columns):
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+def resize(terminal, columns, rows=24):
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
 
 class Watched:
     """The program on a terminal of its own."""
 
-    def __init__(self, echelon, arguments, columns=80, **environment):
+    def __init__(self, echelon, arguments, columns=80, rows=24, **environment):
         self.terminal, side = pty.openpty()
-        resize(self.terminal, columns)
+        resize(self.terminal, columns, rows)
         self.text = ""
         self.process = subprocess.Popen([str(echelon.program), *arguments], cwd=echelon.folder, stdin=subprocess.DEVNULL,
                                         stdout=side, stderr=side, start_new_session=True,
