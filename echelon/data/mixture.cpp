@@ -26,6 +26,38 @@ Batch joined(const std::vector<Batch>& parts, const at::Tensor& rows) {
   return batch;
 }
 
+// Whether two batches have the same names, types and sizes, in any order.
+bool alike(const Batch& a, const Batch& b) {
+  std::int64_t tensors = 0;
+  bool same = true;
+  a.each([&](std::string_view name, const at::Tensor& tensor) {
+    const at::Tensor* const other = b.find(name);
+    same = same && other && other->defined() && other->scalar_type() == tensor.scalar_type() &&
+           other->sizes() == tensor.sizes();
+    ++tensors;
+  });
+  b.each([&](std::string_view, const at::Tensor&) { --tensors; });
+  return same && tensors == 0;
+}
+
+// Throws InvalidArgument unless rows of all sources can be joined: a tensor that only some of them
+// have would be dropped or missing, depending on the batch.
+void require_alike(const std::vector<Mixture::Source>& sources) {
+  constexpr std::int64_t first[] = {0};
+  std::int64_t length = 0;
+  for (const auto& source : sources) length = std::max(length, source.data->length(0));
+  const auto sample = [&](const Dataset& data) {
+    return length > 0 ? data.get_padded(first, length) : data.get(first);
+  };
+  const Batch expected = sample(*sources.front().data);
+  for (std::size_t i = 1; i < sources.size(); ++i)
+    if (const Batch other = sample(*sources[i].data); !alike(expected, other))
+      throw InvalidArgument(fmt::format(
+          "the datasets of a mixture must have the same tensors: sample 0 of the first has {}, and "
+          "that of number {} has {}",
+          expected.description(), i + 1, other.description()));
+}
+
 }  // namespace
 
 Mixture::Mixture(std::vector<Source> sources) : sources_(std::move(sources)) {
@@ -45,6 +77,7 @@ Mixture::Mixture(std::vector<Source> sources) : sources_(std::move(sources)) {
     size_ += data->size();
     variants_ = std::max(variants_, data->variants());
   }
+  require_alike(sources_);
 }
 
 Mixture::Place Mixture::place_of(std::int64_t index) const {

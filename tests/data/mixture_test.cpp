@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "echelon/base/error.h"
+#include "echelon/data/packed_documents.h"
 #include "echelon/data/sampler.h"
 #include "tests/base/thrown.h"
 
@@ -96,12 +97,33 @@ TEST(Mixture, RefusesSourcesThatDoNotGoTogether) {
               Mixture({{ragged, 1}, {plain, 1}});
             }),
             "the datasets of a mixture must all have lengths and targets of samples, or none");
+  EXPECT_EQ(thrown<InvalidArgument>([&] {
+              Mixture({{plain, 1}, {std::make_shared<RandomTokens>(8, 5, 1), 1}});
+            }),
+            "the datasets of a mixture must have the same tensors: sample 0 of the first has input "
+            "Long [1, 4], target Long [1, 4], and that of number 2 has input Long [1, 5], target "
+            "Long [1, 5]");
   EXPECT_EQ(
       thrown<InvalidArgument>([&] {
         Mixture({{std::make_shared<Mixture>(std::vector<Mixture::Source>{{ragged, 1}}), 1}});
       }),
       "a mixture is made of datasets with samples of their own: not of empty ones, streams or "
       "mixtures");
+}
+
+// Packed documents have a mask and positions, windows of a text have none.
+TEST(Mixture, RefusesToDropTensorsOfASource) {
+  const auto documents = std::make_shared<DocumentsInMemory>();
+  documents->add(std::vector<std::int32_t>(20, 3));
+  const auto packed =
+      std::make_shared<PackedDocuments>(MarkedDocuments(documents, {.begin = 1, .end = 1}), 4);
+  const auto plain = std::make_shared<RandomTokens>(8, 4, 1);
+  for (const auto& sources : {std::vector<Mixture::Source>{{plain, 1}, {packed, 1}},
+                              std::vector<Mixture::Source>{{packed, 1}, {plain, 1}}})
+    EXPECT_NE(thrown<InvalidArgument>([&] { Mixture{sources}; }).find("must have the same tensors"),
+              std::string::npos);
+  const Mixture both({{packed, 1}, {packed, 2}});
+  EXPECT_NE(both.get(Indices{0, 4}).find("mask"), nullptr);
 }
 
 }  // namespace
