@@ -17,6 +17,8 @@ ORACLE = BUILD / "tests" / "tokenizer_oracle"
 LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
           r"\s+(?!\S)|\s+")
 QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+CL100K = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|"
+          r"\s+(?!\S)|\s")  # by PCRE2
 O200K = "|".join([  # by PCRE2
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
@@ -168,6 +170,7 @@ CONFIGURATIONS = {
     "llama3": split_bytes(LLAMA3),
     "llama3-added": with_added(split_bytes(LLAMA3)),
     "qwen2": split_bytes(QWEN2),
+    "cl100k": split_bytes(CL100K),
     "o200k": split_bytes(O200K),
     "llama2": sentencepiece_like,
     "clip": clip,

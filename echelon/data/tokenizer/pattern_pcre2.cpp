@@ -23,6 +23,19 @@ namespace {
 constexpr std::string_view word_class =
     R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{b2}\x{b3}\x{b9}\x{bc}-\x{be})";
 
+struct FreeCode {
+  void operator()(pcre2_code* code) const { pcre2_code_free(code); }
+};
+
+bool compiles(const std::string& expression) {
+  int error = 0;
+  PCRE2_SIZE offset = 0;
+  const std::unique_ptr<pcre2_code, FreeCode> code(
+      pcre2_compile(reinterpret_cast<PCRE2_SPTR>(expression.data()), expression.size(), PCRE2_UTF,
+                    &error, &offset, nullptr));
+  return code != nullptr;
+}
+
 class Translator {
  public:
   Translator(const std::string& expression, const std::string& where)
@@ -31,14 +44,21 @@ class Translator {
   std::string translate() {
     while (at_ < from_.size()) {
       const char c = from_[at_];
-      if (c == '\\')
-        escape();
-      else if (c == '[')
-        bracket();
-      else if (c == '(' && from_.substr(at_, 2) == "(?")
-        group();
-      else
+      const std::size_t begin = to_.size();
+      if (c == '*' || c == '+' || c == '?') {
         copy(1);
+      } else if (c == '{' && is_interval()) {
+        interval();
+      } else if (c == '(') {
+        if (group()) groups_.push_back(begin);
+      } else if (c == ')' && !groups_.empty()) {
+        copy(1);
+        atom_ = groups_.back();
+        groups_.pop_back();
+      } else {
+        atom();
+        atom_ = begin;
+      }
     }
     return std::move(to_);
   }
@@ -59,17 +79,83 @@ class Translator {
     at_ += count;
   }
 
-  // Options for the rest of a group: i and x mean the same, m is PCRE2's s.
-  void group() {
+  // What a repetition behind it repeats.
+  void atom() {
+    const char c = from_[at_];
+    if (c == '\\')
+      escape();
+    else if (c == '[')
+      bracket();
+    else if (c == '{')
+      replace(1, R"(\{)");
+    else
+      copy(decode_utf8(from_.data() + at_).size);
+  }
+
+  // Whether it opens a group. Options for the rest of a group: i and x mean the same, m is PCRE2's
+  // s.
+  bool group() {
+    const std::string_view rest = from_.substr(at_);
+    if (rest.starts_with("(*")) unsupported("(*");
     std::size_t end = at_ + 2;
     while (end < from_.size() && (std::isalpha(std::uint8_t(from_[end])) || from_[end] == '-'))
       ++end;
-    if (end == at_ + 2 || end == from_.size() || (from_[end] != ':' && from_[end] != ')'))
-      return copy(2);
-    for (std::size_t i = at_ + 2; i < end; ++i)
+    const bool options = rest.starts_with("(?") && end > at_ + 2 && end < from_.size() &&
+                         (from_[end] == ':' || from_[end] == ')');
+    if (!options) {
+      copy(rest.starts_with("(?") ? 2 : 1);
+      return true;
+    }
+    const bool opens = from_[end] == ':';
+    for (std::size_t i = at_ + 2; i < end; ++i) {
       if (from_[i] != 'i' && from_[i] != 'x' && from_[i] != '-')
         unsupported(from_.substr(at_, end + 1 - at_));
+      extended_ = extended_ || from_[i] == 'x';
+    }
     copy(end + 1 - at_);
+    return opens;
+  }
+
+  std::size_t digits_end(std::size_t at) const {
+    while (at < from_.size() && std::isdigit(std::uint8_t(from_[at]))) ++at;
+    return at;
+  }
+
+  // {n}, {n,}, {n,m} or {,m}. Other braces are text.
+  bool is_interval() const {
+    const std::size_t low_end = digits_end(at_ + 1);
+    const bool comma = low_end < from_.size() && from_[low_end] == ',';
+    const std::size_t end = comma ? digits_end(low_end + 1) : low_end;
+    const bool number = low_end > at_ + 1 || end > low_end + 1;
+    return number && end < from_.size() && from_[end] == '}';
+  }
+
+  // PCRE2 takes {,m} for text before 10.43, and a + behind an interval or a ? behind {n} for a part
+  // of it. Oniguruma repeats the repetition: (?:X{n,m})+.
+  void interval() {
+    const std::size_t end = from_.find('}', at_);
+    const bool range = from_.substr(at_, end - at_).find(',') != from_.npos;
+    if (from_[at_ + 1] == ',') replace(1, "{0");
+    copy(end + 1 - at_);
+    const char next = at_ < from_.size() ? from_[at_] : '\0';
+    if (next != '+' && (next != '?' || range)) return;
+    if (extended_) unsupported("a repeated interval behind the option x");
+    to_.insert(atom_, "(?:");
+    to_ += ')';
+  }
+
+  // \p{Han} is the script for Oniguruma. PCRE2 takes it for the script's extensions since 10.40,
+  // and has \p{sc:Han} since then.
+  void property() {
+    const std::size_t end = from_.find('}', at_);
+    if (at_ + 2 >= from_.size() || from_[at_ + 2] != '{' || end == from_.npos)
+      unsupported(fmt::format("{} without {{}}", from_.substr(at_, 2)));
+    const bool negated = from_[at_ + 3] == '^';
+    const auto name = from_.substr(at_ + 3 + negated, end - at_ - 3 - negated);
+    const std::string script = fmt::format("\\p{{sc:{}}}", name);
+    if (!compiles(script)) return copy(end + 1 - at_);
+    replace(end + 1 - at_,
+            fmt::format("{}{{{}sc:{}}}", from_.substr(at_, 2), negated ? "^" : "", name));
   }
 
   void bracket() {
@@ -120,7 +206,8 @@ class Translator {
   }
 
   void common_escape(char c) {
-    constexpr std::string_view same = "AzZdDsStnrfvaepPxkug0123456789";
+    constexpr std::string_view same = "AzZdDsStnrfvaexkug0123456789";
+    if (c == 'p' || c == 'P') return property();
     // \v is a vertical tab for Oniguruma, and any vertical space for PCRE2.
     if (c == 'v') return replace(2, R"(\x0b)");
     if (c == 'u') {  // \u00e9
@@ -131,13 +218,28 @@ class Translator {
     if (std::isalnum(std::uint8_t(c)) && same.find(c) == same.npos)
       unsupported(from_.substr(at_, 2));
     if (c == 'g' || c == 'k') unsupported(from_.substr(at_, 2));
-    copy(2);
+    if (c == 'x') return code_point();
+    copy(std::isdigit(std::uint8_t(c)) ? digits_end(at_ + 1) - at_ : 2);
+  }
+
+  // \x41 or \x{41}
+  void code_point() {
+    std::size_t end = at_ + 2;
+    if (end < from_.size() && from_[end] == '{') {
+      end = from_.find('}', end);
+      if (end == from_.npos) unsupported("\\x{ without }");
+      return copy(end + 1 - at_);
+    }
+    while (end < from_.size() && end < at_ + 4 && std::isxdigit(std::uint8_t(from_[end]))) ++end;
+    copy(end - at_);
   }
 
   std::string_view from_;
   const std::string& where_;
   std::string to_;
-  std::size_t at_ = 0;
+  std::size_t at_ = 0, atom_ = 0;    // in from_, and where the last atom begins in to_
+  std::vector<std::size_t> groups_;  // where those that are open begin in to_
+  bool extended_ = false;            // the option x is used somewhere
 };
 
 // The code point that stands for this one; itself, for most.
@@ -171,9 +273,6 @@ struct FreeMatch {
 };
 struct FreeContext {
   void operator()(pcre2_match_context* context) const { pcre2_match_context_free(context); }
-};
-struct FreeCode {
-  void operator()(pcre2_code* code) const { pcre2_code_free(code); }
 };
 
 std::string message_of(int error) {
