@@ -38,7 +38,8 @@ struct Ended {
   std::string said;
 };
 
-// Runs a program of the system to its end. These take milliseconds.
+// Runs a program of the system to its end, which takes milliseconds. It has a process group of its
+// own, so that Ctrl-C does not end it half-way.
 Ended run(std::vector<std::string> words) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) throw Error(fmt::format("pipe: {}", std::strerror(errno)));
@@ -52,8 +53,16 @@ Ended run(std::vector<std::string> words) {
   for (auto& word : words) pointers.push_back(word.data());
   pointers.push_back(nullptr);
   pid_t child = 0;
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
+  sigset_t defaults;
+  sigemptyset(&defaults);
+  sigaddset(&defaults, SIGPIPE);
+  posix_spawnattr_setsigdefault(&attributes, &defaults);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGDEF);
   const int failed =
-      ::posix_spawnp(&child, pointers[0], &actions, nullptr, pointers.data(), environ);
+      ::posix_spawnp(&child, pointers[0], &actions, &attributes, pointers.data(), environ);
+  posix_spawnattr_destroy(&attributes);
   posix_spawn_file_actions_destroy(&actions);
   writing = {};
   if (failed) return {-1, fmt::format("{}: {}", words[0], std::strerror(failed))};
@@ -83,20 +92,35 @@ bool is_mounted(const fs::path& path) {
   return fs::exists(path, none) && run({"mountpoint", "-q", path.string()}).status == 0;
 }
 
-// Of processes that no longer run.
+// The first 'ip netns add' mounts /run/netns. This fails, as it should, while there are namespaces.
+void unmount() { ::umount2("/run/netns", 0); }
+
+// Removes the namespaces of processes that no longer run, and /run/netns if no others are left.
 void remove_leftovers() {
   std::error_code none;
+  bool found = false;
   for (const auto& entry : list_folder("/run/netns", none)) {
     const std::string& name = entry.name;
     if (!name.starts_with(prefix)) continue;
     pid_t owner = 0;
     const char* const begin = name.data() + std::strlen(prefix);
     std::from_chars(begin, name.data() + name.size(), owner);
-    if (owner > 0 && ::kill(owner, 0) != 0 && errno == ESRCH) run({"ip", "netns", "delete", name});
+    if (owner <= 0 || ::kill(owner, 0) == 0 || errno != ESRCH) continue;
+    run({"ip", "netns", "delete", name});
+    found = true;
   }
+  if (found) unmount();
 }
 
 }  // namespace
+
+LinkedHosts::NoBrokenPipe::NoBrokenPipe() {
+  struct sigaction action {};
+  action.sa_handler = SIG_IGN;
+  ::sigaction(SIGPIPE, &action, &before_);
+}
+
+LinkedHosts::NoBrokenPipe::~NoBrokenPipe() { ::sigaction(SIGPIPE, &before_, nullptr); }
 
 LinkedHosts::LinkedHosts() {
   if (::geteuid() != 0) throw InvalidArgument("network namespaces need root");
@@ -130,8 +154,7 @@ void LinkedHosts::remove() const noexcept {
     for (const auto& name : names_) run({"ip", "netns", "delete", name});
   } catch (const std::exception&) {
   }
-  // The first 'ip netns add' mounts it. This fails, as it should, while others have namespaces.
-  if (!mounted_) ::umount2("/run/netns", 0);
+  if (!mounted_) unmount();
 }
 
 // Bursts of at most a millisecond, and a queue of 200 ms.

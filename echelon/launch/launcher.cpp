@@ -72,13 +72,15 @@ void open_standard_streams() {
 }
 
 // Passes signals on until the supervisor has ended. Returns its status.
-int watch(pid_t supervisor, const Descriptor& link, const Descriptor& signals) {
+int watch(pid_t supervisor, const Descriptor& link, const Descriptor& signals, bool* interrupted) {
   while (true) {
     pollfd ready[] = {{signals.get(), POLLIN, 0}, {link.get(), POLLIN, 0}};
     if (::poll(ready, 2, -1) < 0 && errno != EINTR)
       throw Error(with_errno("cannot wait for the ranks"));
     while (const auto signal = LaunchSignals::next(signals)) {
       if (*signal == SIGCHLD) continue;
+      const bool ends = *signal == SIGINT || *signal == SIGTERM || *signal == SIGHUP;
+      if (ends && interrupted) *interrupted = true;
       ::kill(supervisor, *signal);
       if (*signal == SIGTSTP) ::raise(SIGSTOP);
     }
@@ -114,7 +116,7 @@ int launch(const LaunchOptions& options) {
   theirs = Descriptor();
   job.listener = Descriptor();
 
-  const int status = watch(supervisor, ours, signals);
+  const int status = watch(supervisor, ours, signals, options.interrupted);
   if (WIFSIGNALED(status)) {
     end_descendants(Deadline::in(1s), others);
     log::error(fmt::format("the parent of the ranks (pid {}) {}; they were ended", supervisor,

@@ -33,6 +33,9 @@ struct LaunchOptions {
   // The program handles SIGINT, SIGTERM and SIGHUP as requests to end. A rank that one of them
   // kills got it before it had installed its handlers: it counts as interrupted, not as failed.
   bool takes_interrupts = false;
+  // If given, becomes true when SIGINT, SIGTERM or SIGHUP was forwarded. The ranks may ignore it,
+  // or end with 0 because they were finishing.
+  bool* interrupted = nullptr;
 
   std::chrono::milliseconds grace{3000};  // from SIGTERM to SIGKILL, after another rank has failed
   // How long expendable ranks may run after all other ranks have ended.

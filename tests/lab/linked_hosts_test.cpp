@@ -13,6 +13,7 @@
 
 #include <array>
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <functional>
@@ -112,8 +113,7 @@ TEST_F(LinkedHostsTest, ReachEachOtherOverTheLinkAndNothingElse) {
   const Listener outside;
   ASSERT_EQ(connects("127.0.0.1", outside.port), 0);
   std::array<std::optional<Listener>, 2> listeners;
-  for (int i = 0; i < 2; ++i)
-    on_host(i, [&] { listeners[std::size_t(i)].emplace(); });
+  for (int i = 0; i < 2; ++i) on_host(i, [&] { listeners[std::size_t(i)].emplace(); });
   const std::array<const char*, 2> addresses = {"10.214.0.1", "10.214.0.2"};
   for (int i = 0; i < 2; ++i) {
     const int other = 1 - i;
@@ -136,8 +136,8 @@ TEST_F(LinkedHostsTest, ReachEachOtherOverTheLinkAndNothingElse) {
 std::vector<double> rates() {
   std::vector<double> all;
   for (int i = 0; i < 2; ++i) {
-    const auto queues = nlohmann::json::parse(
-        output("ip netns exec " + host(i) + " tc -json qdisc show dev ech0"));
+    const auto queues =
+        nlohmann::json::parse(output("ip netns exec " + host(i) + " tc -json qdisc show dev ech0"));
     EXPECT_EQ(queues.size(), 1u) << queues;
     EXPECT_EQ(queues.at(0).at("kind"), "tbf") << queues;
     all.push_back(8 * queues.at(0).at("options").at("rate").get<double>());
@@ -158,17 +158,18 @@ TEST_F(LinkedHostsTest, RunOneRankEachAndMeetOverTheLink) {
   const LinkedHosts hosts;
   const ScratchFolder folder;
   const std::string said = (folder / "$RANK").string();
-  const int code = launch(
-      {.program = hosts.spread({"sh", "-c",
-                                "(echo \"$RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE "
-                                "$MASTER_ADDR $ECHELON_RENDEZVOUS$ECHELON_RENDEZVOUS_FD\"; "
-                                "ip netns identify $$; echo \"$1\"; test -n \"$ECHELON_TOKEN\") > " +
-                                    said,
-                                "sh", "two words"}),
-       .nproc = 2,
-       .rendezvous = {},
-       .log_dir = {},
-       .prefix = false});
+  const int code =
+      launch({.program = hosts.spread(
+                  {"sh", "-c",
+                   "(echo \"$RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE "
+                   "$MASTER_ADDR $ECHELON_RENDEZVOUS$ECHELON_RENDEZVOUS_FD\"; "
+                   "ip netns identify $$; echo \"$1\"; test -n \"$ECHELON_TOKEN\") > " +
+                       said,
+                   "sh", "two words"}),
+              .nproc = 2,
+              .rendezvous = {},
+              .log_dir = {},
+              .prefix = false});
   ASSERT_EQ(code, 0);
   for (int i = 0; i < 2; ++i)
     EXPECT_EQ(read_file(folder / std::to_string(i)),
@@ -216,6 +217,43 @@ TEST_F(LinkedHostsTest, RemoveWhatAKilledProcessLeft) {
     EXPECT_EQ(hosts_of(), (std::vector{host(0), host(1)}));
   }
   EXPECT_EQ(hosts_of(), std::vector<std::string>{});
+}
+
+// Also those that bind a folder to itself, which stat() does not see.
+bool is_mounted(const std::string& path) {
+  return read_file("/proc/self/mountinfo").find(" " + path + " ") != std::string::npos;
+}
+
+TEST_F(LinkedHostsTest, UnmountWhatAKilledProcessMounted) {
+  if (is_mounted("/run/netns")) GTEST_SKIP() << "/run/netns is mounted by others";
+  killed_with_hosts();
+  EXPECT_TRUE(is_mounted("/run/netns"));
+  { const LinkedHosts hosts; }
+  EXPECT_FALSE(is_mounted("/run/netns"));
+}
+
+TEST_F(LinkedHostsTest, OutliveAReaderThatGoesAway) {
+  std::array<int, 2> ends{};
+  ASSERT_EQ(::pipe2(ends.data(), O_CLOEXEC), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::close(ends[0]);
+    const char byte = 0;
+    try {
+      const LinkedHosts hosts;
+      if (::write(ends[1], &byte, 1) == 1 || errno != EPIPE) ::_exit(1);
+    } catch (...) {
+      ::_exit(2);
+    }
+    (void)!::write(ends[1], &byte, 1);  // now it does
+    ::_exit(0);
+  }
+  ::close(ends[0]);
+  ::close(ends[1]);
+  int status = 0;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGPIPE) << status;
+  EXPECT_EQ(hosts_of(child), std::vector<std::string>{});
 }
 
 TEST_F(LinkedHostsTest, LeaveTheHostsOfALivingProcessAlone) {
