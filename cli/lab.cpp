@@ -43,7 +43,7 @@ void add_lab(CLI::App& app, int& exit_code) {
   command
       ->add_option("--shape", arguments->shape,
                    "The encoder that the lab makes. small: a million parameters, for two cores;\n"
-                   "distilbert: 66 million, which want hours there or a GPU")
+                   "distilbert: 66 million, for a GPU or hours of CPU time")
       ->check(CLI::IsMember({"small", "distilbert"}).description(""))
       ->type_name("SHAPE")
       ->capture_default_str();
@@ -56,8 +56,10 @@ void add_lab(CLI::App& app, int& exit_code) {
   command->add_flag("--no-sweep", arguments->no_sweep,
                     "Leave out bucket size x bandwidth, which needs network namespaces and root");
   command
-      ->add_option("--set", arguments->options.set,
-                   "Set one option of every job (echelon train); may be given several times")
+      ->add_option(
+          "--set", arguments->options.set,
+          "Set one option of every job (echelon train), such as train.device=cuda; may be\n"
+          "given several times")
       ->type_name("KEY=VALUE")
       ->allow_extra_args(false);
   command->add_option("--json", arguments->summary, "Write the results")->type_name("FILE");
@@ -77,6 +79,7 @@ void add_lab(CLI::App& app, int& exit_code) {
     options.summary = arguments->summary;
     options.real_shape = arguments->shape == "distilbert";
     options.sweep = !arguments->no_sweep;
+    end_in_order();
     exit_code = run_lab(options, own_command_line().front(), interrupted());
   });
 }

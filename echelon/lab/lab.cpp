@@ -11,16 +11,21 @@
 #include "echelon/base/bytes.h"
 #include "echelon/base/error.h"
 #include "echelon/base/file.h"
+#include "echelon/base/in_folder.h"
 #include "echelon/base/json_reader.h"
+#include "echelon/base/one_line.h"
 #include "echelon/base/toml_text.h"
+#include "echelon/comm/gpu.h"
 #include "echelon/data/text.h"
 #include "echelon/job/report.h"
 #include "echelon/lab/bag_of_words.h"
 #include "echelon/lab/lab_job.h"
 #include "echelon/lab/linked_hosts.h"
 #include "echelon/lab/material.h"
+#include "echelon/lab/shared_options.h"
 #include "echelon/lab/sweep.h"
 #include "echelon/lab/word_vocabulary.h"
+#include "echelon/launch/launcher.h"
 #include "echelon/nn/memory.h"
 
 namespace echelon {
@@ -55,6 +60,10 @@ const std::array<Strategy, 3>& strategies() {
   return all;
 }
 
+ordered_json or_null(std::optional<double> number) {
+  return number ? ordered_json(*number) : ordered_json();
+}
+
 std::string warm_up(std::int64_t steps) { return fmt::format("{}", steps / 8); }
 
 class Lab {
@@ -63,28 +72,43 @@ class Lab {
       : options_(options), size_(options.real_shape ? distilbert : small), stop_(stop) {
     how_.program = program;
     how_.ranks = options.ranks;
-    how_.set = options.set;
+    how_.stop = &stop_;
   }
 
   void run() {
+    check();
     make_folder();
-    look_at_data();
-    prepare_encoder();
-    fine_tune();
-    sweep_buckets();
+    try {
+      look_at_data();
+      prepare_encoder();
+      fine_tune();
+      sweep_buckets();
+    } catch (const JobFailed& failed) {
+      if (!trained_.empty()) keep_results(failed);
+      throw;
+    }
+    write_results();
     show_results();
   }
 
  private:
+  void check();
   void make_folder();
   void look_at_data();
   void prepare_encoder();
   void fine_tune();
   void sweep_buckets();
+  ordered_json results() const;
+  void write_results() const;
+  void keep_results(const JobFailed& failed) const;
   void show_results();
 
+  double seconds() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - began_).count();
+  }
+  std::size_t validated() const { return material_.texts.size() - material_.training; }
   void begin_part(const char* title) {
-    if (stop_.load()) throw JobFailed{130};
+    if (stop_.load()) throw JobFailed{exit_interrupted};
     fmt::print("\n{}. {}\n\n", ++parts_, title);
   }
   void say(std::string_view label, const std::string& text) const {
@@ -92,29 +116,37 @@ class Lab {
     std::fflush(stdout);
   }
   void run(const LabJob& job, const LabJob::Run& how) const {
-    if (stop_.load()) throw JobFailed{130};
     fmt::print("$ {}\n", job.command(how));
     job.run(how);
     fmt::print("\n");
   }
+  bool on_gpu() const { return shared_.options.train.device == DeviceKind::cuda; }
+  LabJob::Run fine_tuning_run() const;
+  LabJob encoder_job() const;
+  LabJob fine_tuning_job(const Strategy& strategy) const;
+  std::vector<const Strategy*> strategies_here() const;
   LabSettings fine_tuning() const;
   LabSettings sweep_settings() const;
 
   const LabOptions& options_;
   const Size size_;
   const std::atomic<bool>& stop_;
-  LabJob::Run how_;
+  LabJob::Run how_;  // every job
+  SharedOptions shared_;
+  Material material_;
+  std::optional<InFolder> within_;  // options_.folder
   int parts_ = 0;
   std::string encoder_, data_ = "data";  // folders
   double bag_of_words_ = 0;
-  std::size_t validated_ = 0;
-  std::vector<std::pair<const Strategy*, LabJob>> trained_;
+  std::vector<std::pair<const Strategy*, LabJob>> trained_;  // jobs that have finished
   std::vector<SweepPoint> points_;
   std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
 };
 
-// Everything is checked before it is made, and given paths must hold from within.
-void Lab::make_folder() {
+// Everything that a caller gives, before anything is made. Paths must hold from within the folder.
+void Lab::check() {
+  shared_ = shared_options(options_.set);
+  how_.set = shared_.assignments;
   if (fs::exists(options_.folder))
     throw InvalidArgument(fmt::format("{} exists; choose another folder for the lab with --out",
                                       options_.folder.string()));
@@ -132,41 +164,63 @@ void Lab::make_folder() {
         throw InvalidArgument(
             fmt::format("--data {}: there is no {}; give a folder with the files of SST-2",
                         options_.data.string(), name));
-    read_material(options_.data);
+    material_ = read_material(options_.data);
     data_ = fs::absolute(options_.data).lexically_normal().string();
   }
-  std::error_code error;
-  fs::create_directories(options_.folder, error);
-  if (!error) fs::current_path(options_.folder, error);
-  if (error)
+  if (on_gpu()) {
+    const int gpus = count_gpus_in_child();
+    if (gpus == 0)
+      throw InvalidArgument("--set train.device=cuda: there is no GPU that this echelon can use");
+    if (shared_.options.comm.backend == Backend::nccl && gpus < how_.ranks)
+      throw InvalidArgument(fmt::format(
+          "--set comm.backend=nccl: NCCL needs a GPU for each of {} ranks, and there is {}; leave "
+          "it out, and the ranks share it",
+          how_.ranks, gpus));
+  }
+  if (options_.model.empty()) {
+    encoder_job().check(how_);
+    encoder_ = encoder_job().weights().string();
+  }
+  for (const Strategy* strategy : strategies_here())
+    fine_tuning_job(*strategy).check(fine_tuning_run());
+}
+
+void Lab::make_folder() {
+  try {
+    fs::create_directories(options_.folder);
+    within_.emplace(options_.folder);
+  } catch (const fs::filesystem_error& error) {
     throw InvalidArgument(
-        fmt::format("cannot make {}: {}", options_.folder.string(), error.message()));
+        fmt::format("cannot make {}: {}", options_.folder.string(), error.code().message()));
+  }
 }
 
 void Lab::look_at_data() {
   begin_part("The data");
   const bool made = options_.data.empty();
-  const Material material =
-      made ? made_material(seed, std::size_t(options_.sentences), validation_sentences)
-           : read_material(data_);
-  validated_ = material.texts.size() - material.training;
-  if (made) write_material(data_, material);
+  if (made) {
+    material_ = made_material(seed, std::size_t(options_.sentences), validation_sentences);
+    write_material(data_, material_);
+  }
   say("data",
-      fmt::format("{} sentences to train on, {} to validate, {}", material.training, validated_,
-                  made ? "made by a grammar: nobody wrote or rated them; half of those to validate "
-                         "combine a frame and a form that the others never combine"
-                       : "of " + data_));
-  for (std::size_t i = 0; i < std::min<std::size_t>(4, material.training); ++i)
-    say(material.labels[i] == 1 ? "  positive" : "  negative", material.texts[i]);
-  bag_of_words_ = bag_of_words(material.to_train_on(), material.to_validate()).accuracy;
+      fmt::format("{} sentences to train on, {} to validate, {}", material_.training, validated(),
+                  made ? "made by a grammar: nobody wrote or rated them. Half of those to validate "
+                         "combine a pattern of sentence with a way to praise or blame that no "
+                         "training sentence combines"
+                       : "from " + data_));
+  for (std::size_t i = 0; i < std::min<std::size_t>(4, material_.training); ++i) {
+    const auto& label = material_.label_names.at(std::size_t(material_.labels[i]));
+    say(fmt::format("  {:<9} ", one_line(label)), one_line(material_.texts[i]));
+  }
+  bag_of_words_ = bag_of_words(material_.to_train_on(), material_.to_validate()).accuracy;
   say("words",
       fmt::format("{:.1f} % right by counting words alone (logistic regression, at its optimum)",
                   100 * bag_of_words_));
-  if (!encoder_.empty()) return;
+  if (!options_.model.empty()) return;
   const TextSplit code = open_text("stdlib", 0, 1);
   std::string text(std::size_t(code.training->size()), '\0');
   code.training->read(0, {reinterpret_cast<std::uint8_t*>(text.data()), text.size()});
-  const std::string sentences = material.training_text();
+  const std::string sentences = material_.training_text();
   const std::array<std::string_view, 2> texts = {sentences, text};
   const auto tokens = word_vocabulary(texts, std::size_t(size_.vocab));
   write_word_vocabulary("tokenizer", tokens);
@@ -175,29 +229,31 @@ void Lab::look_at_data() {
                   tokens.size()));
 }
 
+LabJob Lab::encoder_job() const {
+  const auto steps = options_.pretraining > 0 ? options_.pretraining : size_.pretraining;
+  return LabJob("encoder", {{"model.family", toml_string("bert")},
+                            {"model.bert.token_types", "0"},
+                            {"model.layers", fmt::format("{}", size_.layers)},
+                            {"model.width", fmt::format("{}", size_.width)},
+                            {"model.heads", fmt::format("{}", size_.heads)},
+                            {"model.context", fmt::format("{}", size_.context)},
+                            {"task.name", toml_string("mlm")},
+                            {"data.source", toml_string("stdlib")},
+                            {"data.tokenizer", toml_string("tokenizer")},
+                            {"train.steps", fmt::format("{}", steps)},
+                            {"train.batch", fmt::format("{}", size_.batch)},
+                            {"train.validate_every", fmt::format("{}", steps)},
+                            {"optim.rate", size_.pretraining_rate},
+                            {"optim.warmup", warm_up(steps)}});
+}
+
 void Lab::prepare_encoder() {
   begin_part("The encoder");
-  if (!encoder_.empty()) return say("encoder", encoder_);
+  if (!options_.model.empty()) return say("encoder", encoder_);
   say("encoder",
       "a DistilBERT that fills in hidden words of the default job's text, the sources of Python's "
       "standard library. It sees no sentence about films here.");
-  const auto steps = options_.pretraining > 0 ? options_.pretraining : size_.pretraining;
-  const LabJob job("encoder", {{"model.family", toml_string("bert")},
-                               {"model.bert.token_types", "0"},
-                               {"model.layers", fmt::format("{}", size_.layers)},
-                               {"model.width", fmt::format("{}", size_.width)},
-                               {"model.heads", fmt::format("{}", size_.heads)},
-                               {"model.context", fmt::format("{}", size_.context)},
-                               {"task.name", toml_string("mlm")},
-                               {"data.source", toml_string("stdlib")},
-                               {"data.tokenizer", toml_string("tokenizer")},
-                               {"train.steps", fmt::format("{}", steps)},
-                               {"train.batch", fmt::format("{}", size_.batch)},
-                               {"train.validate_every", fmt::format("{}", steps)},
-                               {"optim.rate", size_.pretraining_rate},
-                               {"optim.warmup", warm_up(steps)}});
-  run(job, how_);
-  encoder_ = job.weights().string();
+  run(encoder_job(), how_);
 }
 
 LabSettings Lab::fine_tuning() const {
@@ -222,21 +278,39 @@ LabSettings Lab::sweep_settings() const {
           {"data.tokenizer", toml_string(options_.model.empty() ? "tokenizer" : encoder_)}};
 }
 
+std::vector<const Strategy*> Lab::strategies_here() const {
+  std::vector<const Strategy*> here;
+  for (const Strategy& strategy : strategies())
+    if (!on_gpu() || std::string_view(strategy.key) != "servers") here.push_back(&strategy);
+  return here;
+}
+
+LabJob Lab::fine_tuning_job(const Strategy& strategy) const {
+  LabSettings settings = fine_tuning();
+  settings.insert(settings.end(), strategy.settings.begin(), strategy.settings.end());
+  return LabJob(strategy.key, settings);
+}
+
+LabJob::Run Lab::fine_tuning_run() const {
+  LabJob::Run how = how_;
+  how.trace = how.ranks > 1 && !on_gpu();
+  return how;
+}
+
 void Lab::fine_tune() {
   begin_part("Fine-tuning on two workers");
-  LabJob::Run how = how_;
-  how.trace = how.ranks > 1;
-  for (const Strategy& strategy : strategies()) {
-    fmt::print("{}\n", strategy.title);
-    LabSettings settings = fine_tuning();
-    settings.insert(settings.end(), strategy.settings.begin(), strategy.settings.end());
-    trained_.emplace_back(&strategy, LabJob(strategy.key, settings));
-    run(trained_.back().second, how);
+  if (on_gpu())
+    say("on a GPU", "no tables of exchanges, no parameter servers and no sweep: they are for CPUs");
+  for (const Strategy* strategy : strategies_here()) {
+    fmt::print("{}\n", strategy->title);
+    const LabJob job = fine_tuning_job(*strategy);
+    run(job, fine_tuning_run());
+    trained_.emplace_back(strategy, job);
   }
 }
 
 void Lab::sweep_buckets() {
-  if (!options_.sweep) return;
+  if (!options_.sweep || on_gpu()) return;
   begin_part("Bucket size and bandwidth");
   std::optional<LinkedHosts> hosts;
   try {
@@ -252,40 +326,30 @@ void Lab::sweep_buckets() {
     say("picture", (options_.folder / path).string());
 }
 
-void Lab::show_results() {
-  begin_part("Results");
+ordered_json Lab::results() const {
   ordered_json results = {{"bag_of_words_accuracy", bag_of_words_}};
   ordered_json by_strategy = ordered_json::object();
-  fmt::print("{:<18} {:>9} {:>11} {:>12}   {}\n", "", "accuracy", "ms a step", "sent in all",
-             "peak of each rank");
-  fmt::print("{:<18} {:>7.1f} %\n", "bag of words", 100 * bag_of_words_);
   for (const auto& [strategy, job] : trained_) {
-    const double accuracy = job.number("val_accuracy").value_or(0);
-    const double step = job.number("step_ms").value_or(0);
     const auto memory = JsonReader::parse(job.memory(), job.name());
     ordered_json ranks = ordered_json::array();
-    std::string peaks;
     for (const auto& rank : memory.at("ranks").items()) {
       ordered_json kinds;
       const auto tensors = rank.at("tensors_at_peak_bytes");
       for (const char* kind : memory_kind_names) kinds[kind] = tensors.at(kind).count();
       ranks.push_back({{"rank", rank.at("rank").integer(0)}, {"tensors_at_peak_bytes", kinds}});
-      const auto total = rank.at("tensors_peak_bytes").count();
-      peaks += fmt::format("{}{:.1f}", peaks.empty() ? "" : ", ", double(total) / mib);
     }
-    fmt::print("{:<18} {:>7.1f} % {:>11.2f} {:>12}   {} MiB\n", strategy->title, 100 * accuracy,
-               step, human_bytes(job.sent_bytes()), peaks);
+    const bool traced = fine_tuning_run().trace;
     by_strategy[strategy->key] = {
-        {"accuracy", accuracy},
-        {"f1", job.number("val_f1").value_or(0)},
+        {"accuracy", or_null(job.number("val_accuracy"))},
+        {"f1", or_null(job.number("val_f1"))},
         {"bytes", job.sent_bytes()},
-        {"step_ms", step},
+        {"step_ms", or_null(job.number("step_ms"))},
         {"memory", ranks},
-        {"exchanges", how_.ranks > 1 ? ordered_json::parse(job.exchanges()) : ordered_json()},
+        {"exchanges", traced ? ordered_json::parse(job.exchanges()) : ordered_json()},
         {"run", (options_.folder / job.folder()).string()}};
   }
   results["strategies"] = by_strategy;
-  results["validated"] = validated_;
+  results["validated"] = validated();
   results["sweep"] = ordered_json::array();
   for (const auto& one : points_)
     results["sweep"].push_back({{"megabits", one.megabits},
@@ -295,16 +359,44 @@ void Lab::show_results() {
                                 {"compute_ms", one.compute_ms},
                                 {"waited_ms", one.waited_ms},
                                 {"predicted_ms", one.predicted_ms}});
-  const double seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - began_).count();
-  results["seconds"] = seconds;
-  const std::string text = results.dump(2) + "\n";
+  results["seconds"] = seconds();
+  return results;
+}
+
+void Lab::write_results() const {
+  const std::string text = results().dump(2) + "\n";
   write_file("lab.json", text);
   if (!options_.summary.empty()) write_file(options_.summary, text);
+}
+
+// Says so, unless nobody reads standard output.
+void Lab::keep_results(const JobFailed& failed) const {
+  write_results();
+  if (failed.exit_code != exit_without_reader)
+    say("lab", fmt::format("{} has the results of the jobs that finished",
+                           (options_.folder / "lab.json").string()));
+}
+
+void Lab::show_results() {
+  begin_part("Results");
+  fmt::print("{:<18} {:>9} {:>11} {:>12}   {}\n", "", "accuracy", "median step", "sent in all",
+             "peak of each rank");
+  fmt::print("{:<18} {:>7.1f} %\n", "bag of words", 100 * bag_of_words_);
+  for (const auto& [strategy, job] : trained_) {
+    const auto accuracy = job.number("val_accuracy"), step = job.number("step_ms");
+    const auto memory = JsonReader::parse(job.memory(), job.name());
+    std::string peaks;
+    for (const auto& rank : memory.at("ranks").items())
+      peaks += fmt::format("{}{:.1f}", peaks.empty() ? "" : ", ",
+                           double(rank.at("tensors_peak_bytes").count()) / mib);
+    fmt::print("{:<18} {:>9} {:>11} {:>12}   {} MiB\n", strategy->title,
+               accuracy ? fmt::format("{:.1f} %", 100 * *accuracy) : "-",
+               step ? fmt::format("{:.2f} ms", *step) : "-", human_bytes(job.sent_bytes()), peaks);
+  }
   fmt::print("\n");
   say("lab", fmt::format("{:.0f} s in all; {} has the jobs, runs and numbers. docs/lab.md explains "
                          "them",
-                         seconds, options_.folder.string()));
+                         seconds(), options_.folder.string()));
 }
 
 }  // namespace
@@ -313,14 +405,11 @@ int run_lab(const LabOptions& given, const std::string& program, const std::atom
   LabOptions options = given;
   require_place_for(options.summary, "--json");
   if (!options.summary.empty()) options.summary = fs::absolute(options.summary);
-  const fs::path before = fs::current_path();
   try {
     Lab(options, program, stop).run();
   } catch (const JobFailed& failed) {
-    fs::current_path(before);
     return failed.exit_code;
   }
-  fs::current_path(before);
   return 0;
 }
 

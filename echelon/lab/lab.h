@@ -1,7 +1,6 @@
 // `echelon lab`: one fine-tuning, three ways to distribute it, and what each of them moves.
 //
-//   1. the data     sentences about films with their sentiment, and what a bag of words makes of
-//   them
+//   1. the data     sentences about films with their sentiment, and the accuracy of counting words
 //   2. the encoder  a small DistilBERT, pre-trained on the text of the default job
 //   3. fine-tuning  on two workers: data parallel, ZeRO-3, parameter servers
 //   4. the sweep    bucket size x bandwidth of the link, beside the cost model
@@ -28,12 +27,13 @@ struct LabOptions {
   std::int64_t steps = 0;                // of fine-tuning, likewise
   int ranks = 2;
   bool sweep = true;                   // part 4
-  std::vector<std::string> set = {};   // options for every job, KEY=VALUE
+  std::vector<std::string> set = {};   // options for every job, KEY=VALUE (shared_options.h)
   std::filesystem::path summary = {};  // a JSON file; empty: none
 };
 
-// `program` is the echelon to run. Returns its exit code: that of the first job that did not end
-// well, or 0. Throws InvalidArgument before anything is written.
+// `program` is the echelon to run. Returns 0, or the exit code of the job that failed, after which
+// no other job runs; 130: interrupted. The results of finished jobs are written in any case. Throws
+// InvalidArgument or Corrupt, for options and files of the caller, before anything is written.
 int run_lab(const LabOptions& options, const std::string& program, const std::atomic<bool>& stop);
 
 }  // namespace echelon

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,7 +12,10 @@
 #include "echelon/base/error.h"
 #include "echelon/base/file.h"
 #include "echelon/base/json_reader.h"
+#include "echelon/base/shell_text.h"
+#include "echelon/job/job.h"
 #include "echelon/job/options.h"
+#include "echelon/job/rules.h"
 #include "echelon/launch/launcher.h"
 
 namespace echelon {
@@ -65,34 +67,54 @@ LabJob::LabJob(std::string name, const LabSettings& settings) : name_(std::move(
 }
 
 std::vector<std::string> LabJob::arguments(const Run& how) const {
-  std::vector<std::string> words = {"train", options().string(), "--name",
-                                    name_,   "--json",           summary().string()};
+  std::vector<std::string> words = {"train", options().string()};
   if (how.trace) words.insert(words.end(), {"--trace", "buckets"});
   for (const auto& set : how.set) words.insert(words.end(), {"--set", set});
   return words;
 }
 
+// A run with this name can be made once.
+std::vector<std::string> LabJob::named_arguments(const Run& how) const {
+  std::vector<std::string> words = arguments(how);
+  words.insert(words.end(), {"--name", name_, "--json", summary().string()});
+  return words;
+}
+
 std::string LabJob::command(const Run& how) const {
-  return fmt::format("echelon {}{}", fmt::join(arguments(how), " "),
-                     how.ranks > 1 ? fmt::format(" --nproc {}", how.ranks) : "");
+  std::string command = "echelon";
+  for (const auto& word : arguments(how)) command += " " + shell_word(word);
+  return how.ranks > 1 ? fmt::format("{} --nproc {}", command, how.ranks) : command;
+}
+
+void LabJob::check(const Run& how) const {
+  JobRequest request;
+  const Fields fields = fields_of(request.options);
+  request.given = read_toml(fields, toml_of(settings_), name_);
+  for (const auto& set : how.set) request.given.push_back(set_option(fields, set));
+  request.trace_buckets = how.trace;
+  check_rules(request, how.ranks);
 }
 
 void LabJob::run(const Run& how) const {
   std::filesystem::create_directories(options().parent_path());
   write_file(options(), toml_of(settings_));
   std::vector<std::string> program = {how.program};
-  const auto words = arguments(how);
+  const auto words = named_arguments(how);
   program.insert(program.end(), words.begin(), words.end());
-  std::fflush(stdout);
+  if (std::fflush(stdout) != 0 || std::ferror(stdout)) throw JobFailed{exit_without_reader};
+  if (how.stop && how.stop->load()) throw JobFailed{exit_interrupted};
   std::optional<Silence> silence;
   if (how.quiet) silence.emplace();
+  bool interrupted = false;
   const int code = launch({.program = how.hosts ? how.hosts->spread(program) : program,
                            .nproc = how.ranks,
                            .rendezvous = {},
                            .log_dir = {},
                            .prefix = false,
-                           .takes_interrupts = true});
+                           .takes_interrupts = true,
+                           .interrupted = &interrupted});
   if (code != 0) throw JobFailed{code};
+  if (interrupted) throw JobFailed{exit_interrupted};
 }
 
 std::optional<double> LabJob::number(std::string_view key) const {

@@ -6,6 +6,7 @@
 //   job.score("accuracy");
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
@@ -21,30 +22,40 @@ namespace echelon {
 // Options and their values as they stand in TOML, in the order in which they are written.
 using LabSettings = std::vector<std::pair<std::string, std::string>>;
 
-// A job that did not end well; what it said is on the screen already.
+// Thrown when a job fails or is interrupted. The job has reported the reason on standard error.
 struct JobFailed {
   int exit_code = 1;
 };
+
+// The exit code of JobFailed when nobody reads standard output any more, as of SIGPIPE.
+constexpr int exit_without_reader = 141;
 
 class LabJob {
  public:
   struct Run {
     std::string program;  // echelon
     int ranks = 1;
-    bool trace = false;                  // --trace buckets
-    bool quiet = false;                  // prints nothing
-    const LinkedHosts* hosts = nullptr;  // each rank on one of these
-    std::vector<std::string> set = {};   // further options
+    bool trace = false;                       // --trace buckets
+    bool quiet = false;                       // prints nothing
+    const LinkedHosts* hosts = nullptr;       // each rank on one of these
+    std::vector<std::string> set = {};        // further options
+    const std::atomic<bool>* stop = nullptr;  // true: interrupted, start nothing
   };
 
-  // Of settings with one key, the last counts. Throws InvalidArgument for options that do not
+  // If a key is given twice, its last value counts. Throws InvalidArgument for options that do not
   // exist.
   LabJob(std::string name, const LabSettings& settings);
 
   const std::string& name() const { return name_; }
-  std::string command(const Run& how) const;  // for the screen
+  // What a person types in the lab's folder to run it again, as a new run.
+  std::string command(const Run& how) const;
 
-  // Writes jobs/NAME.toml, runs it and waits. Throws JobFailed.
+  // Throws InvalidArgument if the options contradict each other, as far as is known without data
+  // and weights.
+  void check(const Run& how) const;
+
+  // Writes jobs/NAME.toml, runs it and waits. Throws JobFailed if the job fails, and also if it
+  // succeeds although it was interrupted, or if nobody reads standard output any more.
   void run(const Run& how) const;
 
   // Of a finished job.
@@ -57,6 +68,7 @@ class LabJob {
 
  private:
   std::vector<std::string> arguments(const Run& how) const;
+  std::vector<std::string> named_arguments(const Run& how) const;
   std::filesystem::path options() const {
     return std::filesystem::path("jobs") / (name_ + ".toml");
   }

@@ -46,6 +46,7 @@ Material made_material(std::uint64_t seed, std::size_t training, std::size_t val
   SentenceSet made = sentence_set(seed, training, validation);
   Material material;
   material.training = made.training.size();
+  material.label_names = {"negative", "positive"};
   for (auto* part : {&made.training, &made.validation})
     for (auto& one : *part) {
       material.texts.push_back(std::move(one.text));
@@ -59,6 +60,10 @@ Material read_material(const std::filesystem::path& folder) {
   const Labels labels = Labels::found_in(training, training.column("label"));
   Material material;
   material.training = std::size_t(training.size());
+  material.label_names = labels.names();
+  if (material.label_names.empty())
+    for (std::int64_t i = 0; i < labels.count(); ++i)
+      material.label_names.push_back(fmt::format("{}", i));
   add(material, training, labels);
   add(material, validation, labels);
   return material;

@@ -13,7 +13,8 @@ namespace echelon {
 struct Material {
   std::vector<std::string> texts;  // those to train on, then those to validate
   std::vector<int> labels;
-  std::size_t training = 0;  // texts to train on
+  std::size_t training = 0;              // texts to train on
+  std::vector<std::string> label_names;  // by number
 
   std::vector<LabelledText> part(std::size_t begin, std::size_t end) const;
   std::vector<LabelledText> to_train_on() const { return part(0, training); }

@@ -1,18 +1,22 @@
 #include "echelon/lab/lab_job.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <filesystem>
+#include <map>
 #include <string>
 
 #include "echelon/base/error.h"
 #include "echelon/base/file.h"
+#include "echelon/base/in_folder.h"
 #include "echelon/base/options.h"
 #include "echelon/base/toml_text.h"
 #include "echelon/job/options.h"
 #include "tests/base/scratch_folder.h"
 #include "tests/base/thrown.h"
-#include "tests/lab/in_folder.h"
 
 namespace echelon {
 namespace {
@@ -101,14 +105,26 @@ TEST_F(LabJobs, TakeAnyTextAsAValue) {
 
 TEST_F(LabJobs, ShowTheCommandThatRunsThem) {
   const LabJob job("zero3", settings());
-  EXPECT_EQ(job.command({.program = "/somewhere/echelon"}),
-            "echelon train jobs/zero3.toml --name zero3 --json jobs/zero3.json");
+  EXPECT_EQ(job.command({.program = "/somewhere/echelon"}), "echelon train jobs/zero3.toml");
   EXPECT_EQ(job.command({.program = "echelon",
                          .ranks = 2,
                          .trace = true,
-                         .set = {"train.threads=1", "train.seed=7"}}),
-            "echelon train jobs/zero3.toml --name zero3 --json jobs/zero3.json --trace buckets "
-            "--set train.threads=1 --set train.seed=7 --nproc 2");
+                         .set = {"train.threads=1", "train.freeze=[\"a b\"]"}}),
+            "echelon train jobs/zero3.toml --trace buckets --set train.threads=1 "
+            "--set 'train.freeze=[\"a b\"]' --nproc 2");
+}
+
+TEST_F(LabJobs, RefuseOptionsThatContradictEachOtherBeforeAnythingIsWritten) {
+  const LabJob job("some", {{"train.batch", "1"}});
+  EXPECT_EQ(thrown<InvalidArgument>([&] { job.check({.program = "echelon"}); }),
+            "(nothing was thrown)");
+  const auto uneven =
+      thrown<InvalidArgument>([&] { job.check({.program = "echelon", .ranks = 2}); });
+  EXPECT_NE(uneven.find("train.batch"), uneven.npos) << uneven;
+  const auto set = thrown<InvalidArgument>(
+      [&] { job.check({.program = "echelon", .set = {"parallel.pipeline=2"}}); });
+  EXPECT_NE(set.find("parallel.pipeline"), set.npos) << set;
+  EXPECT_EQ(folder_.names().size(), 0u);
 }
 
 TEST_F(LabJobs, RunTheirProgramOnceForEachRank) {
@@ -118,21 +134,50 @@ TEST_F(LabJobs, RunTheirProgramOnceForEachRank) {
   two.set = {"train.seed=7"};
   LabJob("some", settings()).run(two);
   const std::string words =
-      "train jobs/some.toml --name some --json jobs/some.json --trace buckets --set train.seed=7\n";
+      "train jobs/some.toml --trace buckets --set train.seed=7 --name some --json jobs/some.json\n";
   EXPECT_EQ(said(0), "0 of 2: " + words);
   EXPECT_EQ(said(1), "1 of 2: " + words);
 }
 
-TEST_F(LabJobs, GiveTheExitCodeOfAJobThatDoesNotEndWell) {
-  for (const int code : {1, 2, 130}) {
-    int seen = 0;
-    try {
-      LabJob("some", settings()).run(how("exit " + std::to_string(code) + "\n"));
-    } catch (const JobFailed& failed) {
-      seen = failed.exit_code;
-    }
-    EXPECT_EQ(seen, code);
+// The exit code of a failed job; 0: it did not fail.
+int exit_code_of(const LabJob::Run& how) {
+  try {
+    LabJob("some", settings()).run(how);
+  } catch (const JobFailed& failed) {
+    return failed.exit_code;
   }
+  return 0;
+}
+
+TEST_F(LabJobs, GiveTheExitCodeOfAJobThatFails) {
+  for (const int code : {0, 1, 2, 130})
+    EXPECT_EQ(exit_code_of(how("exit " + std::to_string(code) + "\n")), code);
+}
+
+// A signal that comes during the last evaluation of a job. In a process without other threads, as
+// launch() wants it; the parent of a rank's parent is the launcher.
+TEST_F(LabJobs, AreInterruptedAlsoIfTheyEndWell) {
+  for (const auto& [signal, code] :
+       std::map<std::string, int>{{"INT", 130}, {"TERM", 130}, {"HUP", 130}, {"USR1", 0}}) {
+    const auto told =
+        how("trap '' INT TERM HUP USR1\nread -r _ _ _ launcher _ < /proc/$PPID/stat\n"
+            "kill -" +
+            signal + " $launcher\nsleep 0.5\nexit 0\n");
+    const pid_t child = ::fork();
+    if (child == 0) ::_exit(exit_code_of(told));
+    int status = 0;
+    EXPECT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_TRUE(WIFEXITED(status)) << signal << ": " << status;
+    EXPECT_EQ(WEXITSTATUS(status), code) << signal;
+  }
+}
+
+TEST_F(LabJobs, AreNotStartedAfterAnInterrupt) {
+  const std::atomic<bool> stop = true;
+  LabJob::Run late = how();
+  late.stop = &stop;
+  EXPECT_EQ(exit_code_of(late), 130);
+  EXPECT_FALSE(fs::exists(folder_ / "said-0"));
 }
 
 TEST_F(LabJobs, PrintNothingWhereTheyAreQuiet) {

@@ -87,8 +87,16 @@ TEST(Material, FindsItsColumnsByTheirNamesInEachFile) {
 }
 
 TEST(Material, NumbersNamesOfLabelsAsTrainingDoes) {
-  const MaterialFolder files("sentence\tlabel\nfine\tpos\nbad\tneg\n", "sentence\tlabel\nbad\tneg\n");
+  const MaterialFolder files("sentence\tlabel\nfine\tpos\nbad\tneg\n",
+                             "sentence\tlabel\nbad\tneg\n");
   EXPECT_EQ(files.read().labels, (std::vector<int>{1, 0, 0}));
+  EXPECT_EQ(files.read().label_names, (std::vector<std::string>{"neg", "pos"}));
+}
+
+TEST(Material, KnowsItsLabelsByName) {
+  EXPECT_EQ(made_material(1, 10, 10).label_names,
+            (std::vector<std::string>{"negative", "positive"}));
+  EXPECT_EQ(MaterialFolder(good, good).read().label_names, (std::vector<std::string>{"0", "1"}));
 }
 
 TEST(Material, RefusesRaggedFilesWithFileAndLine) {
@@ -100,8 +108,9 @@ TEST(Material, RefusesRaggedFilesWithFileAndLine) {
 }
 
 TEST(Material, RefusesLabelsThatMakeNoSenseWithFileAndLine) {
-  EXPECT_EQ(MaterialFolder(good, std::string(head) + "fair\t1\nodd\t2\n").refusal<InvalidArgument>(),
-            "dev.tsv, line 3: label 2 is unknown: the labels of train.tsv are 0 to 1");
+  EXPECT_EQ(
+      MaterialFolder(good, std::string(head) + "fair\t1\nodd\t2\n").refusal<InvalidArgument>(),
+      "dev.tsv, line 3: label 2 is unknown: the labels of train.tsv are 0 to 1");
   EXPECT_EQ(MaterialFolder("sentence\tlabel\na\t1\nb\t\n", good).refusal<InvalidArgument>(),
             "train.tsv, line 3: the label is empty; give one, or remove the line");
   EXPECT_EQ(MaterialFolder("sentence\tlabel\na\t1\nb\t1\n", good).refusal<InvalidArgument>(),

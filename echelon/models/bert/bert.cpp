@@ -102,7 +102,7 @@ std::string describe(const ModelOptions& options) {
   const BertSizes sizes(options);
   return fmt::format(
       "{}{} layer{}, width {}, {} head{}, hidden {}, context {}; {}",
-      sizes.distilled ? "distilled, " : "", options.layers, options.layers == 1 ? "" : "s",
+      sizes.distilled ? "DistilBERT, " : "", options.layers, options.layers == 1 ? "" : "s",
       options.width, options.heads, options.heads == 1 ? "" : "s", sizes.ffn, options.context,
       task_of(options) == ModelTask::mlm ? std::string("masked words")
                                          : fmt::format("{} labels", options.task.labels));
