@@ -6,7 +6,9 @@
 #include <fcntl.h>
 
 #include <algorithm>
+#include <atomic>
 #include <fstream>
+#include <thread>
 
 #include "echelon/base/file.h"
 #include "echelon/base/folder.h"
@@ -196,6 +198,37 @@ TEST_F(CorpusWriterTest, ReplacesACorpusOnlyOnRequest) {
                 (folder_ / "x/y").string() + " into");
 }
 
+TEST_F(CorpusWriterTest, ReplacesNothingButACorpus) {
+  const std::vector one = {write_text("a.txt", "the rank")};
+  write_corpus(one, tokenizer(), target_, {});
+  const auto again = [&] { write_corpus(one, tokenizer(), target_, {.replace = true}); };
+  again();
+  write_text("corpus/thesis.txt", "mine");
+  EXPECT_EQ(thrown<InvalidArgument>(again),
+            target_.string() +
+                " has thesis.txt beside a corpus, which would be removed with it; move it away, or "
+                "choose another folder");
+  fs::remove(target_ / "thesis.txt");
+  fs::create_directories(target_ / "shard-00000.tokens.d");
+  EXPECT_NE(thrown<InvalidArgument>(again).find("shard-00000.tokens.d"), std::string::npos);
+  fs::create_directories(folder_ / "web");
+  write_text("web/corpus.json", "{\"name\": \"of somebody else\"}");
+  EXPECT_NE(
+      thrown<Corrupt>([&] { write_corpus(one, tokenizer(), folder_ / "web", {.replace = true}); }),
+      "(nothing was thrown)");
+  EXPECT_TRUE(fs::exists(folder_ / "web/corpus.json"));
+}
+
+TEST_F(CorpusWriterTest, RefusesPlacesThatCannotBeRenamedBeforeItEncodes) {
+  for (const fs::path& place : {fs::path("."), fs::path(".."), folder_ / ".", fs::path("/")})
+    EXPECT_EQ(thrown<InvalidArgument>([&] { require_corpus_place(place, true); }),
+              place.string() + " cannot be replaced by a corpus: give a folder with a name");
+  EXPECT_NE(thrown<InvalidArgument>([] {
+              require_corpus_place("/proc/", true);
+            }).find("is a mount point"),
+            std::string::npos);
+}
+
 // Memory must not grow with the text: 96 MiB of it pass through.
 TEST_F(CorpusWriterTest, NeedsAsMuchMemoryForMuchTextAsForLittle) {
   const std::string block = words(7, 4 << 20);
@@ -216,17 +249,19 @@ TEST_F(CorpusWriterTest, NeedsAsMuchMemoryForMuchTextAsForLittle) {
   EXPECT_LT(much, little + (36 << 20)) << "the text has 24 and 96 MiB";
 }
 
+bool anything(std::string_view /*name*/) { return true; }
+
 TEST(AsideFolder, IsCompleteOrAbsent) {
   const ScratchFolder scratch;
   const fs::path target = scratch / "folder";
   {
-    AsideFolder aside(target);
+    AsideFolder aside(target, anything);
     std::ofstream(aside.path() / "a") << "1";
     EXPECT_FALSE(fs::exists(target));
   }
   EXPECT_TRUE(scratch.names().empty());
   for (const char* content : {"1", "2"}) {
-    AsideFolder aside(target);
+    AsideFolder aside(target, anything);
     std::ofstream(aside.path() / content) << content;
     aside.commit();
     EXPECT_TRUE(fs::exists(target / content));
@@ -237,20 +272,59 @@ TEST(AsideFolder, IsCompleteOrAbsent) {
 
 TEST(AsideFolder, RemovesThoseOfDeadWritersOnly) {
   const ScratchFolder scratch;
-  const AsideFolder alive(scratch / "folder");
-  fs::create_directories(scratch / ".folder.abc123");
-  fs::create_directories(scratch / ".folder.abc1234");
-  fs::create_directories(scratch / ".other.abc123");
-  const AsideFolder another(scratch / "folder/");
+  const AsideFolder alive(scratch / "folder", is_corpus_file);
+  const auto make = [&](const std::string& name, const std::string& file = {}) {
+    fs::create_directories(scratch / name);
+    if (!file.empty()) std::ofstream(scratch / (name + "/" + file)) << "x";
+  };
+  make(".folder.abc123.aside");
+  make(".folder.abc124.aside", "shard-00000.tokens");
+  make(".folder.abc125.aside", ".shard-00001.tokens.x1y2z3");
+  const std::vector<std::string> others = {".folder.abc123", ".folder.backup",
+                                           ".other.abc123.aside", ".folder.abc126.aside",
+                                           ".folder.abc127.aside"};
+  for (const std::string& name : others) make(name);
+  make(others[3], "thesis.txt");
+  fs::create_directories(scratch / (others[4] + "/shard-00000.tokens"));
+  const AsideFolder another(scratch / "folder/", is_corpus_file);
   const auto names = scratch.names();
   const auto has = [&](const std::string& name) {
     return std::count(names.begin(), names.end(), name) == 1;
   };
-  EXPECT_FALSE(has(".folder.abc123"));
-  EXPECT_TRUE(has(".folder.abc1234")) << "not one of ours";
-  EXPECT_TRUE(has(".other.abc123"));
+  for (const std::string& name : others) EXPECT_TRUE(has(name)) << name << " is not one of ours";
   EXPECT_TRUE(has(alive.path().filename().string()));
   EXPECT_TRUE(has(another.path().filename().string()));
+  EXPECT_EQ(names.size(), others.size() + 2);
+}
+
+// Writers begin at the same time: none removes the folder that another one has just made.
+TEST(AsideFolder, IsNotRemovedByAWriterThatBeginsAtTheSameTime) {
+  const ScratchFolder scratch;
+  std::atomic<int> lost = 0;
+  std::vector<std::jthread> writers;
+  for (int i = 0; i < 4; ++i)
+    writers.emplace_back([&] {
+      for (int round = 0; round < 300; ++round) {
+        const AsideFolder aside(scratch / "folder", is_corpus_file);
+        std::this_thread::yield();
+        lost += !fs::exists(aside.path());
+      }
+    });
+  writers.clear();
+  EXPECT_EQ(lost, 0);
+}
+
+TEST(AsideFolder, ReplacesAFolderWhereTheTwoCannotBeExchanged) {
+  const ScratchFolder scratch;
+  for (const char* content : {"1", "2", "3"}) {
+    fs::create_directories(scratch / "new");
+    std::ofstream(scratch / "new" / content) << content;
+    replace_folder(scratch / "new", scratch / "folder");
+    EXPECT_TRUE(fs::exists(scratch / "folder" / content));
+  }
+  EXPECT_EQ(scratch.names(), std::vector<std::string>{"folder"});
+  EXPECT_THROW(replace_folder(scratch / "nothing", scratch / "folder"), Error);
+  EXPECT_TRUE(fs::exists(scratch / "folder" / "3"));
 }
 
 TEST(CountWords, IsTheSameForAnyNumberOfThreads) {

@@ -6,6 +6,7 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <random>
 #include <string_view>
@@ -20,6 +21,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view letters = "abcdefghijklmnopqrstuvwxyz0123456789";
 constexpr std::size_t random_letters = 6;
+constexpr std::string_view suffix = ".aside";
 
 [[noreturn]] void fail(const char* doing, const fs::path& path) {
   throw Error(with_errno(fmt::format("cannot {} {}", doing, path.string())));
@@ -44,37 +46,74 @@ fs::path parent_of(const fs::path& target) {
 
 std::string prefix_of(const fs::path& target) { return "." + target.filename().string() + "."; }
 
-// Folders that nobody has locked: their writers are dead.
-void remove_abandoned(const fs::path& target) {
+std::string random_name(const fs::path& target, std::string_view end) {
+  std::random_device random;
+  std::string name = prefix_of(target);
+  for (std::size_t i = 0; i < random_letters; ++i) name += letters[random() % letters.size()];
+  return name.append(end);
+}
+
+using IsOurs = std::function<bool(std::string_view name)>;
+
+// Whether all that is in the folder was written by us.
+bool is_all_ours(const fs::path& folder, const IsOurs& is_ours) {
+  std::error_code unread;
+  const auto entries = list_folder(folder, unread);
+  return !unread && std::ranges::all_of(entries, [&](const FolderEntry& entry) {
+    if (!entry.is_file || entry.is_link) return false;
+    const std::string_view name = entry.name;
+    const auto dot = name.rfind('.');
+    const bool temporary = name.starts_with('.') && dot > 0 && dot != name.npos &&
+                           name.size() == dot + 1 + random_letters;
+    return is_ours(temporary ? name.substr(1, dot - 1) : name);
+  });
+}
+
+// Folders of ours that nobody has locked: their writers are dead.
+void remove_abandoned(const fs::path& target, const IsOurs& is_ours) {
   const std::string prefix = prefix_of(target);
   std::error_code unread;
   for (const auto& entry : list_folder(parent_of(target), unread)) {
-    const bool ours = entry.is_folder && !entry.is_link &&
-                      entry.name.size() == prefix.size() + random_letters &&
-                      entry.name.starts_with(prefix);
-    if (!ours) continue;
+    const bool named = entry.is_folder && !entry.is_link &&
+                       entry.name.size() == prefix.size() + random_letters + suffix.size() &&
+                       entry.name.starts_with(prefix) && entry.name.ends_with(suffix);
+    if (!named) continue;
     const auto path = parent_of(target) / entry.name;
     const Descriptor fd = opened(path);
-    if (fd && ::flock(fd.get(), LOCK_EX | LOCK_NB) == 0) remove_whole(path);
+    if (fd && ::flock(fd.get(), LOCK_EX | LOCK_NB) == 0 && is_all_ours(path, is_ours))
+      remove_whole(path);
   }
 }
 
 }  // namespace
 
-AsideFolder::AsideFolder(const fs::path& target)
+AsideFolder::AsideFolder(const fs::path& target, const IsOurs& is_ours)
     : target_(target.has_filename() ? target : target.parent_path()) {
-  remove_abandoned(target_);
-  std::random_device random;
+  remove_abandoned(target_, is_ours);
   for (int attempt = 0; attempt < 100; ++attempt) {
-    std::string name = prefix_of(target_);
-    for (std::size_t i = 0; i < random_letters; ++i) name += letters[random() % letters.size()];
-    path_ = parent_of(target_) / name;
-    if (::mkdir(path_.c_str(), 0755) == 0) break;
-    if (errno != EEXIST) fail("make the folder", target_);
+    path_ = parent_of(target_) / random_name(target_, suffix);
+    if (::mkdir(path_.c_str(), 0755) != 0) {
+      if (errno != EEXIST) fail("make the folder", target_);
+    } else if (lock()) {
+      return;
+    }
   }
+  throw Error(fmt::format("cannot lock a folder beside {}", target_.string()));
+}
+
+// False: another writer took the new folder for an abandoned one before it was locked.
+bool AsideFolder::lock() {
   lock_ = opened(path_);
-  if (!lock_) fail("make the folder", target_);
-  ::flock(lock_.get(), LOCK_EX | LOCK_NB);
+  if (!lock_) {
+    if (errno == ENOENT) return false;
+    fail("open the folder", path_);
+  }
+  // A file system without locks has none for other writers either.
+  if (::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return false;
+  struct stat mine {
+  }, there{};
+  return ::fstat(lock_.get(), &mine) == 0 && ::stat(path_.c_str(), &there) == 0 &&
+         mine.st_ino == there.st_ino && mine.st_dev == there.st_dev;
 }
 
 AsideFolder::~AsideFolder() {
@@ -85,10 +124,24 @@ void AsideFolder::commit() {
   sync(path_);
   // An exchange leaves the old folder here, whose removal is the destructor's.
   if (::renameat2(AT_FDCWD, path_.c_str(), AT_FDCWD, target_.c_str(), RENAME_EXCHANGE) != 0) {
-    if (::rename(path_.c_str(), target_.c_str()) != 0) fail("write", target_);
+    replace_folder(path_, target_);
     path_.clear();
   }
   sync(parent_of(target_));
+}
+
+void replace_folder(const fs::path& from, const fs::path& target) {
+  // An empty folder is replaced by this, too.
+  if (::rename(from.c_str(), target.c_str()) == 0) return;
+  if (errno != ENOTEMPTY && errno != EEXIST) fail("write", target);
+  const fs::path old = parent_of(target) / random_name(target, ".old");
+  if (::rename(target.c_str(), old.c_str()) != 0) fail("move away", target);
+  if (::rename(from.c_str(), target.c_str()) != 0) {
+    const std::string message = with_errno(fmt::format("cannot write {}", target.string()));
+    ::rename(old.c_str(), target.c_str());
+    throw Error(message);
+  }
+  remove_whole(old);
 }
 
 }  // namespace echelon

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
+#include <string_view>
 
 #include "echelon/base/descriptor.h"
 
@@ -10,9 +12,11 @@ namespace echelon {
 
 class AsideFolder {
  public:
-  // Makes ".NAME.XXXXXX" beside `target`, locked, and removes those of processes that were killed.
-  // Throws Error.
-  explicit AsideFolder(const std::filesystem::path& target);
+  // Makes ".NAME.XXXXXX.aside" beside `target`, locked, and removes those of processes that were
+  // killed: folders with such a name that nobody has locked, and that have nothing but files for
+  // which `is_ours` is true, and temporary files of write_file() for them. Throws Error.
+  AsideFolder(const std::filesystem::path& target,
+              const std::function<bool(std::string_view name)>& is_ours);
   AsideFolder(const AsideFolder&) = delete;
   AsideFolder& operator=(const AsideFolder&) = delete;
   ~AsideFolder();  // removes it if it was not committed
@@ -23,8 +27,14 @@ class AsideFolder {
   void commit();
 
  private:
+  bool lock();
   std::filesystem::path target_, path_;
   Descriptor lock_;
 };
+
+// Puts the folder `from` in the place of the folder `target`, where the file system cannot exchange
+// the two: if the process is killed in between, the old folder is beside it as ".NAME.XXXXXX.old".
+// Throws Error.
+void replace_folder(const std::filesystem::path& from, const std::filesystem::path& target);
 
 }  // namespace echelon

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -113,6 +114,22 @@ std::filesystem::path shard_path(const std::filesystem::path& corpus, std::size_
 bool is_corpus(const std::filesystem::path& folder) {
   std::error_code error;
   return std::filesystem::is_regular_file(folder / description_name, error);
+}
+
+bool is_corpus_file(std::string_view name) {
+  constexpr std::string_view before = "shard-", behind = ".tokens";
+  constexpr std::array names = {std::string_view(description_name),
+                                std::string_view("tokenizer.json"),
+                                std::string_view("tokenizer_config.json"),
+                                std::string_view("special_tokens_map.json"),
+                                std::string_view("vocab.txt"),
+                                std::string_view("vocab.json"),
+                                std::string_view("merges.txt")};
+  if (std::ranges::count(names, name) > 0) return true;
+  if (!name.starts_with(before) || !name.ends_with(behind)) return false;
+  name.remove_prefix(before.size());
+  name.remove_suffix(behind.size());
+  return name.size() >= 5 && name.find_first_not_of("0123456789") == name.npos;
 }
 
 Corpus::Corpus(const std::filesystem::path& folder) : folder_(existing(folder)) {

@@ -43,6 +43,8 @@ std::filesystem::path shard_path(const std::filesystem::path& corpus, std::size_
 
 // Whether the folder has a corpus.json.
 bool is_corpus(const std::filesystem::path& folder);
+// Whether a file of a corpus has this name: the description, a shard, or a file of a tokeniser.
+bool is_corpus_file(std::string_view name);
 
 class Corpus : public TokenDocuments {
  public:

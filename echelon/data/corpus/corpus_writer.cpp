@@ -1,6 +1,7 @@
 #include "echelon/data/corpus/corpus_writer.h"
 
 #include <fmt/format.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <thread>
@@ -83,12 +84,24 @@ class ShardSequence {
   std::size_t piece_ = 0;
 };
 
+bool is_mount_point(const fs::path& folder) {
+  struct stat inside {
+  }, outside{};
+  return ::stat(folder.c_str(), &inside) == 0 && ::stat((folder / "..").c_str(), &outside) == 0 &&
+         inside.st_dev != outside.st_dev;
+}
+
 }  // namespace
 
-void require_corpus_place(const fs::path& folder, bool replace) {
+void require_corpus_place(const fs::path& given, bool replace) {
+  const fs::path folder = given.has_filename() ? given : given.parent_path();
+  // The finished corpus is renamed to this name.
+  if (const auto name = folder.filename(); name.empty() || name == "." || name == "..")
+    throw InvalidArgument(fmt::format(
+        "{} cannot be replaced by a corpus: give a folder with a name", given.string()));
   std::error_code error;
   if (!fs::exists(folder, error)) {
-    const auto parent = (folder.has_filename() ? folder : folder.parent_path()).parent_path();
+    const auto parent = folder.parent_path();
     if (!parent.empty() && !fs::is_directory(parent))
       throw InvalidArgument(
           fmt::format("there is no folder {} to write {} into", parent.string(), folder.string()));
@@ -97,7 +110,12 @@ void require_corpus_place(const fs::path& folder, bool replace) {
   if (!fs::is_directory(folder))
     throw InvalidArgument(
         fmt::format("{} is a file, and a corpus is a folder; choose another", folder.string()));
-  if (list_folder(folder, error).empty() && !error) return;
+  if (is_mount_point(folder))
+    throw InvalidArgument(fmt::format(
+        "{} is a mount point, which cannot be replaced by a corpus: give a folder in it",
+        folder.string()));
+  const auto entries = list_folder(folder, error);
+  if (entries.empty() && !error) return;
   if (!is_corpus(folder))
     throw InvalidArgument(fmt::format(
         "{} has other files than those of a corpus; choose a folder that is empty or not there",
@@ -106,6 +124,14 @@ void require_corpus_place(const fs::path& folder, bool replace) {
     throw InvalidArgument(
         fmt::format("{} has a corpus; choose another folder with -o, or replace it with --force",
                     folder.string()));
+  const fs::path description = folder / "corpus.json";
+  CorpusDescription::parse(read_file(description), description.string());
+  for (const FolderEntry& entry : entries)
+    if (!entry.is_file || !is_corpus_file(entry.name))
+      throw InvalidArgument(fmt::format(
+          "{} has {} beside a corpus, which would be removed with it; move it away, or choose "
+          "another folder",
+          folder.string(), entry.name));
 }
 
 TextCut cut_for(const Tokenizer& tokenizer) {
@@ -155,7 +181,7 @@ CorpusTotals write_corpus(const std::vector<fs::path>& files, const Tokenizer& t
   description.marks = {special.begin ? special.begin : special.classifier,
                        special.end ? special.end : special.separator};
   description.tokenizer = tokenizer.digest();
-  AsideFolder aside(folder);
+  AsideFolder aside(folder, is_corpus_file);
   CorpusTotals totals;
   for (ShardSequence shards(work, options); !shards.ended();) {
     const auto path = shard_path(aside.path(), description.shards.size());
