@@ -11,14 +11,13 @@
 #include "echelon/base/error.h"
 #include "echelon/base/terminal.h"
 #include "echelon/comm/communicator.h"
-#include "echelon/comm/gpu.h"
 #include "echelon/comm/texts.h"
 #include "echelon/job/progress.h"
 #include "echelon/job/report.h"
 #include "echelon/models/family.h"
 #include "echelon/models/weights_folder.h"
 #include "echelon/plan/compute_type.h"
-#include "echelon/step/device.h"
+#include "echelon/plan/train_device.h"
 #include "echelon/train/evaluation.h"
 #include "echelon/train/trainer.h"
 
@@ -33,17 +32,6 @@ using Clock = std::chrono::steady_clock;
 constexpr auto whole_evaluation = std::chrono::hours(24);
 
 struct Stopped : std::exception {};
-
-at::Device device_of(const TrainOptions& train) {
-  if (train.device != DeviceKind::cuda) return at::kCPU;
-  if (!cuda_built())
-    throw InvalidArgument(
-        "train.device=cuda, but this build has no CUDA: set train.device=cpu, or build against a "
-        "CUDA build of torch");
-  if (cuda_devices() == 0)
-    throw InvalidArgument("train.device=cuda, but there is no CUDA GPU here: set train.device=cpu");
-  return current_gpu();
-}
 
 // ---- Data
 

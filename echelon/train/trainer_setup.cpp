@@ -11,7 +11,6 @@
 #include "echelon/base/bytes.h"
 #include "echelon/base/error.h"
 #include "echelon/base/options_section.h"
-#include "echelon/comm/gpu.h"
 #include "echelon/net/host.h"
 #include "echelon/nn/batch_ranks.h"
 #include "echelon/optim/optimizer.h"
@@ -25,8 +24,8 @@
 #include "echelon/plan/layer_costs.h"
 #include "echelon/plan/memory_forecast.h"
 #include "echelon/plan/rules.h"
+#include "echelon/plan/train_device.h"
 #include "echelon/plan/tuning.h"
-#include "echelon/step/device.h"
 #include "echelon/train/in_flight.h"
 #include "echelon/train/same_dataset.h"
 #include "echelon/train/trainer.h"
@@ -35,17 +34,6 @@ namespace echelon {
 namespace {
 
 constexpr double mebibyte = 1024 * 1024;
-
-at::Device device_of(const TrainOptions& options) {
-  if (options.device != DeviceKind::cuda) return at::kCPU;
-  if (!cuda_built()) {
-    throw InvalidArgument(
-        "train.device=cuda, but this build has no CUDA: build against a CUDA build of torch, or use cpu");
-  }
-  if (cuda_devices() == 0)
-    throw InvalidArgument("train.device=cuda, but there is no CUDA GPU here; use train.device=cpu");
-  return current_gpu();
-}
 
 }  // namespace
 

@@ -337,6 +337,22 @@ TEST(Trainer, StopsAtANonFiniteLossWithTheWeightsBeforeIt) {
   }
 }
 
+TEST(Trainer, StopsBeforeAStepWhoseRateIsNotFinite) {
+  OptimOptions optim = optimizer();
+  optim.custom_schedule = [](std::int64_t step, std::int64_t) {
+    return step == 6 ? std::nan("") : 0.5;
+  };
+  Job bad(training(20), optim), good(training(20), optim);
+  EXPECT_EQ(thrown<InvalidArgument>([&] { bad.trainer->run(); }),
+            "optim.custom_schedule(6, 20) is nan, so step 7 would have the rate nan: return a "
+            "finite share of optim.rate, 0 or more");
+  EXPECT_EQ(bad.trainer->step(), 6);
+  good.trainer->run_until(6);
+  for (const auto& p : good.stack.parameters())
+    EXPECT_TRUE(at::equal(bad.trainer->master(*bad.stack.find(p.name)), good.trainer->master(p)))
+        << p.name;
+}
+
 TEST(Trainer, ContinuesAfterANonFiniteLossOnceRestored) {
   ScratchFolder folder;
   Job run(training(20), optimizer(), poisoned(std::nan(""), false)), whole(training(20));
@@ -476,10 +492,11 @@ TEST(Trainer, RejectsInvalidOptions) {
   if (!cuda_built()) {
     EXPECT_EQ(
         refusal(train),
-        "train.device=cuda, but this build has no CUDA: build against a CUDA build of torch, or use cpu");
+        "train.device=cuda, but this build has no CUDA: set train.device=cpu, or build against a "
+        "CUDA build of torch");
   } else if (cuda_devices() == 0) {
     EXPECT_EQ(refusal(train),
-              "train.device=cuda, but there is no CUDA GPU here; use train.device=cpu");
+              "train.device=cuda, but there is no CUDA GPU here: set train.device=cpu");
   }
 }
 
