@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <nlohmann/json.hpp>
 
 #include "echelon/base/bytes.h"
 #include "echelon/base/error.h"
+#include "echelon/base/file.h"
 #include "echelon/base/terminal.h"
 #include "echelon/comm/communicator.h"
 #include "echelon/comm/texts.h"
@@ -46,6 +48,19 @@ std::string share_or_file(const DataOptions& data) {
   return fmt::format("the validation part of {}", !data.mix.empty() ? "its mixture" : data.source);
 }
 
+// The data that the run was trained on. A run without a state (train.save_last=false, or removed to
+// save space) has them in its plan.
+DataFingerprint data_of(const EvaluateJob& job) {
+  if (const fs::path state = job.run / "state.safetensors"; fs::exists(state))
+    return fingerprint_of(saved_note(state, "data"));
+  const fs::path plan = job.run / "plan.json";
+  if (!fs::exists(plan))
+    refuse_own_data(job, "it has neither plan.json nor a state, which say what they were");
+  const auto all = nlohmann::json::parse(read_file(plan), nullptr, /*allow_exceptions=*/false);
+  return all.is_object() && all.contains("data") ? fingerprint_of(all["data"].dump())
+                                                 : DataFingerprint{};
+}
+
 // The part of the run's data that training did not see. If the files have changed, another part
 // would be held out, and the scores would be of samples that the model was trained on.
 JobData open_own(const EvaluateJob& job, const JobOptions& options) {
@@ -59,11 +74,9 @@ JobData open_own(const EvaluateJob& job, const JobOptions& options) {
   }
   if (!data.validation) refuse_own_data(job, "there are none");
   data.read_for_digest(Deadline::never());
-  if (const fs::path state = job.run / "state.safetensors"; fs::exists(state)) {
-    const DataFingerprint former = fingerprint_of(saved_note(state, "data"));
-    const auto how = difference(data.fingerprint, options.data.source, former, job.run.string());
-    if (!how.empty()) refuse_own_data(job, how);
-  }
+  const auto how =
+      difference(data.fingerprint, options.data.source, data_of(job), job.run.string());
+  if (!how.empty()) refuse_own_data(job, how);
   data.training.reset();
   data.description = fmt::format("{}, as in {}", share_or_file(options.data), job.run.string());
   return data;

@@ -237,6 +237,8 @@ def test_a_run_is_evaluated_on_its_own_validation_data(program):
     write_tsv(program.folder / "train.tsv", rows[:-1], ("review", "label"))
     said = program.refused("runs/data_validation")
     assert "bytes to train on" in said and "name data with --data" in said, said
+    (program.folder / "runs/data_validation/state.safetensors").unlink()
+    assert program.refused("runs/data_validation") == said, "without a state, plan.json knows the data"
     (program.folder / "train.tsv").unlink()
     assert "train.tsv" in (said := program.refused("runs/data_validation")) and "with --data" in said, said
 
