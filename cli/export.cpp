@@ -9,10 +9,12 @@
 
 #include "cli/commands.h"
 #include "echelon/base/error.h"
+#include "echelon/base/log.h"
 #include "echelon/job/data.h"
 #include "echelon/job/options.h"
 #include "echelon/job/tokenizer_files.h"
 #include "echelon/models/family.h"
+#include "echelon/models/frozen_values.h"
 #include "echelon/models/lora.h"
 #include "echelon/models/weights_folder.h"
 #include "echelon/nn/tensor_file.h"
@@ -83,17 +85,24 @@ void run(const Arguments& arguments) {
   at::ScalarType type = at::kFloat;
   for (const auto& parameter : stack.parameters())  // all are looked at before anything is written
     if (type_of(state, entry_of(state, parameter)) == at::kDouble) type = at::kDouble;
+  FrozenValues frozen(options.model, stack, std::uint64_t(options.train.seed));
   const auto value = [&](const Parameter& parameter) {
-    return tensor_of(state, entry_of(state, parameter));
+    return frozen.exact(parameter, tensor_of(state, entry_of(state, parameter)));
+  };
+  const auto warn = [&] {
+    if (!frozen.warning().empty())
+      log::warn(fmt::format("{}: {}", folder.string(), frozen.warning()));
   };
   if (arguments.adapter) {
     write_adapter(folder, options.model, stack, type, value);
+    warn();
     fmt::print("exported    the adapter after step {} of {}: {} opens in PEFT\n", saved_step(state),
                options.train.steps, folder.string());
     return;
   }
   write_weights(folder, options.model, stack, type, value,
                 token_notes(tokenizer ? &*tokenizer : nullptr, tokens_are_bytes(options.data)));
+  warn();
   if (tokenizer) copy_tokenizer(*tokenizer, folder);
   fmt::print(
       "exported    the weights after step {} of {}: {} opens in transformers, or try: echelon "

@@ -16,6 +16,7 @@
 
 #include "echelon/base/error.h"
 #include "echelon/base/file.h"
+#include "echelon/base/log.h"
 #include "echelon/base/process_memory.h"
 #include "echelon/comm/job_ledger.h"
 #include "echelon/comm/texts.h"
@@ -34,6 +35,7 @@
 #include "echelon/job/tokenizer_files.h"
 #include "echelon/launch/environment.h"
 #include "echelon/models/family.h"
+#include "echelon/models/frozen_values.h"
 #include "echelon/models/lora.h"
 #include "echelon/models/weights_folder.h"
 #include "echelon/net/endpoint.h"
@@ -230,8 +232,7 @@ JobEnd Job::visit() {
 void Job::load_given_weights() {
   const ModelOptions& model = options().model;
   if (model.init.empty()) return;
-  trainer_->load(
-      read_weights(model.init, model, *stack_, random_values(std::uint64_t(steps().seed))));
+  trainer_->load(initial_values(model, *stack_, std::uint64_t(steps().seed)));
 }
 
 void Job::start_servers() {
@@ -431,7 +432,11 @@ void Job::save() {
 // for them.
 void Job::write_weights_folder(const std::filesystem::path& folder) {
   if (!saves()) return;
-  const auto value = [&](const Parameter& parameter) { return trainer_->master(parameter); };
+  FrozenValues frozen(options().model, *stack_, std::uint64_t(steps().seed));
+  const auto value = [&](const Parameter& parameter) {
+    const at::Tensor held = trainer_->master(parameter);
+    return reporter_ ? frozen.exact(parameter, held) : held;
+  };
   const bool adapter_only = options().model.lora.rank > 0 && !options().model.lora.merge;
   if (!reporter_)
     for (const auto& parameter : stack_->parameters()) {
@@ -442,6 +447,8 @@ void Job::write_weights_folder(const std::filesystem::path& folder) {
   else
     write_weights(folder, options().model, *stack_, master_type(stack_->type()), value,
                   token_notes(data_.tokenizer.get(), tokens_are_bytes(options().data)));
+  if (!frozen.warning().empty())
+    log::warn(fmt::format("{}: {}", folder.string(), frozen.warning()));
   if (reporter_ && data_.tokenizer) copy_tokenizer(*data_.tokenizer, folder);
 }
 

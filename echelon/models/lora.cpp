@@ -147,7 +147,7 @@ at::Tensor merged(const LowRank& low_rank, const at::Tensor& weight, const at::T
         .add_(at::matmul(factor, wide_b.narrow(1, begin, columns.size)), low_rank.scale);
     begin += columns.size;
   }
-  return sum.to(weight.scalar_type());
+  return sum;
 }
 
 }  // namespace echelon

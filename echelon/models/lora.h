@@ -32,7 +32,7 @@ void check_lora(const ModelOptions& options);
 // The product that a low-rank parameter adapts: "transformer.h.0.attn.c_attn".
 std::string adapted_product(const Parameter& low_rank);
 
-// W plus the adaptation's addition, in fp64 and rounded to W's type: all whole.
+// W plus the adaptation's addition, in fp64: all whole.
 at::Tensor merged(const LowRank& low_rank, const at::Tensor& weight, const at::Tensor& a,
                   const at::Tensor& b);
 

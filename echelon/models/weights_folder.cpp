@@ -247,6 +247,11 @@ ValueSource read_weights(const fs::path& folder, const ModelOptions& options, co
   };
 }
 
+ValueSource initial_values(const ModelOptions& options, const Stack& stack, std::uint64_t seed) {
+  const ValueSource random = random_values(seed);
+  return options.init.empty() ? random : read_weights(options.init, options, stack, random);
+}
+
 void write_weights(const fs::path& folder, const ModelOptions& options, const Stack& stack,
                    at::ScalarType type, const std::function<at::Tensor(const Parameter&)>& value,
                    const TokenNotes& tokens) {

@@ -28,6 +28,10 @@ ModelOptions read_model_options(const std::filesystem::path& folder);
 ValueSource read_weights(const std::filesystem::path& folder, const ModelOptions& options,
                          const Stack& stack, const ValueSource& heads = {});
 
+// The values that training starts from: those of model.init, and random ones of this seed for what
+// it does not have. Without model.init all are random.
+ValueSource initial_values(const ModelOptions& options, const Stack& stack, std::uint64_t seed);
+
 // The names of the heads that read_weights() takes from elsewhere: "pooler", "classifier".
 std::vector<std::string> missing_heads(const std::filesystem::path& folder,
                                        const ModelOptions& options, const Stack& stack);

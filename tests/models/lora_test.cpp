@@ -302,6 +302,16 @@ TEST(Lora, RefusesAnAdapterThatDoesNotFit) {
                 "/adapter_config.json has use_dora = true, which Echelon's LoRA does not have");
 }
 
+// At bf16's width of a step, the addition would be lost in the rounding of the sum.
+TEST(Lora, MergesInFullPrecisionWhateverTypeTheMatrixHas) {
+  const LowRank low_rank{.rank = 1, .columns = {{0, 2, 0}}};
+  const at::Tensor one = at::ones({2, 2}, at::kBFloat16);
+  const at::Tensor sum =
+      merged(low_rank, one, at::full({2, 1}, 1e-3, at::kFloat), at::ones({1, 2}, at::kFloat));
+  EXPECT_EQ(sum.scalar_type(), at::kDouble);
+  EXPECT_TRUE(close(sum, at::full({2, 2}, 1.001, at::kDouble), 1e-9));
+}
+
 TEST(Lora, SplitsAnAdaptationWithItsProduct) {
   const ModelOptions options = adapted("llama", {"query", "value", "output", "down", "up"});
   Stack whole = family_of(options).build(options);

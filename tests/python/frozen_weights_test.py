@@ -1,0 +1,113 @@
+"""Frozen weights: files have them exactly as model.init has them, also in bf16."""
+
+import json
+import shutil
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+from safetensors.torch import load_file  # noqa: E402
+
+torch.set_num_threads(1)
+
+FROM_FOLDER = dict(model_layers=None, model_width=None, model_heads=None, model_context=None)
+LORA = {"model.lora.rank": 3}
+
+
+def save_base(folder, seed=5):
+    torch.manual_seed(seed)
+    config = transformers.GPT2Config(n_layer=2, n_embd=48, n_head=4, vocab_size=256, n_positions=24, bos_token_id=0,
+                                     eos_token_id=0, echelon_tokeniser="bytes")
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def base(tmp_path):
+    return save_base(tmp_path / "base")
+
+
+def settings(base, **more):
+    return FROM_FOLDER | dict(model_init=base, optim_rate=0.02, train_steps=10) | more
+
+
+def weights(folder):
+    return load_file(folder / "model.safetensors")
+
+
+def additions(adapter):
+    """alpha / rank B A of each matrix, as the model's file has the matrix: GPT-2's are [in, out]."""
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    scale = config["lora_alpha"] / config["r"]
+    found = {}
+    for name, b in tensors.items():
+        if name.endswith(".lora_B.weight"):
+            a = tensors[name.replace("lora_B", "lora_A")]
+            found[name.removeprefix("base_model.model.").replace("lora_B.weight", "weight")] = \
+                scale * (b.double() @ a.double()).t()
+    return found
+
+
+# ---- What files have
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("ranks, layout", [(1, {}), (2, dict(parallel_zero=3)), (2, dict(parallel_tensor=2)),
+                                           (2, dict(parallel_pipeline=2, train_micro_batches=2))],
+                         ids=["one", "zero", "tensor", "pipeline"])
+def test_a_merged_folder_has_the_exact_base_plus_the_addition(echelon, base, precision, ranks, layout):
+    run = echelon.train_well("a", "--nproc", ranks, **settings(base, train_precision=precision, **LORA, **layout))
+    echelon("export", run, "--adapter", "-o", run / "adapter").check_returncode()
+    exported = echelon("export", run, "-o", run / "exported")
+    assert exported.returncode == 0 and exported.stderr == "", exported.stderr
+    before, after, added = weights(base), weights(run / "weights"), additions(run / "adapter")
+    assert len(added) == 2
+    for name, value in after.items():
+        if name not in added:
+            assert torch.equal(value, before[name]), name
+            continue
+        delta = added[name]
+        wrong = (value.double() - before[name].double() - delta).norm() / delta.norm()
+        assert delta.norm() > 0 and wrong < 1e-4, (name, wrong)  # fp32's rounding of the sum; bf16's is 0.4
+    again = weights(run / "exported")
+    assert all(torch.equal(value, again[name]) for name, value in after.items())
+
+
+@pytest.mark.parametrize("ranks, layout", [(1, {}), (2, dict(parallel_tensor=2)), (2, dict(server_count=1))],
+                         ids=["one", "tensor", "server"])
+def test_frozen_weights_are_written_as_they_were_read(echelon, base, ranks, layout):
+    run = echelon.train_well("a", "--nproc", ranks, **settings(
+        base, train_precision="bf16", train_freeze=["transformer.h.0.*", "transformer.w*"], **layout))
+    before, after = weights(base), weights(run / "weights")
+    frozen = [name for name in after if name.startswith(("transformer.h.0.", "transformer.w"))]
+    assert len(frozen) == 14
+    for name in frozen:
+        assert torch.equal(after[name], before[name]), name
+    assert not torch.equal(after["transformer.h.1.mlp.c_fc.weight"], before["transformer.h.1.mlp.c_fc.weight"])
+
+
+def test_random_frozen_weights_are_written_as_the_seed_gives_them(echelon):
+    common = dict(train_freeze=["transformer.h.0.*"], train_steps=2)
+    exact = weights(echelon.train_well("fp32", **common) / "weights")
+    ours = weights(echelon.train_well("bf16", train_precision="bf16", **common) / "weights")
+    for name in exact:
+        if name.startswith("transformer.h.0."):
+            assert torch.equal(ours[name], exact[name]), name
+
+
+def test_an_export_says_that_the_base_is_gone_or_another(echelon, base):
+    run = echelon.train_well("a", **settings(base, train_precision="bf16", **LORA))
+    name = "transformer.h.0.mlp.c_fc.weight"
+    exact, rounded = weights(base)[name], weights(base)[name].bfloat16().float()
+    save_base(base, seed=6)
+    other = echelon("export", run, "-o", run / "other")
+    assert other.returncode == 0 and "has other values than training began with" in other.stderr, other.stderr
+    shutil.rmtree(base)
+    gone = echelon("export", run, "-o", run / "gone")
+    assert gone.returncode == 0 and "frozen parameters are as rounded for the computation" in gone.stderr, gone.stderr
+    assert "has no model.safetensors" in gone.stderr and gone.stderr.count("\n") == 1, gone.stderr
+    for folder in ("other", "gone"):
+        assert torch.equal(weights(run / folder)[name], rounded)
+    assert torch.equal(weights(run / "weights")[name], exact)
