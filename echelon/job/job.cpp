@@ -440,7 +440,7 @@ void Job::write_weights_folder(const std::filesystem::path& folder) {
   const bool adapter_only = options().model.lora.rank > 0 && !options().model.lora.merge;
   if (!reporter_)
     for (const auto& parameter : stack_->parameters()) {
-      if (parameter.trainable || !adapter_only) value(parameter);
+      if (!adapter_only || is_in_adapter(options().model, parameter)) value(parameter);
     }
   else if (adapter_only)
     write_adapter(folder, options().model, *stack_, master_type(stack_->type()), value);

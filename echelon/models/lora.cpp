@@ -104,10 +104,16 @@ std::shared_ptr<const LowRankPlan> lora_plan(const ModelOptions& options) {
   for (auto& product : adapted_products(options))
     plan->products.emplace(product.name, std::move(product.low_rank));
   if (task_of(options) == ModelTask::classify)
-    plan->also_trains = [options, &family = family_of(options)](const Parameter& parameter) {
-      return family.weights(options, parameter).front().head != nullptr;
+    plan->also_trains = [options](const Parameter& parameter) {
+      return is_in_adapter(options, parameter);
     };
   return plan;
+}
+
+bool is_in_adapter(const ModelOptions& options, const Parameter& parameter) {
+  if (is_low_rank(parameter)) return true;
+  return task_of(options) == ModelTask::classify &&
+         family_of(options).weights(options, parameter).front().head != nullptr;
 }
 
 void check_lora(const ModelOptions& options) {
@@ -126,6 +132,11 @@ void check_lora(const ModelOptions& options) {
     throw InvalidArgument(
         "model.lora.matrices is empty, so nothing would be trained: name some, or set "
         "model.lora.rank=0");
+  if (!options.lora.init.empty() && options.init.empty())
+    throw InvalidArgument(
+        fmt::format("model.lora.init = {} is an adapter of a model, and there is none: give the "
+                    "model's folder as model.init",
+                    options.lora.init));
   if (!options.lora.merge && options.init.empty())
     throw InvalidArgument(
         "model.lora.merge=false writes only the adapter, and the model that it belongs to is in no "

@@ -29,6 +29,10 @@ std::shared_ptr<const LowRankPlan> lora_plan(const ModelOptions& options);
 // Throws InvalidArgument if the options of "model.lora" contradict each other.
 void check_lora(const ModelOptions& options);
 
+// Whether the parameter is in the adapter's file: the low-rank ones, and the head of a
+// classification. Also where train.freeze keeps them from training.
+bool is_in_adapter(const ModelOptions& options, const Parameter& parameter);
+
 // The product that a low-rank parameter adapts: "transformer.h.0.attn.c_attn".
 std::string adapted_product(const Parameter& low_rank);
 
@@ -42,6 +46,10 @@ bool is_adapter(const std::filesystem::path& folder);
 // The options of the adapted model: those of the adapter's base with "model.lora", and the task.
 ModelOptions read_adapter_options(const std::filesystem::path& folder);
 
+// If the adapter is of a classification: the task, the number of labels if the base has none, and
+// their names if the adapter has them.
+void read_adapter_task(const std::filesystem::path& folder, ModelOptions& options);
+
 // Takes rank, alpha and matrices from model.lora.init's adapter. Throws InvalidArgument if a key
 // that the user has `given` contradicts them.
 void resolve_lora(ModelOptions& options, const std::vector<std::string>& given);
@@ -51,7 +59,7 @@ void resolve_lora(ModelOptions& options, const std::vector<std::string>& given);
 ValueSource read_adapter(const std::filesystem::path& folder, const ModelOptions& options,
                          const Stack& stack, const ValueSource& others);
 
-// A tensor of an adapter's file, and how it is made of a whole trainable parameter.
+// A tensor of an adapter's file, and how it is made of a whole parameter.
 struct AdapterPart {
   std::string name;
   std::vector<std::int64_t> shape;
@@ -60,7 +68,7 @@ struct AdapterPart {
 std::vector<AdapterPart> adapter_parts(const ModelOptions& options, const Parameter& parameter);
 
 // Writes adapter_config.json and adapter_model.safetensors. `value` is called once for each
-// trainable parameter, in the order of the stack.
+// parameter that is_in_adapter(), in the order of the stack.
 void write_adapter(const std::filesystem::path& folder, const ModelOptions& options,
                    const Stack& stack, at::ScalarType type,
                    const std::function<at::Tensor(const Parameter&)>& value);

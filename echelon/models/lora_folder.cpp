@@ -3,12 +3,15 @@
 //   base_model.model.MODULE.lora_A.weight [rank, in]
 //   base_model.model.MODULE.lora_B.weight [out, rank]
 //
-// and the parameters that are trained whole, as "base_model.model.NAME".
+// and the head of a classification, as "base_model.model.NAME". PEFT has no place for the names of
+// labels: they are in the metadata of the safetensors file, which it ignores, as a JSON list under
+// "echelon_label_names".
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -31,6 +34,7 @@ using nlohmann::json;
 
 constexpr std::string_view outer = "base_model.model.";
 constexpr std::string_view a_end = ".lora_A.weight", b_end = ".lora_B.weight";
+constexpr const char* label_names_key = "echelon_label_names";
 
 std::string in_file(std::string_view name, std::string_view end = "") {
   return fmt::format("{}{}{}", outer, name, end);
@@ -60,19 +64,46 @@ std::shared_ptr<const safetensors::Reader> open_adapter(const fs::path& folder) 
   return std::make_shared<const safetensors::Reader>(path);
 }
 
-// What would change the adaptation's formula.
+// Keys of adapter_config.json that do not change what the adapter computes: what it is called and
+// where it comes from, which modules it has (its tensors say that), and what only training does.
+constexpr std::array<std::string_view, 18> harmless_keys = {"auto_mapping",
+                                                            "base_model_name_or_path",
+                                                            "exclude_modules",
+                                                            "fan_in_fan_out",
+                                                            "inference_mode",
+                                                            "layers_pattern",
+                                                            "layers_to_transform",
+                                                            "lora_alpha",
+                                                            "lora_dropout",
+                                                            "megatron_core",
+                                                            "modules_to_save",
+                                                            "peft_version",
+                                                            "qalora_group_size",
+                                                            "r",
+                                                            "revision",
+                                                            "runtime_config",
+                                                            "target_modules",
+                                                            "task_type"};
+
+// Any other key may change the formula or the base's weights, and newer versions of PEFT have more
+// of them: it must have the value that means "without".
 void require_plain(const fs::path& folder, const json& config) {
-  const auto refuse = [&](const char* key) {
-    throw InvalidArgument(fmt::format("{} has {} = {}, which Echelon's LoRA does not have",
-                                      config_path(folder).string(), key, config[key].dump()));
+  const auto is_plain = [](const std::string& key, const json& value) {
+    if (key == "peft_type") return value == "LORA";
+    if (key == "bias") return value == "none";
+    // Other ways to begin subtract their product from the base's weights (PiSSA, OLoRA, CorDA, …).
+    if (key == "init_lora_weights")
+      return value.is_boolean() || value.is_null() || value == "gaussian";
+    return value.is_null() || value == false || value == "" ||
+           ((value.is_object() || value.is_array()) && value.empty());
   };
-  if (config.value("peft_type", json("LORA")) != "LORA") refuse("peft_type");
-  for (const char* key : {"use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "lora_bias",
-                          "layer_replication", "target_parameters"}) {
-    const auto it = config.find(key);
-    if (it != config.end() && !it->is_null() && !it->empty() && *it != false) refuse(key);
+  for (const auto& [key, value] : config.items()) {
+    if (std::find(harmless_keys.begin(), harmless_keys.end(), key) != harmless_keys.end() ||
+        is_plain(key, value))
+      continue;
+    throw InvalidArgument(fmt::format("{} has {} = {}, which Echelon's LoRA does not have",
+                                      config_path(folder).string(), key, value.dump()));
   }
-  if (const auto it = config.find("bias"); it != config.end() && *it != "none") refuse("bias");
 }
 
 double number_of(const fs::path& folder, const json& config, const char* key, double least) {
@@ -161,7 +192,7 @@ std::string config_of(const ModelOptions& options, const Stack& stack) {
     in_by_out = !family.weights(options, *stack.find(product.name + ".weight")).front().view;
   }
   for (const auto& parameter : stack.parameters())
-    if (parameter.trainable && !is_low_rank(parameter))
+    if (is_in_adapter(options, parameter) && !is_low_rank(parameter))
       for (const auto& part : family.weights(options, parameter))
         saved.insert(module_to_save(part.name));
   const char* task = peft_task(options);
@@ -241,6 +272,29 @@ bool is_adapter(const fs::path& folder) {
   return fs::exists(config_path(folder)) && !fs::exists(folder / "config.json");
 }
 
+void read_adapter_task(const fs::path& folder, ModelOptions& options) {
+  if (read_config(folder).value("task_type", json()) != "SEQ_CLS") return;
+  const auto reader = open_adapter(folder);
+  if (task_of(options) != ModelTask::classify) {
+    const auto* head = reader->find(in_file("classifier.weight"));
+    if (!head || head->shape.size() != 2)
+      throw InvalidArgument(fmt::format("{} is of a classification and has no tensor {}",
+                                        reader->path().string(), in_file("classifier.weight")));
+    options.task = {.name = ModelTask::classify, .labels = head->shape.front()};
+  }
+  const auto& metadata = reader->header().metadata;
+  const auto it = metadata.find(label_names_key);
+  if (it == metadata.end()) return;
+  const json names = json::parse(it->second, nullptr, /*allow_exceptions=*/false);
+  const bool right =
+      names.is_array() && std::ssize(names) == options.task.labels &&
+      std::all_of(names.begin(), names.end(), [](const json& name) { return name.is_string(); });
+  if (!right)
+    throw Corrupt(fmt::format("{}: {} is {}, not the names of {} labels", reader->path().string(),
+                              label_names_key, it->second, options.task.labels));
+  options.task.label_names = names.get<std::vector<std::string>>();
+}
+
 ModelOptions read_adapter_options(const fs::path& folder) {
   const json config = read_config(folder);
   const auto base = config.find("base_model_name_or_path");
@@ -254,14 +308,7 @@ ModelOptions read_adapter_options(const fs::path& folder) {
         folder.string(), base == config.end() ? "an unknown model" : base->dump()));
   ModelOptions options = read_model_options(path);
   options.lora.init = folder.string();
-  if (config.value("task_type", json()) == "SEQ_CLS" && task_of(options) != ModelTask::classify) {
-    const auto reader = open_adapter(folder);
-    const auto* head = reader->find(in_file("classifier.weight"));
-    if (!head || head->shape.size() != 2)
-      throw InvalidArgument(fmt::format("{} is of a classification and has no tensor {}",
-                                        reader->path().string(), in_file("classifier.weight")));
-    options.task = {.name = ModelTask::classify, .labels = head->shape.front()};
-  }
+  read_adapter_task(folder, options);
   resolve_lora(options, {});
   return options;
 }
@@ -300,7 +347,7 @@ ValueSource read_adapter(const fs::path& folder, const ModelOptions& options, co
     if (is_low_rank(parameter))
       for (const auto& matrix : product_of(products, parameter).matrices)
         used.insert(entry_of(*reader, matrix, parameter, rank).name);
-    else if (parameter.trainable)
+    else if (is_in_adapter(options, parameter))
       for (const auto& part : family.weights(options, parameter))
         if (has(part)) used.insert(entry_of(*reader, in_file(part.name), part.shape).name);
   }
@@ -327,8 +374,8 @@ ValueSource read_adapter(const fs::path& folder, const ModelOptions& options, co
     }
   });
   return [=, &family](const Parameter& parameter, at::Tensor out) {
-    const bool here = is_low_rank(parameter) ||
-                      (parameter.trainable && has(family.weights(options, parameter).front()));
+    const bool here = is_low_rank(parameter) || (is_in_adapter(options, parameter) &&
+                                                 has(family.weights(options, parameter).front()));
     (here ? from_file : others)(parameter, out);
   };
 }
@@ -365,7 +412,7 @@ void write_adapter(const fs::path& folder, const ModelOptions& options, const St
   std::vector<NamedTensor> tensors;
   at::Tensor whole;  // the parameter whose tensors are being written
   for (const auto& parameter : stack.parameters()) {
-    if (!parameter.trainable) continue;
+    if (!is_in_adapter(options, parameter)) continue;
     bool first = true;
     for (const AdapterPart& part : adapter_parts(options, parameter))
       tensors.push_back(
@@ -375,7 +422,10 @@ void write_adapter(const fs::path& folder, const ModelOptions& options, const St
              return of(whole).contiguous();
            }});
   }
-  write_tensors(weights_path(folder), tensors, {{"format", "pt"}});
+  safetensors::Metadata metadata = {{"format", "pt"}};
+  if (const auto& names = options.task.label_names; !names.empty())
+    metadata[label_names_key] = json(names).dump();
+  write_tensors(weights_path(folder), tensors, metadata);
   write_file(config_path(folder), config_of(options, stack) + "\n");
 }
 

@@ -111,6 +111,7 @@ void resolve_model(ModelOptions& model, const std::vector<std::string>& given) {
   if (found.lora.init.empty()) {
     found.lora = model.lora;
     resolve_lora(found, given);
+    if (!found.lora.init.empty()) read_adapter_task(found.lora.init, found);
   } else {
     found.lora.merge = model.lora.merge;
   }
@@ -135,6 +136,7 @@ void resolve_model(ModelOptions& model, const std::vector<std::string>& given) {
 }
 
 bool says_bytes(const fs::path& folder) {
+  if (is_adapter(folder)) return says_bytes(read_adapter_options(folder).init);
   return FolderConfig(folder).text(tokeniser_key, "") == "bytes";
 }
 

@@ -195,6 +195,9 @@ TEST(Lora, RefusesWhatSelectsNothingOrContradicts) {
               o.lora.alpha = 32;
             }),
             "model.lora.alpha = 32.0 is an option of LoRA: leave it out, or set model.lora.rank");
+  EXPECT_EQ(refusal([](auto& o) { o.lora.init = "adapter"; }),
+            "model.lora.init = adapter is an adapter of a model, and there is none: give the "
+            "model's folder as model.init");
   EXPECT_EQ(refusal([](auto& o) { o.lora.merge = false; }),
             "model.lora.merge=false writes only the adapter, and the model that it belongs to is "
             "in no folder: give model.init, or leave it out");
@@ -300,6 +303,87 @@ TEST(Lora, RefusesAnAdapterThatDoesNotFit) {
   EXPECT_EQ(refusal([](auto&) {}, {}),
             folders.adapter() +
                 "/adapter_config.json has use_dora = true, which Echelon's LoRA does not have");
+}
+
+// What the options of an adapter say that its tensors do not show.
+std::string refusal_of_config(const Folders& folders, const std::string& more) {
+  std::ofstream(folders.adapter() + "/adapter_config.json")
+      << R"({"peft_type": "LORA", "r": 3, "lora_alpha": 7.5)" << more << "}";
+  ModelOptions options{.init = folders.options.init};
+  options.lora.init = folders.adapter();
+  try {
+    resolve_model(options, {});
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Lora, RefusesAnAdapterOfAnotherFormula) {
+  const Folders folders(adapted("llama", {"query", "value"}));
+  for (const auto& [key, value] : std::vector<std::pair<std::string, std::string>>{
+           {"init_lora_weights", R"("pissa")"},
+           {"init_lora_weights", R"("pissa_niter_16")"},
+           {"init_lora_weights", R"("olora")"},
+           {"init_lora_weights", R"("corda")"},
+           {"init_lora_weights", R"("eva")"},
+           {"init_lora_weights", R"("loftq")"},
+           {"init_lora_weights", "3"},
+           {"alora_invocation_tokens", "[3,4]"},
+           {"use_rslora", "true"},
+           {"use_qalora", "true"},
+           {"rank_pattern", R"({"q_proj":4})"},
+           {"trainable_token_indices", "[1]"},
+           {"arrow_config", R"({"top_k":3})"},
+           {"bias", R"("all")"},
+           {"of_a_newer_peft", "0.5"}})
+    EXPECT_EQ(refusal_of_config(folders, ", \"" + key + "\": " + value),
+              folders.adapter() + "/adapter_config.json has " + key + " = " + value +
+                  ", which Echelon's LoRA does not have");
+}
+
+// As PEFT 0.18 writes it.
+TEST(Lora, TakesAnAdapterWithTheUsualOptionsOfPeft) {
+  const Folders folders(adapted("llama", {"query", "value"}));
+  EXPECT_EQ(refusal_of_config(folders, R"(,
+    "alora_invocation_tokens": null, "alpha_pattern": {}, "arrow_config": null, "auto_mapping": null,
+    "base_model_name_or_path": "meta/llama", "bias": "none", "corda_config": null,
+    "ensure_weight_tying": false, "eva_config": null, "exclude_modules": null,
+    "fan_in_fan_out": false, "inference_mode": true, "init_lora_weights": true,
+    "layer_replication": null, "layers_pattern": null, "layers_to_transform": null,
+    "loftq_config": {}, "lora_bias": false, "lora_dropout": 0.05, "megatron_config": null,
+    "megatron_core": "megatron.core", "modules_to_save": null, "peft_version": "0.18.0",
+    "qalora_group_size": 16, "rank_pattern": {}, "revision": null,
+    "target_modules": ["q_proj", "v_proj"], "target_parameters": null, "task_type": "CAUSAL_LM",
+    "trainable_token_indices": null, "use_dora": false, "use_qalora": false, "use_rslora": false)"),
+            "");
+  EXPECT_EQ(refusal_of_config(folders, R"(, "init_lora_weights": "gaussian")"), "");
+}
+
+TEST(Lora, AnAdapterKeepsTheNamesOfItsLabelsAndAFrozenHead) {
+  ModelOptions of = classifier(false);
+  of.task.label_names = {"no", "perhaps", "yes"};
+  const Folders folders(of);
+  ModelOptions nameless = folders.base;  // or the names would come from the base
+  nameless.task.label_names.clear();
+  write_weights(
+      folders.options.init, nameless, family_of(nameless).build(nameless), at::kDouble,
+      [&](const Parameter& parameter) { return value_of(*folders.stack, parameter.name); });
+  EXPECT_EQ(read_model_options(folders.adapter()).task.label_names, of.task.label_names);
+  ModelOptions beside{.init = folders.options.init};
+  beside.lora.init = folders.adapter();
+  resolve_model(beside, {});
+  EXPECT_EQ(beside.task.label_names, of.task.label_names);
+  Stack stack = family_of(folders.options).build(folders.options);
+  stack.allocate(at::kCPU, at::kDouble, Gradients::yes);
+  std::vector<std::string> names;
+  for (const auto& parameter : stack.parameters()) {
+    Parameter frozen = parameter;
+    frozen.trainable = false;
+    if (is_in_adapter(folders.options, frozen)) names.push_back(parameter.name);
+    EXPECT_EQ(is_in_adapter(folders.options, frozen), parameter.trainable) << parameter.name;
+  }
+  EXPECT_EQ(names.back(), "classifier.bias");
 }
 
 // At bf16's width of a step, the addition would be lost in the rounding of the sum.

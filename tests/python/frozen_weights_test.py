@@ -1,4 +1,5 @@
-"""Frozen weights: files have them exactly as model.init has them, also in bf16."""
+"""Frozen weights: files have them exactly as model.init has them, also in bf16; and adapters have all that
+is theirs."""
 
 import json
 import shutil
@@ -7,12 +8,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
-from safetensors.torch import load_file  # noqa: E402
+tokenizers = pytest.importorskip("tokenizers")
+from conftest import Echelon  # noqa: E402
+from finetune_test import SETTINGS, sentences, word_pieces, write_tsv  # noqa: E402
+from safetensors import safe_open  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
 
 torch.set_num_threads(1)
 
 FROM_FOLDER = dict(model_layers=None, model_width=None, model_heads=None, model_context=None)
 LORA = {"model.lora.rank": 3}
+ADAPTER = LORA | {"model.lora.merge": "false"}
 
 
 def save_base(folder, seed=5):
@@ -111,3 +117,68 @@ def test_an_export_says_that_the_base_is_gone_or_another(echelon, base):
     for folder in ("other", "gone"):
         assert torch.equal(weights(run / folder)[name], rounded)
     assert torch.equal(weights(run / "weights")[name], exact)
+
+
+# ---- What an adapter has
+
+
+@pytest.mark.parametrize("ranks, layout", [(1, {}), (2, dict(parallel_tensor=2)), (2, dict(parallel_zero=3))],
+                         ids=["one", "tensor", "zero"])
+def test_an_adapter_has_its_frozen_factors(echelon, base, ranks, layout):
+    run = echelon.train_well("a", "--nproc", ranks, **settings(
+        base, train_precision="bf16", train_freeze=["*.lora_A.weight"], **ADAPTER, **layout))
+    assert len(additions(run / "weights")) == 2
+    whole = echelon.train_well("whole", **settings(base, train_steps=1, optim_rate=0, **ADAPTER))
+    first, ours = (load_file(folder / "weights" / "adapter_model.safetensors") for folder in (whole, run))
+    for name in ours:
+        assert torch.equal(ours[name], first[name]) == name.endswith("lora_A.weight"), name
+    evaluated = echelon("evaluate", run / "weights", "--data", "text.txt")
+    assert evaluated.returncode == 0, evaluated.stderr
+
+
+@pytest.fixture
+def classifier(tmp_path):
+    """The program in a folder with a bare BERT, and sentences with named labels."""
+    def named(rows):
+        return [(text, ["neg", "pos"][label]) for text, label in rows]
+
+    rows = sentences(200, 1)
+    write_tsv(tmp_path / "train.tsv", named(rows))
+    write_tsv(tmp_path / "dev.tsv", named(sentences(41, 2)))
+    tokenizer = word_pieces([text for text, _ in rows])
+    torch.manual_seed(5)
+    transformers.BertModel(transformers.BertConfig(
+        num_hidden_layers=2, hidden_size=32, num_attention_heads=2, intermediate_size=64, vocab_size=len(tokenizer),
+        max_position_embeddings=24), add_pooling_layer=False).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    return Echelon(tmp_path)
+
+
+LABELLED = SETTINGS | dict(data_source="train.tsv", data_validation_source="dev.tsv", train_steps=20) | ADAPTER
+
+
+@pytest.mark.parametrize("freeze", [None, ["classifier.*"]], ids=["trained", "frozen"])
+def test_a_classifications_adapter_has_its_head_and_its_labels(classifier, freeze):
+    run = classifier.train_well("adc", "--json", "summary.json", **LABELLED, train_freeze=freeze)
+    with safe_open(run / "weights" / "adapter_model.safetensors", "pt") as adapter:
+        assert "base_model.model.classifier.weight" in adapter.keys()
+        assert json.loads(adapter.metadata()["echelon_label_names"]) == ["neg", "pos"]
+    config = json.loads((run / "weights" / "adapter_config.json").read_text())
+    assert "classifier" in config["modules_to_save"]
+    evaluated = classifier("evaluate", run, "--json", "scores.json")
+    assert evaluated.returncode == 0 and "neg" in evaluated.stdout, evaluated.stderr
+    scores, summary = (json.loads((classifier.folder / name).read_text()) for name in ("scores.json", "summary.json"))
+    assert abs(scores["loss"] - summary["val_loss"]) < 1e-6
+    # Training goes on from it with the same labels, also beside its base.
+    for name, where in (("alone", {"model_init": run / "weights"}), ("beside", {"model.lora.init": run / "weights"})):
+        again = classifier.train_well(name, **LABELLED | where | {"model.lora.rank": None})
+        assert 'label_names = ["neg", "pos"]' in (again / "config.toml").read_text()
+
+
+def test_an_adapter_with_broken_labels_is_refused(classifier):
+    adapter = classifier.train_well("adc", **LABELLED) / "weights"
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    for names in ("pos", '["pos"]', '["pos", 3]'):
+        save_file(tensors, adapter / "adapter_model.safetensors", {"format": "pt", "echelon_label_names": names})
+        result = classifier("evaluate", adapter, "--data", "dev.tsv")
+        assert result.returncode != 0 and "not the names of 2 labels" in result.stderr, result.stderr
