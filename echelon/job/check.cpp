@@ -105,32 +105,26 @@ void check_layout(const JobOptions& options, const ModelOptions& model, const Me
     stages_of(options.pipeline.stages, stack.size(), shape);
 }
 
-// By name and shape.
-bool same_parameters(const ModelOptions& one, const ModelOptions& other) {
-  const auto shapes = [](const ModelOptions& model) {
-    std::vector<std::pair<std::string, std::vector<std::int64_t>>> all;
-    const Stack stack = family_of(model).build(model);
-    for (const auto& p : stack.parameters()) all.emplace_back(p.name, p.shape);
-    return all;
-  };
-  return shapes(one) == shapes(other);
+// What a resumed run may change of its model: where the weights came from and how they are written,
+// what a step keeps in memory, and what only training does. Everything else changes the parameters
+// or the function of the same parameters.
+bool may_change(const std::string& key, const ModelOptions& model) {
+  return key == "model.init" || key == "model.lora.init" || key == "model.lora.merge" ||
+         key == "model.recompute" || key == "model.dropout" || key == "task.mask" ||
+         (key == "model.context" && family_of(model).any_context);
 }
 
-// The options by which the parameters of two models can differ.
-std::vector<OptionDifference> differing_sizes(ModelOptions one, ModelOptions other) {
+// The options by which two models compute different functions.
+std::vector<OptionDifference> differing_models(ModelOptions one, ModelOptions other) {
   const auto text = [](ModelOptions& model) {
     return to_toml(fields_in("model", model), Comments::no) +
            to_toml(fields_in("task", model.task), Comments::no);
   };
   auto all = differences(text(one), text(other), Among::ranks);
-  std::erase_if(all, [](const auto& difference) {
-    return difference.key == "model.init" || difference.key == "model.dropout" ||
-           difference.key == "model.recompute" || difference.key == "model.heads";
-  });
-  for (auto& one_of_them : all) {
-    std::erase(one_of_them.mine, '"');
-    std::erase(one_of_them.theirs, '"');
-  }
+  std::erase_if(all, [&](const auto& difference) { return may_change(difference.key, other); });
+  for (auto& one_of_them : all)
+    for (std::string* value : {&one_of_them.mine, &one_of_them.theirs})
+      if (!value->starts_with('[')) std::erase(*value, '"');
   return all;
 }
 
@@ -148,9 +142,8 @@ void check_state(const JobRequest& request) {
     has.push_back(fmt::format("{}", shown(wanted)));
     set.push_back(fmt::format("{}={}", key, shown(saved)));
   };
-  if (!same_parameters(before.model, now.model))
-    for (const auto& [key, saved, wanted] : differing_sizes(before.model, now.model))
-      compare(key.c_str(), saved, wanted, /*fits=*/false);
+  for (const auto& [key, saved, wanted] : differing_models(before.model, now.model))
+    compare(key.c_str(), saved, wanted, /*fits=*/false);
   compare("train.precision", before.train.precision, now.train.precision,
           master_type(compute_type(before.train)) == master_type(compute_type(now.train)));
   compare("train.freeze", before.train.freeze, now.train.freeze,

@@ -40,6 +40,7 @@
 #include "echelon/models/weights_folder.h"
 #include "echelon/net/endpoint.h"
 #include "echelon/net/launcher_report.h"
+#include "echelon/nn/tensor_file.h"
 #include "echelon/plan/memory_forecast.h"
 #include "echelon/train/best_so_far.h"
 #include "echelon/train/trainer.h"
@@ -116,6 +117,7 @@ class Job {
   JobEnd serve();
   void make_trainer();
   void load_given_weights();
+  void load_saved_frozen();
   void choose_how_to_synchronise();
   void start_traces();
   void restore();
@@ -235,6 +237,24 @@ void Job::load_given_weights() {
   trainer_->load(initial_values(model, *stack_, std::uint64_t(steps().seed)));
 }
 
+// Of a worker that does not restore the state: what is frozen is that of the state, as for the
+// first worker. model.init may have other weights by now.
+void Job::load_saved_frozen() {
+  if (!has_frozen()) return;
+  const auto state =
+      std::make_shared<const safetensors::Reader>(RunDirectory::open(request_.resume).state());
+  const ValueSource random = random_values(std::uint64_t(steps().seed));
+  trainer_->load([state, random](const Parameter& parameter, const at::Tensor& out) {
+    if (parameter.trainable) return random(parameter, out);
+    const auto* entry = state->find("fixed/" + parameter.name);
+    if (!entry || entry->shape != parameter.shape)
+      throw InvalidArgument(fmt::format("{} does not fit this job: it has no fixed/{} of [{}]",
+                                        state->path().string(), parameter.name,
+                                        fmt::join(parameter.shape, ", ")));
+    out.copy_(tensor_of(*state, *entry));
+  });
+}
+
 void Job::start_servers() {
   if (options().server.count == 0) return;
   memory_here_.emplace(MemoryExtent::with_inner);
@@ -261,7 +281,8 @@ void Job::make_trainer() {
   trainer_.emplace(*stack_, *data_.training, options(), servers_ ? nullptr : request_.ranks);
   trainer_->note("data", data_note(data_.fingerprint));
   // Servers bring workers what trains, and nothing else.
-  if (has_part_in_all() ? !resumes() : has_frozen()) load_given_weights();
+  if (!resumes() && (has_part_in_all() || has_frozen())) load_given_weights();
+  if (resumes() && !has_part_in_all()) load_saved_frozen();
   for (const auto& metric : metrics_of(options().model)) trainer_->add_metric(metric);
   if (servers_) {
     servers_->attach(*trainer_, *stack_);

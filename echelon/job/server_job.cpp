@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <thread>
 
@@ -10,8 +11,10 @@
 #include "echelon/comm/texts.h"
 #include "echelon/job/data_check.h"
 #include "echelon/job/option_difference.h"
+#include "echelon/models/family.h"
 #include "echelon/optim/schedule.h"
 #include "echelon/plan/rules.h"
+#include "echelon/plan/tuning.h"
 
 namespace echelon {
 namespace {
@@ -20,6 +23,19 @@ constexpr std::chrono::milliseconds a_moment{50};  // between checks of `stop`
 
 std::vector<OwnedRange> even_ranges(const Stack& stack, std::size_t servers) {
   return cut_ranges(stack.values().numel(), std::vector<double>(servers, 1.0));
+}
+
+// Servers have only what trains.
+void require_nothing_frozen(const JobOptions& options) {
+  Stack stack = family_of(options.model).build(options.model);  // described, not allocated
+  tune(stack, options.train, options.optim);
+  const auto all = stack.parameters();
+  const auto frozen = std::ranges::find(all, false, &Parameter::trainable);
+  if (frozen == all.end()) return;
+  throw InvalidArgument(fmt::format(
+      "the job has frozen parameters ({}), which a worker would not get from the servers: none can "
+      "join it",
+      options.model.lora.rank > 0 ? "model.lora" : "train.freeze"));
 }
 
 }  // namespace
@@ -51,11 +67,8 @@ ServerJob::ServerJob(const JobOptions& options, Communicator& ranks, const std::
             .first = roles_.name_of(0),
             .check_guest =
                 [ours = to_toml(fields_of(options_), Comments::no), data,
-                 freezes = !options_.train.freeze.empty()](const std::string& theirs) {
-                  if (freezes)
-                    throw InvalidArgument(
-                        "the job has frozen parameters (train.freeze), which a worker would not "
-                        "get from the servers: none can join it");
+                 options](const std::string& theirs) {
+                  require_nothing_frozen(options);
                   for (const auto& one : differences(theirs, ours, Among::guests))
                     throw InvalidArgument(
                         fmt::format("the worker has {} = {} where the job has {}; give it the "

@@ -1,18 +1,22 @@
-"""Frozen weights: files have them exactly as model.init has them, also in bf16; and adapters have all that
-is theirs."""
+"""Frozen weights: files have them exactly as model.init has them, also in bf16; adapters have all that is theirs; and a
+job that goes on, or that others join, computes with the same ones."""
 
 import json
+import os
+import re
 import shutil
+import signal
 
 import pytest
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
-from conftest import Echelon  # noqa: E402
+from conftest import Echelon, metrics  # noqa: E402
 from finetune_test import SETTINGS, sentences, word_pieces, write_tsv  # noqa: E402
 from safetensors import safe_open  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
+from server_test import address_to_join, end, start, wait_for_steps  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -182,3 +186,52 @@ def test_an_adapter_with_broken_labels_is_refused(classifier):
         save_file(tensors, adapter / "adapter_model.safetensors", {"format": "pt", "echelon_label_names": names})
         result = classifier("evaluate", adapter, "--data", "dev.tsv")
         assert result.returncode != 0 and "not the names of 2 labels" in result.stderr, result.stderr
+
+
+# ---- Going on
+
+
+@pytest.mark.parametrize("change", ["model.lora.matrices=key,value", "model.lora.alpha=32", "model.heads=2"])
+def test_a_state_is_not_resumed_as_another_function(echelon, base, change):
+    run = echelon.train_well("a", **settings(base, **LORA))
+    state = (run / "state.safetensors").read_bytes()
+    result = echelon("train", "--resume", run, "--set", "train.steps=12", "--set", change)
+    key = change.split("=")[0]
+    assert result.returncode == 2 and f"was saved with {key} = " in result.stderr, result.stderr
+    assert (run / "state.safetensors").read_bytes() == state
+    allowed = ["model.lora.merge=false", "model.dropout=0.1", "model.recompute=full"]
+    echelon("train", "--resume", run, "--set", "train.steps=12",
+            *(word for one in allowed for word in ("--set", one))).check_returncode()
+
+
+def test_a_bert_is_not_resumed_with_another_epsilon(classifier):
+    run = classifier.train_well("a", **LABELLED)
+    for change in ("model.bert.norm_epsilon=0.1", 'task.label_names=["pos", "neg"]'):
+        result = classifier("train", "--resume", run, "--set", "train.steps=25", "--set", change)
+        assert result.returncode == 2 and f"was saved with {change.split('=')[0]} = " in result.stderr, result.stderr
+
+
+@pytest.mark.parametrize("options", [LORA, dict(train_freeze=["transformer.h.0.*"])], ids=["lora", "freeze"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_workers_of_a_resumed_server_have_the_frozen_weights_of_the_state(echelon, base, options, precision):
+    common = settings(base, server_count=1, server_mode="sync", train_precision=precision, **options)
+    whole = echelon.train_well("whole", "--nproc", 2, **common)
+    run = echelon.train_well("a", "--nproc", 2, **common | dict(train_steps=5))
+    save_base(base, seed=6)
+    resumed = echelon("train", "--nproc", 2, "--resume", run, "--set", "train.steps=10")
+    assert resumed.returncode == 0, resumed.stderr
+    assert metrics(run) == metrics(whole)
+
+
+@pytest.mark.parametrize("frozen", [["model.lora.rank=2"], ['train.freeze=["transformer.h.0.*"]']],
+                         ids=["lora", "freeze"])
+def test_none_joins_a_job_with_frozen_parameters(tmp_path, frozen):
+    options = ["server.count=1", "server.mode=bounded", "train.steps=100000", *frozen]
+    job = start(tmp_path, "--nproc", "2", "--name", "job", settings=options)
+    try:
+        wait_for_steps(job, tmp_path, 5)
+        status, out, err = end(start(tmp_path, "--join", address_to_join(job), settings=options))
+        assert status == 2 and re.search(r"the job has frozen parameters \((model.lora|train.freeze)\)", err), out + err
+    finally:
+        os.kill(job.pid, signal.SIGTERM)
+        job.communicate(timeout=60)
