@@ -54,10 +54,14 @@ constexpr std::array<std::string_view, 4> weakly = {"somewhat", "slightly", "a l
 constexpr std::array<std::string_view, 6> negations = {"not",         "never",    "hardly",
                                                        "by no means", "far from", "anything but"};
 
+struct Form;
+
 // The random choices of one sentence.
 class Draw {
  public:
   Draw(Key key, std::uint64_t index) : key_(key), index_(index) {}
+
+  std::span<const Form* const> other_forms = {};  // of clauses beside the deciding one
 
   std::uint64_t below(std::uint64_t n) {
     if (used_ % 4 == 0) words_ = philox(key_, used_ / 4, index_);
@@ -144,14 +148,15 @@ constexpr Form forms[] = {
      }},
 };
 
+// A row of a table, by its weight.
 template <class Row>
-const Row& by_weight(Draw& draw, std::span<const Row> rows) {
+const Row& by_weight(Draw& draw, std::span<const Row* const> rows) {
   int all = 0;
-  for (const auto& row : rows) all += row.weight;
+  for (const auto* row : rows) all += row->weight;
   auto left = static_cast<int>(draw.below(std::uint64_t(all)));
-  for (const auto& row : rows)
-    if ((left -= row.weight) < 0) return row;
-  return rows.back();
+  for (const auto* row : rows)
+    if ((left -= row->weight) < 0) return *row;
+  return *rows.back();
 }
 
 std::string clause(Draw& draw, const Form& form, bool good) {
@@ -159,8 +164,8 @@ std::string clause(Draw& draw, const Form& form, bool good) {
   return fmt::format("the {} {}", subject, form.predicate(draw, good));
 }
 
-std::string any_clause(Draw& draw, bool good) {
-  return clause(draw, by_weight(draw, std::span<const Form>(forms)), good);
+std::string other_clause(Draw& draw, bool good) {
+  return clause(draw, by_weight(draw, draw.other_forms), good);
 }
 
 // What is around the clause that decides, and what that does to it.
@@ -180,21 +185,21 @@ constexpr Frame frames[] = {
      }},
     {"and", 8, false,
      [](Draw& d, bool good, const std::string& clause) {
-       return fmt::format("{} and {}", any_clause(d, good), clause);
+       return fmt::format("{} and {}", other_clause(d, good), clause);
      }},
     {"but", 3, false,
      [](Draw& d, bool good, const std::string& clause) {
-       return fmt::format("{} , but {}", any_clause(d, !good), clause);
+       return fmt::format("{} , but {}", other_clause(d, !good), clause);
      }},
     {"although", 3, false,
      [](Draw& d, bool good, const std::string& clause) {
        const auto although = d.one({"although", "even though", "while"});
-       return fmt::format("{} {} , {}", although, any_clause(d, !good), clause);
+       return fmt::format("{} {} , {}", although, other_clause(d, !good), clause);
      }},
     {"although after", 3, false,
      [](Draw& d, bool good, const std::string& clause) {
        const auto although = d.one({"although", "even though"});
-       return fmt::format("{} , {} {}", clause, although, any_clause(d, !good));
+       return fmt::format("{} , {} {}", clause, although, other_clause(d, !good));
      }},
     {"despite", 3, false,
      [](Draw& d, bool good, const std::string& clause) {
@@ -213,7 +218,7 @@ constexpr Frame frames[] = {
      }},
     {"turn", 2, false,
      [](Draw& d, bool good, const std::string& clause) {
-       return fmt::format("at first {} , but in the end {}", any_clause(d, !good), clause);
+       return fmt::format("at first {} , but in the end {}", other_clause(d, !good), clause);
      }},
     {"critics, right", 2, false,
      [](Draw&, bool, const std::string& clause) {
@@ -228,23 +233,32 @@ constexpr Frame frames[] = {
 // Along the diagonals of the table of pairs, so that every frame but the plain one, and every form,
 // has pairs on either side.
 bool held_out(std::size_t frame, std::size_t form) {
-  return frame > 0 && (frame + 3 * form) % 5 == 0;
+  return frame > 0 && (frame + 3 * form) % 7 == 0;
 }
 
-struct Pair {
-  int weight;
-  const Frame* frame;
-  const Form* form;
-};
-
-std::vector<Pair> pairs_of(bool held) {
+// The frames and forms that a part of the data combines.
+struct Grammar {
+  struct Pair {
+    int weight;
+    const Frame* frame;
+    const Form* form;  // of the deciding clause
+  };
   std::vector<Pair> pairs;
-  for (std::size_t i = 0; i < std::size(frames); ++i)
-    for (std::size_t j = 0; j < std::size(forms); ++j)
-      if (held_out(i, j) == held)
-        pairs.push_back({frames[i].weight * forms[j].weight, &frames[i], &forms[j]});
-  return pairs;
-}
+  std::vector<const Pair*> choices;
+  std::vector<const Form*> others[std::size(frames)];  // by frame
+
+  explicit Grammar(bool held) {
+    for (std::size_t i = 0; i < std::size(frames); ++i)
+      for (std::size_t j = 0; j < std::size(forms); ++j) {
+        if (held_out(i, j) == held)
+          pairs.push_back({frames[i].weight * forms[j].weight, &frames[i], &forms[j]});
+        if (held || !held_out(i, j)) others[i].push_back(&forms[j]);
+      }
+    for (const auto& pair : pairs) choices.push_back(&pair);
+  }
+  Grammar(const Grammar&) = delete;  // choices points into pairs
+  Grammar& operator=(const Grammar&) = delete;
+};
 
 template <class Row>
 std::size_t index_of(std::span<const Row> rows, std::string_view name, std::string_view what) {
@@ -260,10 +274,12 @@ std::size_t index_of(std::span<const Row> rows, std::string_view name, std::stri
 Sentence sentence(std::uint64_t seed, SentencePart part, std::uint64_t index) {
   static constexpr std::string_view streams[] = {"training sentences", "seen sentences",
                                                  "held-out sentences"};
-  static const std::vector<Pair> pairs[] = {pairs_of(false), pairs_of(true)};
+  static const Grammar seen(false), held(true);
+  const Grammar& grammar = part == SentencePart::held_out ? held : seen;
   Draw draw(derive_key(seed, streams[std::size_t(part)]), index);
   const bool good = draw.below(2) == 1;
-  const Pair& pair = by_weight(draw, std::span<const Pair>(pairs[part == SentencePart::held_out]));
+  const auto& pair = by_weight(draw, std::span<const Grammar::Pair* const>(grammar.choices));
+  draw.other_forms = grammar.others[pair.frame - frames];
   const auto deciding = clause(draw, *pair.form, good != pair.frame->turns);
   return {pair.frame->around(draw, good, deciding), good, pair.frame->name, pair.form->name};
 }

@@ -14,8 +14,9 @@
 // forms and frames use words of either sentiment for either label, so counting words does not tell
 // the label.
 //
-// Every fifth pair of a frame and a form is held out of the training set (is_held_out). Whoever
-// labels held-out sentences has learnt what frames and forms do, and not which pairs mean what.
+// Every seventh pair of a frame and a form is held out (is_held_out): no clause of that form stands
+// in that frame anywhere in the training set. A model that labels held-out sentences has learnt
+// what frames and forms mean, not which pairs of them go with which label.
 #pragma once
 
 #include <cstdint>

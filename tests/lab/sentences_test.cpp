@@ -4,6 +4,7 @@
 
 #include <map>
 #include <optional>
+#include <regex>
 #include <set>
 #include <string>
 #include <vector>
@@ -126,6 +127,51 @@ TEST(Sentences, HoldPairsOfEveryFrameAndFormOutOfTraining) {
       const auto one = sentence(1, part, i);
       ASSERT_EQ(is_held_out(one.frame, one.form), part == SentencePart::held_out) << one.text;
     }
+}
+
+// What a clause of each form looks like, whatever the generator says about it.
+const std::vector<std::pair<std::string, std::regex>>& looks() {
+  const std::string end = "( ,| and | despite |$)";
+  static const std::vector<std::pair<std::string, std::regex>> all = [&] {
+    std::vector<std::pair<std::string, std::regex>> made;
+    for (const auto& [form, look] : std::vector<std::pair<std::string, std::string>>{
+             {"is", " is \\w+" + end},
+             {"is strongly", " is (very|really|truly|remarkably|deeply|utterly) \\w+" + end},
+             {"negation", " is (not|never|hardly|by no means|far from|anything but) \\w+" + end},
+             {"verb", "the \\w+ \\w+s" + end},
+             {"never", "the \\w+ never \\w+s" + end},
+             {"has", " has (plenty of|real|so much) "},
+             {"lacks", " (lacks|avoids|is free of|is short on) "},
+             {"double negation", " is not without "},
+             {"fails", " (fails|refuses) to be "},
+             {"comparison", " is more \\w+ than "},
+             {"contrast", " (instead of|rather than) "},
+             {"not only", " is not only "},
+             {"intensity", " (somewhat|slightly|a little|mildly) "},
+             {"hard to call", " (could hardly be called|is hard to call) "}})
+      made.emplace_back(form, look);
+    return made;
+  }();
+  return all;
+}
+
+TEST(Sentences, HaveNoClauseOfAHeldOutFormInTraining) {
+  ASSERT_EQ(looks().size(), sentence_forms().size());
+  std::map<std::string, int> found;
+  for (std::uint64_t i = 0; i < many; ++i)
+    for (const auto part : {SentencePart::training, SentencePart::held_out}) {
+      const auto one = sentence(1, part, i);
+      for (const auto& [form, look] : looks()) {
+        const bool has = std::regex_search(one.text, look);
+        EXPECT_TRUE(has || one.form != form) << form << " in " << one.text;
+        if (part == SentencePart::held_out || !has) continue;
+        ++found[form];
+        ASSERT_FALSE(is_held_out(one.frame, form))
+            << one.text << " has '" << form << "' in the frame '" << one.frame << "'";
+      }
+      if (part == SentencePart::held_out && i > many / 20) break;  // enough to see the looks
+    }
+  EXPECT_EQ(found.size(), looks().size());
 }
 
 TEST(Sentences, ValidateWithHalfHeldOutAndNoneOfTheTrainingSet) {
