@@ -29,8 +29,8 @@ def test_every_source_that_a_page_names_exists(page):
     def exists(name):
         return any(f"/{source}".endswith(f"/{name}") or (name.endswith("/") and f"/{name}" in f"/{source}") for source in sources)
 
-    # runs/NAME/ and weights/ are written by the program, build/ and deps/ by ./dev.
-    written = re.compile(r"runs/|weights/|build|deps/")
+    # runs/NAME/, weights/ and best/ are written by the program, build/ and deps/ by ./dev.
+    written = re.compile(r"runs/|weights/|best/|build|deps/")
     assert [name for name in sorted(names) if "NAME" not in name and not written.match(name) and not exists(name)] == []
 
 
