@@ -29,7 +29,7 @@ std::vector<OwnedRange> even_ranges(const Stack& stack, std::size_t servers) {
 void require_nothing_frozen(const JobOptions& options) {
   Stack stack = family_of(options.model).build(options.model);  // described, not allocated
   tune(stack, options.train, options.optim);
-  const auto all = stack.parameters();
+  const auto& all = stack.parameters();
   const auto frozen = std::ranges::find(all, false, &Parameter::trainable);
   if (frozen == all.end()) return;
   throw InvalidArgument(fmt::format(
