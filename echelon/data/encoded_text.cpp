@@ -7,6 +7,7 @@
 
 #include "echelon/base/error.h"
 #include "echelon/base/utf8.h"
+#include "echelon/data/corpus/token_cut.h"
 
 namespace echelon {
 namespace {
@@ -21,12 +22,30 @@ void require_utf8(std::string_view text, const std::string& source) {
                   static_cast<unsigned char>(text[valid])));
 }
 
-// Parts of at least `least` bytes that end with a line feed. Text without one is one part.
-std::vector<std::string_view> parts_of(std::string_view text, std::size_t least) {
+std::vector<std::string_view> lines_of(std::string_view text) {
+  std::vector<std::string_view> lines;
+  while (!text.empty()) {
+    const auto feed = text.find('\n');
+    const auto size = feed == text.npos ? text.size() : feed + 1;
+    lines.push_back(text.substr(0, size));
+    text.remove_prefix(size);
+  }
+  return lines;
+}
+
+// Parts of about 64 KiB, cut where the tokens do not show it. UTF-8.
+std::vector<std::string_view> parts_of(const Tokenizer& tokenizer, std::string_view text) {
+  constexpr std::size_t part_bytes = 1 << 16;
+  const TextCut cut = cut_for(tokenizer);
   std::vector<std::string_view> parts;
   while (!text.empty()) {
-    const auto line_end = text.size() > least ? text.find('\n', least) : text.npos;
-    const auto size = line_end == text.npos ? text.size() : line_end + 1;
+    std::size_t size = 0;
+    for (auto end = part_bytes; size == 0 && end < text.size(); end *= 2) {
+      auto whole = end;  // characters
+      while ((static_cast<unsigned char>(text[whole]) & 0xC0) == 0x80) --whole;
+      size = cut(text.substr(0, whole));
+    }
+    if (size == 0) size = text.size();
     parts.push_back(text.substr(0, size));
     text.remove_prefix(size);
   }
@@ -39,13 +58,12 @@ bool is_blank(std::string_view line) { return line.find_first_not_of(" \t\r\n") 
 
 std::vector<std::int32_t> encode_whole(const Tokenizer& tokenizer, std::string_view text,
                                        const std::string& source, int threads) {
-  constexpr std::size_t part_bytes = 1 << 16;
   require_utf8(text, source);
-  const auto parts = parts_of(text, part_bytes);
+  const auto parts = parts_of(tokenizer, text);
   const TokenTexts encoded =
       encode_texts(std::ssize(parts), threads, [&](std::int64_t i, TokenTexts& to) {
         std::vector<std::int32_t> ids;
-        tokenizer.append(parts[std::size_t(i)], ids);
+        tokenizer.append(parts[std::size_t(i)], ids, /*continues=*/i > 0);
         to.add(ids);
       });
   std::vector<std::int32_t> all;
@@ -84,7 +102,7 @@ TokenTexts encode_lines(const Tokenizer& tokenizer, std::string_view text,
                         const std::string& source, std::int64_t context, int threads) {
   require_utf8(text, source);
   const TextEnds ends = text_ends(tokenizer, context);
-  const auto lines = parts_of(text, 0);
+  const auto lines = lines_of(text);
   return encode_texts(std::ssize(lines), threads, [&](std::int64_t i, TokenTexts& to) {
     const auto line = lines[std::size_t(i)];
     if (is_blank(line)) return;

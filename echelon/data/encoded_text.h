@@ -14,9 +14,9 @@
 
 namespace echelon {
 
-// All of a text as one sequence of tokens, without special ones. It is encoded in parts that end
-// with a line, on several threads; the parts depend on the text alone. Throws InvalidArgument that
-// names `source` unless the text is UTF-8.
+// All of a text as one sequence of tokens, without special ones. It is encoded in parts on several
+// threads, with the tokens of the whole (token_cut.h). Throws InvalidArgument that names `source`
+// unless the text is UTF-8.
 std::vector<std::int32_t> encode_whole(const Tokenizer& tokenizer, std::string_view text,
                                        const std::string& source, int threads);
 

@@ -1,5 +1,6 @@
 #include "echelon/data/corpus/corpus_writer.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/file.h>
 
@@ -17,6 +18,7 @@
 #include "echelon/data/corpus/aside_folder.h"
 #include "echelon/data/corpus/corpus_tokenizer.h"
 #include "echelon/data/corpus/count_words.h"
+#include "echelon/data/corpus/token_cut.h"
 #include "echelon/data/tokenizer/bpe_trainer.h"
 #include "tests/base/scratch_folder.h"
 #include "tests/base/thrown.h"
@@ -229,16 +231,48 @@ TEST_F(CorpusWriterTest, RefusesPlacesThatCannotBeRenamedBeforeItEncodes) {
             std::string::npos);
 }
 
+// As Llama 2's: a mark for spaces, one before the text too, and bytes for what is unknown.
+Tokenizer with_prepended_mark(const fs::path& folder) {
+  std::string vocabulary = R"("<unk>": 0, "\u2581": 1)", merges;
+  int next = 2;
+  for (int byte = 0; byte < 256; ++byte)
+    vocabulary += fmt::format(", \"<0x{:02X}>\": {}", byte, next++);
+  for (const char* token : {"a", "t", "h", "e", "th", "the", "\u2581the", "\u2581a"})
+    vocabulary += fmt::format(", \"{}\": {}", token, next++);
+  fs::create_directories(folder);
+  write_file(folder / "tokenizer.json",
+             R"({"normalizer": {"type": "Sequence", "normalizers": [
+                  {"type": "Prepend", "prepend": "\u2581"},
+                  {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}]},
+                 "model": {"type": "BPE", "byte_fallback": true, "unk_token": "<unk>",
+                 "merges": ["t h", "th e", "\u2581 the", "\u2581 a"], "vocab": {)" +
+                 vocabulary + "}}}");
+  return Tokenizer::open(folder);
+}
+
+TEST_F(CorpusWriterTest, PutsNothingBeforeAPieceThatContinuesADocument) {
+  const Tokenizer t = with_prepended_mark(folder_ / "marked");
+  const std::string text = words(9, 3 << 20);
+  EXPECT_GT(cut_for(t)(text), text.size() - 1000);
+  write_corpus({write_text("a.txt", text)}, t, target_, {});
+  Ids ids;
+  t.append(text, ids);
+  EXPECT_TRUE(read().front() == ids);
+}
+
 // Memory must not grow with the text: 96 MiB of it pass through.
-TEST_F(CorpusWriterTest, NeedsAsMuchMemoryForMuchTextAsForLittle) {
+class CorpusWriterMemory : public CorpusWriterTest, public testing::WithParamInterface<bool> {};
+
+TEST_P(CorpusWriterMemory, IsTheSameForMuchTextAsForLittle) {
   const std::string block = words(7, 4 << 20);
+  const Tokenizer t = GetParam() ? with_prepended_mark(folder_ / "marked") : tokenizer();
   const auto peak = [&](int blocks) {
     std::ofstream out(folder_ / "long.txt", std::ios::binary);
     for (int i = 0; i < blocks; ++i) out << block;
     out.close();
     std::uint64_t most = 0;
     write_corpus(
-        {folder_ / "long.txt"}, tokenizer(), target_,
+        {folder_ / "long.txt"}, t, target_,
         {.replace = true, .threads = 2, .shard_bytes = 16 << 20, .progress = [&](std::int64_t) {
            most = std::max(most, anonymous_bytes());
            return true;
@@ -248,6 +282,9 @@ TEST_F(CorpusWriterTest, NeedsAsMuchMemoryForMuchTextAsForLittle) {
   const auto little = peak(6), much = peak(24);
   EXPECT_LT(much, little + (36 << 20)) << "the text has 24 and 96 MiB";
 }
+
+INSTANTIATE_TEST_SUITE_P(OfTokenisers, CorpusWriterMemory, testing::Bool(),
+                         [](const auto& one) { return one.param ? "MarkedLlama2" : "ByteLevel"; });
 
 bool anything(std::string_view /*name*/) { return true; }
 

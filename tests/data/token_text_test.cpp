@@ -8,6 +8,7 @@
 
 #include "echelon/base/utf8.h"
 #include "echelon/data/encoded_text.h"
+#include "echelon/data/tokenizer/bpe_trainer.h"
 #include "tests/base/scratch_folder.h"
 
 namespace echelon {
@@ -89,6 +90,22 @@ TEST(EncodedText, IsTheSameInPartsOnAnyNumberOfThreads) {
   const Batch batch = windows.get(std::vector<std::int64_t>{1});
   EXPECT_EQ(batch.input[0][0].item<std::int64_t>(), one[100]);
   EXPECT_EQ(batch.target[0][99].item<std::int64_t>(), one[200]);
+}
+
+// A token may span a line end and the indentation behind it.
+TEST(EncodedText, HasTheTokensOfTheWhole) {
+  const ScratchFolder folder;
+  WordCounts counts;
+  for (const char* word : {"\n   ", " line", "line"}) counts.add(word, 10);
+  write_tokenizer(folder.path(), train_bpe(counts, {.vocab = 270}));
+  const Tokenizer tokenizer = Tokenizer::open(folder.path());
+  for (const std::string line : {"line\n    line", "line\n", "\u6f22\u5b57 line\n\n   "}) {
+    std::string text;
+    while (text.size() < 300'000) text += line;
+    Ids whole;
+    tokenizer.append(text, whole);
+    EXPECT_TRUE(encode_whole(tokenizer, text, "a.txt", 3) == whole) << line;
+  }
 }
 
 TEST(EncodedText, CutsLongLinesIntoSeveralTextsWithTheirSpecialTokens) {

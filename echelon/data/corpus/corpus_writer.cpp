@@ -13,6 +13,7 @@
 #include "echelon/data/corpus/aside_folder.h"
 #include "echelon/data/corpus/corpus.h"
 #include "echelon/data/corpus/ordered_work.h"
+#include "echelon/data/corpus/token_cut.h"
 
 namespace echelon {
 namespace {
@@ -35,7 +36,7 @@ void encode(const Tokenizer& tokenizer, EncodedBatch& batch) {
   batch.ids.clear();
   batch.pieces.clear();
   for (const auto& piece : batch.text.pieces) {
-    tokenizer.append(piece.text, batch.ids);
+    tokenizer.append(piece.text, batch.ids, piece.continues);
     batch.pieces.push_back({batch.ids.size(), piece.ends});
   }
 }
@@ -132,33 +133,6 @@ void require_corpus_place(const fs::path& given, bool replace) {
           "{} has {} beside a corpus, which would be removed with it; move it away, or choose "
           "another folder",
           folder.string(), entry.name));
-}
-
-TextCut cut_for(const Tokenizer& tokenizer) {
-  constexpr std::size_t around = 256, most_tries = 64;
-  const auto within = [](std::string_view text, std::size_t at) {
-    while (at < text.size() && (std::uint8_t(text[at]) & 0xC0) == 0x80) ++at;  // not in a character
-    return at;
-  };
-  return [=](std::string_view text) -> std::size_t {
-    std::vector<std::int32_t> whole, parts;
-    std::size_t tries = 0;
-    // Some text must follow: the tokens after a cut may depend on all of a word.
-    for (auto at = text.size() - std::min(text.size(), around); at > 1 && tries < most_tries;) {
-      at = text.find_last_of(" \n", at - 1);
-      if (at == text.npos || at == 0) return 0;
-      if (text[at - 1] == ' ' || text[at - 1] == '\n') continue;
-      const auto begin = within(text, at - std::min(at, around)), end = within(text, at + around);
-      whole.clear();
-      parts.clear();
-      tokenizer.append(text.substr(begin, end - begin), whole);
-      tokenizer.append(text.substr(begin, at - begin), parts);
-      tokenizer.append(text.substr(at, end - at), parts);
-      if (whole == parts) return at;
-      ++tries;
-    }
-    return 0;
-  };
 }
 
 CorpusTotals write_corpus(const std::vector<fs::path>& files, const Tokenizer& tokenizer,

@@ -47,10 +47,6 @@ CorpusTotals write_corpus(const std::vector<std::filesystem::path>& files,
                           const Tokenizer& tokenizer, const std::filesystem::path& folder,
                           const CorpusWriterOptions& options);
 
-// A place to cut a text so that the parts have the tokens of the whole: `tokenizer` must give the
-// same around it. 0: no such place near the end.
-TextCut cut_for(const Tokenizer& tokenizer);
-
 // Throws InvalidArgument unless a corpus can be written to the folder: it must not be there or be
 // empty, or have a corpus that may be replaced.
 void require_corpus_place(const std::filesystem::path& folder, bool replace);

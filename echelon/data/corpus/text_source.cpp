@@ -120,7 +120,8 @@ bool TextSource::add_text(TextBatch& batch) {
     size = waiting_.size();
     ended_ = true;
   }
-  batch.pieces.push_back({.text = waiting_.substr(0, size), .ends = ended_});
+  batch.pieces.push_back(
+      {.text = waiting_.substr(0, size), .continues = offset_ > 0, .ends = ended_});
   waiting_.erase(0, size);
   offset_ += size;
   checked_ -= size;

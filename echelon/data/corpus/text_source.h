@@ -33,6 +33,7 @@ std::size_t whole_words(std::string_view text);
 
 struct TextPiece {
   std::string text = {};
+  bool continues = false;  // its document begins with a piece before it
   bool ends = false;       // its document ends with it
   bool is_record = false;  // it is a document of a file of records
 };

@@ -304,12 +304,20 @@ void strip(AlignedText& text, bool left, bool right) {
   crop(text, begin, end);
 }
 
-void prepend(AlignedText& text, const std::string& what) {
-  if (text.bytes.empty() || what.empty()) return;
-  text.bytes.insert(0, what);
-  // All of it has the span of the first character, which it is put in front of.
-  if (text.aligned) text.spans.insert(text.spans.begin(), what.size(), TokenSpan(text.spans[0]));
-}
+class Prepend : public NormalizerStep {
+ public:
+  explicit Prepend(std::string what) : what_(std::move(what)) {}
+  bool prepends() const override { return true; }
+  void apply(AlignedText& text, AlignedText& /*spare*/) const override {
+    if (text.bytes.empty() || what_.empty()) return;
+    text.bytes.insert(0, what_);
+    // All of it has the span of the first character, which it is put in front of.
+    if (text.aligned) text.spans.insert(text.spans.begin(), what_.size(), TokenSpan(text.spans[0]));
+  }
+
+ private:
+  std::string what_;
+};
 
 void replace(AlignedText& text, AlignedText& spare, const Pattern& pattern,
              const std::string& content) {
@@ -354,9 +362,10 @@ bool nmt_blanks(std::uint32_t point) {
 
 }  // namespace
 
-void normalize(const Normalizer& steps, AlignedText& text, AlignedText& spare) {
+void normalize(const Normalizer& steps, AlignedText& text, AlignedText& spare, bool continues) {
   const std::size_t before = text.bytes.size();
   for (const auto& step : steps) {
+    if (continues && step->prepends()) continue;
     step->apply(text, spare);
     require_reason(before, text.bytes.size());
   }
@@ -393,8 +402,7 @@ std::unique_ptr<NormalizerStep> strip_normalizer(bool left, bool right) {
 }
 
 std::unique_ptr<NormalizerStep> prepend_normalizer(std::string what) {
-  return step(
-      [what = std::move(what)](AlignedText& text, AlignedText& /*spare*/) { prepend(text, what); });
+  return std::make_unique<Prepend>(std::move(what));
 }
 
 std::unique_ptr<NormalizerStep> replace_normalizer(std::shared_ptr<const Pattern> pattern,

@@ -16,12 +16,15 @@ class NormalizerStep {
   // `spare` is memory to work with.
   virtual void apply(AlignedText& text, AlignedText& spare) const = 0;
   virtual bool needs_normal_forms() const { return false; }
+  // Whether all it does is to put something before a text.
+  virtual bool prepends() const { return false; }
 };
 using Normalizer = std::vector<std::unique_ptr<NormalizerStep>>;
 
-// Applies all steps. Throws InvalidArgument if the text grows beyond all reason, as replacements in
-// a hostile file let it.
-void normalize(const Normalizer& steps, AlignedText& text, AlignedText& spare);
+// Applies all steps; to a text that continues another one, without those that prepend. Throws
+// InvalidArgument if the text grows beyond all reason, as replacements in a hostile file let it.
+void normalize(const Normalizer& steps, AlignedText& text, AlignedText& spare,
+               bool continues = false);
 
 struct BertNormalizerSettings {
   bool clean = true;          // remove control characters; white space becomes spaces

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <limits>
+#include <utility>
 
 #include "echelon/base/error.h"
 #include "echelon/base/utf8.h"
@@ -43,8 +44,9 @@ class Encoder {
           std::vector<TokenSpan>* spans)
       : parts_(parts), scratch_(scratch), ids_(ids), spans_(spans) {}
 
-  void encode(std::string_view text) {
+  void encode(std::string_view text, bool continues) {
     const Stretch all{text, nullptr, 0};
+    continues_ = continues;
     scratch_.raw_found.clear();
     parts_.raw_finder.find(text, scratch_.raw_found);
     std::size_t at = 0;
@@ -62,12 +64,14 @@ class Encoder {
     if (spans_) spans_->push_back(span);
   }
 
+  // What follows the first token that is found in the raw text is a beginning of its own.
   void normalize(Stretch stretch) {
+    const bool continues = std::exchange(continues_, false);
     if (stretch.bytes.empty()) return;
     if (!parts_.normalizer.empty()) {
       AlignedText& text = scratch_.text;
       text.assign(stretch.bytes, stretch.base, spans_ != nullptr);
-      tok::normalize(parts_.normalizer, text, scratch_.spare);
+      tok::normalize(parts_.normalizer, text, scratch_.spare, continues);
       if (text.bytes.size() >= std::numeric_limits<std::uint32_t>::max())
         throw InvalidArgument("a text becomes longer than 4 GiB when it is normalised");
       stretch = {text.bytes, spans_ ? text.spans.data() : nullptr, stretch.base};
@@ -76,28 +80,31 @@ class Encoder {
     parts_.normalized_finder.find(stretch.bytes, scratch_.found);
     std::size_t at = 0;
     for (const auto& found : scratch_.found) {
-      split(stretch.part(at, found.begin));
+      split(stretch.part(at, found.begin), continues && at == 0);
       push(found.id, stretch.span(found.begin, found.end));
       at = found.end;
     }
-    split(stretch.part(at, stretch.bytes.size()));
+    split(stretch.part(at, stretch.bytes.size()), continues && at == 0);
   }
 
-  void split(const Stretch& stretch) {
+  void split(const Stretch& stretch, bool continues) {
     if (stretch.bytes.empty()) return;
-    parts_.splitter.split(stretch.bytes, scratch_.words, scratch_.parts, scratch_.matches);
-    if (parts_.splitter.prefix_space) {
+    const Splitter& splitter = parts_.splitter;
+    splitter.split(stretch.bytes, scratch_.words, scratch_.parts, scratch_.matches);
+    if (splitter.prefix_space) {
+      // Each word of a step before ByteLevel is a beginning, also where a text is continued.
       for (const ByteRange& word : scratch_.words)
-        split_with_prefix(stretch.part(word.begin, word.end));
+        split_with_prefix(stretch.part(word.begin, word.end), continues && splitter.steps.empty());
     } else {
       words(stretch, scratch_.words);
     }
   }
 
-  // Puts a space before a word that has none; it has the span of the first character.
-  void split_with_prefix(Stretch word) {
+  // Puts a space before a word that has none, unless it continues one; it has the span of the first
+  // character.
+  void split_with_prefix(Stretch word, bool continues) {
     AlignedText& prefixed = scratch_.prefixed;
-    if (word.bytes[0] != ' ') {
+    if (!continues && word.bytes[0] != ' ') {
       prefixed.bytes.assign(1, ' ');
       prefixed.bytes += word.bytes;
       if (spans_) {
@@ -153,19 +160,20 @@ class Encoder {
   Scratch& scratch_;
   std::vector<std::int32_t>& ids_;
   std::vector<TokenSpan>* spans_;
+  bool continues_ = false;  // what is normalised next continues a text
 };
 
 }  // namespace
 
 void Parts::encode(std::string_view text, Scratch& scratch, std::vector<std::int32_t>& ids,
-                   std::vector<TokenSpan>* spans) const {
+                   std::vector<TokenSpan>* spans, bool continues) const {
   if (text.size() >= std::numeric_limits<std::uint32_t>::max())
     throw InvalidArgument("a text has 4 GiB or more: split it before it is tokenised");
   if (const auto good = utf8_prefix(text); good != text.size())
     throw InvalidArgument(fmt::format(
         "the text is not UTF-8: byte {} is 0x{:02x}; convert it first, for example with iconv",
         good, std::uint8_t(text[good])));
-  Encoder(*this, scratch, ids, spans).encode(text);
+  Encoder(*this, scratch, ids, spans).encode(text, continues);
 }
 
 std::unique_ptr<Scratch> ScratchPool::take() {

@@ -83,8 +83,9 @@ struct Parts {
   std::vector<std::filesystem::path> files;
   mutable ScratchPool scratches;
 
+  // `continues`: the text is the rest of one, and nothing is put before it.
   void encode(std::string_view text, Scratch& scratch, std::vector<std::int32_t>& ids,
-              std::vector<TokenSpan>* spans) const;
+              std::vector<TokenSpan>* spans, bool continues = false) const;
 };
 
 // Fills `parts` from a file's text; `where` is its name in errors.

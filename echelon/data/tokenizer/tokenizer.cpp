@@ -313,9 +313,10 @@ std::vector<Encoding> Tokenizer::encode_all(std::span<const std::string_view> te
   return all;
 }
 
-void Tokenizer::append(std::string_view text, std::vector<std::int32_t>& ids) const {
+void Tokenizer::append(std::string_view text, std::vector<std::int32_t>& ids,
+                       bool continues) const {
   Borrowed scratch(parts_->scratches);
-  parts_->encode(text, *scratch, ids, nullptr);
+  parts_->encode(text, *scratch, ids, nullptr, continues);
 }
 
 std::string Tokenizer::decode(std::span<const std::int32_t> ids, bool skip_special) const {

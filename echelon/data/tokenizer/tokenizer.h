@@ -68,8 +68,10 @@ class Tokenizer {
   // The same as encode() for each text, on so many threads; 0: one for each core.
   std::vector<Encoding> encode_all(std::span<const std::string_view> texts,
                                    const EncodeOptions& options = {}, int threads = 0) const;
-  // Appends the ids of a text without special tokens around it: what a corpus consists of.
-  void append(std::string_view text, std::vector<std::int32_t>& ids) const;
+  // Appends the ids of a text without special tokens around it: what a corpus consists of. A text
+  // that `continues` another one does not get what is put before a text: the normalizer Prepend and
+  // add_prefix_space.
+  void append(std::string_view text, std::vector<std::int32_t>& ids, bool continues = false) const;
 
   // Ids that no token has are left out. Always UTF-8: bytes that are none become U+FFFD.
   std::string decode(std::span<const std::int32_t> ids, bool skip_special = true) const;
