@@ -4,6 +4,7 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -104,8 +105,10 @@ void run(const Arguments& arguments) {
   const Tokenizer tokenizer = Tokenizer::open(arguments.tokenizer);
   const EncodeOptions options{.special = !arguments.no_special, .max_length = arguments.max_length};
   tokenizer.encode("", options);  // throws for a length without room for special tokens
-  // What is not UTF-8 is found before anything is written, but on stdin, which can be read once.
-  if (arguments.file != "-")
+  // What is not UTF-8 is found before anything is written, but in what can be read only once: stdin
+  // and pipes.
+  std::error_code unreadable;  // is an error of LineBatches
+  if (arguments.file != "-" && std::filesystem::is_regular_file(arguments.file, unreadable))
     for (LineBatches batches(arguments.file); !batches.next().empty() && !interrupted().load();) {
     }
   LineBatches batches(arguments.file);

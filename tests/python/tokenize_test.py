@@ -49,6 +49,17 @@ def test_the_ends_of_lines_do_not_count(folder):
     assert encode("--tokenizer", folder, "-", data=b"a b\r\nc").stdout == encode("--tokenizer", folder, "-", data=b"a b\nc\n").stdout
 
 
+def test_a_pipe_is_read_once(folder, tmp_path):
+    expected = encode("--tokenizer", folder, "-", data=b"a b\nc\n").stdout
+    assert expected.count(b"\n") == 2
+    assert encode("--tokenizer", folder, "/dev/stdin", data=b"a b\nc\n").stdout == expected
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    writer = subprocess.Popen(["sh", "-c", f"printf 'a b\\nc\\n' > '{fifo}'"])
+    assert encode("--tokenizer", folder, fifo).stdout == expected
+    assert writer.wait(10) == 0
+
+
 def peak_mib(folder, file):
     """MiB that the program had at most while it encoded a file."""
     command = [BUILD / "echelon", "tokenize", "encode", "--tokenizer", folder, file]
