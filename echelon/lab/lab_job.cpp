@@ -129,6 +129,18 @@ std::uint64_t LabJob::sent_bytes() const {
 }
 
 std::string LabJob::exchanges() const { return read_file(folder() / "exchanges.json"); }
-std::string LabJob::memory() const { return read_file(folder() / "memory.json"); }
+
+std::vector<std::pair<int, MemoryUse>> LabJob::memory_at_peak() const {
+  const auto path = folder() / "memory.json";
+  const auto json = JsonReader::parse(read_file(path), path.string());
+  std::vector<std::pair<int, MemoryUse>> ranks;
+  for (const auto& rank : json.at("ranks").items()) {
+    const auto tensors = rank.at("tensors_at_peak_bytes");
+    auto& [number, use] = ranks.emplace_back(int(rank.at("rank").integer(0, 1 << 20)), MemoryUse{});
+    for (std::size_t i = 0; i < use.bytes.size(); ++i)
+      use.bytes[i] = tensors.at(memory_kind_names[i]).count();
+  }
+  return ranks;
+}
 
 }  // namespace echelon

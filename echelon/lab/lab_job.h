@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "echelon/lab/linked_hosts.h"
+#include "echelon/nn/memory.h"
 
 namespace echelon {
 
@@ -64,7 +65,7 @@ class LabJob {
   std::optional<double> number(std::string_view key) const;  // of its summary; nothing: not there
   std::uint64_t sent_bytes() const;                          // by all ranks, in all
   std::string exchanges() const;                             // exchanges.json
-  std::string memory() const;                                // memory.json
+  std::vector<std::pair<int, MemoryUse>> memory_at_peak() const;  // of each rank
 
  private:
   std::vector<std::string> arguments(const Run& how) const;

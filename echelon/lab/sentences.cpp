@@ -233,7 +233,7 @@ constexpr Frame frames[] = {
 // Along the diagonals of the table of pairs, so that every frame but the plain one, and every form,
 // has pairs on either side.
 bool held_out(std::size_t frame, std::size_t form) {
-  return frame > 0 && (frame + 3 * form) % 7 == 0;
+  return frame > 0 && (frame + 3 * form) % 7 == 4;
 }
 
 // The frames and forms that a part of the data combines.

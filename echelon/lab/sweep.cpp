@@ -15,7 +15,7 @@
 namespace echelon {
 namespace {
 
-constexpr std::array megabits = {1000.0, 300.0, 100.0};
+constexpr std::array megabits = {4000.0, 1000.0, 250.0};
 constexpr std::array bucket_mib = {0.25, 1.0, 2.0, 16.0};
 constexpr int steps = 9;  // one of them only warms up
 
@@ -91,7 +91,7 @@ std::vector<std::string> write_sweep_pictures(const std::vector<SweepPoint>& poi
         .name = "alpha-beta model", .style = Series::Style::line, .colour = 0, .points = {}};
     Chart chart{.title = fmt::format("Waiting for gradients at {:.0f} Mbit/s", rate),
                 .note = "two hosts, data parallel; time of a step after its backward has ended",
-                .x = "size of a bucket",
+                .x = "at most this much in a bucket (parallel.bucket_mib)",
                 .y = "ms a step",
                 .ticks = {},
                 .series = {}};

@@ -1,8 +1,9 @@
 // Bucket size x bandwidth: how long a step of data parallelism waits for its gradients after
 // backward, measured on two hosts with a throttled link, and as the cost model predicts it.
 //
-// Small buckets start early and hide behind backward, but each pays the latency of its messages.
-// With one large bucket nothing can start before backward has ended.
+// Small buckets start early and hide behind backward, but each pays the latency of its messages. A
+// bucket holds whole layers, so below the size of a layer nothing changes. Where exchanges take
+// much longer than backward, there is little to hide behind, and the size matters less.
 #pragma once
 
 #include <string>
@@ -25,7 +26,7 @@ struct SweepPoint {
 // `settings` are the other options of a job: its data, tokeniser and task. Throws JobFailed.
 std::vector<SweepPoint> sweep(const LabSettings& settings, LabJob::Run how, LinkedHosts& hosts);
 
-// One picture for each bandwidth: pictures/buckets-100mbit.svg. Returns their paths.
+// One picture for each bandwidth: pictures/buckets-1000mbit.svg. Returns their paths.
 std::vector<std::string> write_sweep_pictures(const std::vector<SweepPoint>& points);
 
 }  // namespace echelon

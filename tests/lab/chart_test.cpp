@@ -176,8 +176,8 @@ TEST(Chart, DrawsALineThroughThePointsThatItsCirclesHave) {
                       (path.attributes.contains("stroke-dasharray") ? " dashed" : ""));
   std::string through;
   for (const auto& point : points_of(Document(svg(powers())), 4))
-    through += (through.empty() ? "M" : "L") + point.attributes.at("cx") + " " +
-               point.attributes.at("cy");
+    through +=
+        (through.empty() ? "M" : "L") + point.attributes.at("cx") + " " + point.attributes.at("cy");
   EXPECT_EQ(lines, (std::vector{through, through + " dashed"}));
 }
 
@@ -256,9 +256,9 @@ TEST(Chart, RefusesPointsThatALogarithmicAxisDoesNotHave) {
   for (const auto& point : bad) {
     Chart chart = powers();
     chart.series[0].points.push_back(point);
-    EXPECT_NE(thrown<InvalidArgument>([&] { svg(chart); })
-                  .find("the chart \"Powers\" has the point ("),
-              std::string::npos)
+    EXPECT_NE(
+        thrown<InvalidArgument>([&] { svg(chart); }).find("the chart \"Powers\" has the point ("),
+        std::string::npos)
         << point.first << ", " << point.second;
   }
   Chart chart = powers();

@@ -198,13 +198,29 @@ TEST_F(LabJobs, SayWhatAFinishedJobWrote) {
   fs::create_directories(job.folder());
   write_file("jobs/some.json", R"({"step_ms": 12.5, "val_f1": 0.75, "loss": -3e-7})");
   write_file(job.folder() / "ledger.json", R"({"world": 2, "sent_bytes": 5000000000})");
-  write_file(job.folder() / "memory.json", "{\"ranks\": []}");
+  std::string ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    std::string kinds;
+    for (std::size_t i = 0; i < memory_kind_names.size(); ++i)
+      kinds += (i > 0 ? ", \"" : "\"") + std::string(memory_kind_names[i]) +
+               "\": " + std::to_string(100 * rank + int(i));
+    ranks += (rank > 0 ? ", " : "") + ("{\"rank\": " + std::to_string(rank)) +
+             ", \"tensors_at_peak_bytes\": {" + kinds + "}}";
+  }
+  write_file(job.folder() / "memory.json", "{\"ranks\": [" + ranks + "]}");
   write_file(job.folder() / "exchanges.json", "{\"steps\": 3}");
   EXPECT_EQ(job.number("step_ms"), 12.5);
   EXPECT_EQ(job.number("loss"), -3e-7);
   EXPECT_EQ(job.number("val_accuracy"), std::nullopt);
   EXPECT_EQ(job.sent_bytes(), 5000000000u);
-  EXPECT_EQ(job.memory(), "{\"ranks\": []}");
+  const auto memory = job.memory_at_peak();
+  ASSERT_EQ(memory.size(), 2u);
+  for (int rank = 0; rank < 2; ++rank) {
+    const auto& [number, use] = memory[std::size_t(rank)];
+    EXPECT_EQ(number, rank);
+    for (std::size_t i = 0; i < use.bytes.size(); ++i)
+      EXPECT_EQ(use.bytes[i], 100u * std::uint64_t(rank) + i) << memory_kind_names[i];
+  }
   EXPECT_EQ(job.exchanges(), "{\"steps\": 3}");
 }
 

@@ -105,8 +105,8 @@ Words pieces(const Tokenizer& tokenizer, std::string_view text) {
 
 TEST_F(WrittenVocabulary, IsWhatOurTokeniserReads) {
   const auto words = tokenizer("the plot bores the cast");
-  const Words tokens = word_vocabulary(std::array<std::string_view, 1>{"the plot bores the cast"},
-                                       1000);
+  const Words tokens =
+      word_vocabulary(std::array<std::string_view, 1>{"the plot bores the cast"}, 1000);
   ASSERT_EQ(words.size(), std::int64_t(tokens.size()));
   for (std::size_t i = 0; i < tokens.size(); ++i)
     EXPECT_EQ(words.token(std::int32_t(i)), tokens[i]) << i;
