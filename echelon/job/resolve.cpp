@@ -52,22 +52,30 @@ std::string tokenizer_path(const JobOptions& options) {
 // Records with labels are there to be classified, if the task is not given and the family can.
 void choose_task(JobOptions& options) {
   ModelOptions& model = options.model;
-  const DataOptions& data = options.data;
-  if (model.task.name != ModelTask::automatic || kind_of(data) != SourceKind::records) return;
+  if (model.task.name != ModelTask::automatic) return;
   const auto of_weights = [&] { return read_model_options(model.init); };
   const Family& family = family_of(model.init.empty() ? model : of_weights());
   if (std::find(family.tasks.begin(), family.tasks.end(), ModelTask::classify) ==
       family.tasks.end())
     return;
-  if (find_column(records_of(data), data.label, usual_label) >= 0)
-    model.task.name = ModelTask::classify;
+  std::vector<std::string> labelled, others;
+  for (const DataOptions& one : sources_of(options.data)) {
+    const bool has_labels = kind_of(one) == SourceKind::records &&
+                            find_column(records_of(one), one.label, usual_label) >= 0;
+    (has_labels ? labelled : others).push_back(one.source);
+  }
+  if (labelled.empty()) return;
+  if (!others.empty())
+    throw InvalidArgument(fmt::format(
+        "data.mix: {} has labels and {} has none: say with task.name which task they are for, or "
+        "leave one out",
+        labelled.front(), others.front()));
+  model.task.name = ModelTask::classify;
 }
 
-// Names that transformers makes up where a model has none.
-bool are_made_up(const std::vector<std::string>& names) {
-  for (std::size_t i = 0; i < names.size(); ++i)
-    if (names[i] != fmt::format("LABEL_{}", i)) return false;
-  return true;
+std::string listed(const Labels& labels) {
+  return labels.names().empty() ? fmt::format("0 to {}", labels.count() - 1)
+                                : fmt::format("{}", fmt::join(labels.names(), ", "));
 }
 
 // Labels that are not known yet, or have no names yet, are those of the data.
@@ -75,24 +83,45 @@ void take_labels(JobOptions& options) {
   TaskOptions& task = options.model.task;
   const bool named = !are_made_up(task.label_names);
   if (task.labels > 0 && named) return;
-  const Records records = records_of(options.data);
-  const int column = require_column(records, "data.label", options.data.label, usual_label);
+  auto sources = sources_of(options.data);
+  std::erase_if(sources, [](const auto& one) { return kind_of(one) != SourceKind::records; });
+  if (sources.empty()) return;
+  const auto column_of = [](const Records& records, const DataOptions& source) {
+    return require_column(records, "data.label", source.label, usual_label);
+  };
   if (task.labels > 0) {
     // A number of labels was given, or comes with weights. Names in the data name them.
-    const std::vector<int> columns = {column};
+    const Records records = records_of(sources.front());
+    const std::vector<int> columns = {column_of(records, sources.front())};
     const std::string first = records.read(0, columns).front();
     if (first.find_first_not_of("-0123456789") == std::string::npos) return;
   }
-  const Labels found = Labels::found_in(records, column);
+  std::vector<Labels> all;
+  for (const DataOptions& one : sources) {
+    const Records records = records_of(one);
+    all.push_back(Labels::found_in(records, column_of(records, one)));
+    if (all.back().count() != all.front().count() || all.back().names() != all.front().names())
+      throw InvalidArgument(fmt::format(
+          "data.mix: {} has the labels {} and {} has {}: name all of them with task.labels and "
+          "task.label_names",
+          sources.front().source, listed(all.front()), one.source, listed(all.back())));
+  }
+  const Labels& found = all.front();
   if (task.labels > 0 && task.labels != found.count())
     throw InvalidArgument(fmt::format(
-        "{} has {} labels, and {} has {}", options.data.source, found.count(),
+        "{} has {} labels, and {} has {}", sources.front().source, found.count(),
         options.model.init.empty() ? std::string("task.labels") : options.model.init, task.labels));
   task.labels = found.count();
   task.label_names = found.names();
 }
 
 }  // namespace
+
+bool are_made_up(const std::vector<std::string>& label_names) {
+  for (std::size_t i = 0; i < label_names.size(); ++i)
+    if (label_names[i] != fmt::format("LABEL_{}", i)) return false;
+  return true;
+}
 
 SourceKind kind_of(const DataOptions& data) {
   if (!data.mix.empty()) return SourceKind::mix;
@@ -124,7 +153,15 @@ void require_vocabulary(const Tokenizer& tokenizer, const JobOptions& options) {
 void require_readable(const JobOptions& options) {
   const ModelTask task = task_of(options.model);
   const SourceKind kind = kind_of(options.data);
-  if (kind == SourceKind::random || kind == SourceKind::mix) return;
+  if (kind == SourceKind::random) return;
+  if (kind == SourceKind::mix) {
+    JobOptions one = options;
+    for (const DataOptions& source : sources_of(options.data)) {
+      one.data = source;
+      require_readable(one);
+    }
+    return;
+  }
   if (task == ModelTask::classify && kind != SourceKind::records)
     throw InvalidArgument(
         fmt::format("task.name=classify needs labels, and data.source = {} has none: give a .tsv, "
@@ -161,8 +198,7 @@ void resolve_options(JobOptions& options, const std::vector<std::string>& given)
     require_vocabulary(tokenizer, options);
   }
   require_readable(options);
-  if (task_of(options.model) == ModelTask::classify && kind_of(options.data) == SourceKind::records)
-    take_labels(options);
+  if (task_of(options.model) == ModelTask::classify) take_labels(options);
 }
 
 }  // namespace echelon

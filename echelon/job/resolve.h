@@ -19,6 +19,8 @@ class Tokenizer;
 //   model.vocab       without model.init, the size of the tokeniser
 //   task.labels       those of the records, and task.label_names
 //
+// The sources of a mixture must agree on the task and the labels.
+//
 // Throws InvalidArgument or Corrupt if a key that was `given` contradicts them, or weights,
 // tokeniser and data do not go together.
 void resolve_options(JobOptions& options, const std::vector<std::string>& given);
@@ -32,6 +34,10 @@ void require_vocabulary(const Tokenizer& tokenizer, const JobOptions& options);
 
 // Throws InvalidArgument if the task needs records or a tokeniser, and the options name none.
 void require_readable(const JobOptions& options);
+
+// Whether labels have only the names that transformers makes up where a model has none (LABEL_0),
+// or none at all.
+bool are_made_up(const std::vector<std::string>& label_names);
 
 // What data.source names.
 enum class SourceKind { random, text, records, corpus, mix };

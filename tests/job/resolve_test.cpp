@@ -187,6 +187,46 @@ TEST(OpenData, MixesSourcesByWeight) {
   }
 }
 
+// As without a mixture, records with labels are there to be classified.
+TEST(Resolve, TakesTaskAndLabelsOfAMixtureFromItsSources) {
+  const Place place;
+  JobOptions options = place.options("stdlib");
+  options.train.validate_every = 0;
+  const std::string one = place.labelled(),
+                    same =
+                        place.write("same.tsv", "sentence\tlabel\nthe plot\tgood\nis dull\tbad\n"),
+                    others = place.write("others.tsv", "sentence\tlabel\nis\tfine\nis dull\tbad\n"),
+                    text = place.write("plain.tsv", "sentence\nthe plot\nis dull\n");
+  const auto refusal = [&](const std::string& second) {
+    JobOptions mixed = options;
+    mixed.data.mix = {one + "=1", second + "=1"};
+    return thrown<InvalidArgument>([&] { resolve_options(mixed, {}); });
+  };
+  JobOptions mixed = options;
+  mixed.data.mix = {one + "=1", same + "=1"};
+  resolve_options(mixed, {});
+  EXPECT_EQ(task_of(mixed.model), ModelTask::classify);
+  EXPECT_EQ(mixed.model.task.label_names, (std::vector<std::string>{"bad", "good"}));
+  const JobData data = open_data(mixed);
+  EXPECT_EQ(data.training->get(std::vector<std::int64_t>{0, 1, 20}).target.sizes(),
+            (std::vector<std::int64_t>{3}));
+  EXPECT_EQ(refusal(text),
+            "data.mix: " + one + " has labels and " + text +
+                " has none: say with task.name which task they are for, or leave one out");
+  EXPECT_EQ(refusal(others), "data.mix: " + one + " has the labels bad, good and " + others +
+                                 " has bad, fine: name all of them with task.labels and "
+                                 "task.label_names");
+  mixed.data.mix = {one + "=1", others + "=1"};
+  mixed.model.task = {
+      .name = ModelTask::classify, .labels = 3, .label_names = {"bad", "fine", "good"}};
+  resolve_options(mixed, {});
+  EXPECT_EQ(open_data(mixed).training->size(), 22);
+  mixed.data.mix = {one + "=1", text + "=1"};
+  mixed.model.task = {.name = ModelTask::mlm};
+  resolve_options(mixed, {});
+  EXPECT_EQ(open_data(mixed).training->size(), 22);
+}
+
 // Two corpora of different tokenisers.
 class CorporaTest : public testing::Test {
  protected:
