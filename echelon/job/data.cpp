@@ -1,6 +1,7 @@
 #include "echelon/job/data.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <charconv>
@@ -18,6 +19,7 @@
 #include "echelon/job/token_data.h"
 #include "echelon/launch/environment.h"
 #include "echelon/models/family.h"
+#include "echelon/models/weights_folder.h"
 #include "echelon/net/host.h"
 
 namespace echelon {
@@ -131,6 +133,41 @@ JobData open_tokens(const JobOptions& options) {
   return data;
 }
 
+// The labels of the head in a folder; empty: it has no such head, or is gone, as it may be by the
+// time that a run is resumed.
+std::optional<TaskOptions> head_in(const std::string& folder) try {
+  const ModelOptions model = read_model_options(folder);
+  return task_of(model) == ModelTask::classify ? std::optional(model.task) : std::nullopt;
+} catch (const Error&) {
+  return {};
+}
+
+// A head that was trained with labels without names gets names from the data, which are numbered in
+// the order of their bytes. The head may have learnt another order, so it is shown.
+std::string meaning_of_labels(const ModelOptions& model) {
+  const auto& names = model.task.label_names;
+  if (model.init.empty() || task_of(model) != ModelTask::classify || are_made_up(names)) return {};
+  const auto head = head_in(model.init);
+  if (!head || !are_made_up(head->label_names)) return {};
+  constexpr std::size_t shown = 10;
+  std::vector<std::string> meanings;
+  for (std::size_t i = 0; i < std::min(names.size(), shown); ++i)
+    meanings.push_back(fmt::format("{} is {}", i, names[i]));
+  return fmt::format("; the head in {} has labels without names: {}{} (task.label_names)",
+                     model.init, fmt::join(meanings, ", "),
+                     names.size() > shown ? " and so on" : "");
+}
+
+JobData open_source(const JobOptions& options) {
+  const ModelTask task = task_of(options.model);
+  const SourceKind kind = kind_of(options.data);
+  if (kind == SourceKind::random) return open_random(options);
+  require_readable(options);
+  const bool as_tokens =
+      kind == SourceKind::records || task != ModelTask::causal || !options.data.tokenizer.empty();
+  return as_tokens ? open_tokens(options) : open_bytes(options);
+}
+
 // "code/=7"
 std::pair<std::string, std::int64_t> weighted(const std::string& text) {
   const auto equals = text.rfind('=');
@@ -159,7 +196,7 @@ JobData open_mix(const JobOptions& options) {
     const std::int64_t weight = weighted(entry).second;
     JobOptions one = options;
     one.data = source;
-    JobData part = open_data(one);
+    JobData part = open_source(one);
     part.read_for_digest(Deadline::never());
     training.push_back({part.training, weight});
     if (part.validation) validation.push_back({part.validation, weight});
@@ -206,14 +243,10 @@ bool tokens_are_bytes(const DataOptions& data) {
 }
 
 JobData open_data(const JobOptions& options) {
-  const ModelTask task = task_of(options.model);
-  const SourceKind kind = kind_of(options.data);
-  if (kind == SourceKind::random) return open_random(options);
-  if (kind == SourceKind::mix) return open_mix(options);
-  require_readable(options);
-  const bool as_tokens =
-      kind == SourceKind::records || task != ModelTask::causal || !options.data.tokenizer.empty();
-  return as_tokens ? open_tokens(options) : open_bytes(options);
+  JobData data =
+      kind_of(options.data) == SourceKind::mix ? open_mix(options) : open_source(options);
+  data.description += meaning_of_labels(options.model);
+  return data;
 }
 
 JobData open_evaluation(const std::filesystem::path& folder, const ModelOptions& model,

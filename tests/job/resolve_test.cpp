@@ -110,6 +110,13 @@ TEST(Resolve, FindsTheTokeniserBesideWeightsAndNamesLabelsThatHaveNone) {
   EXPECT_EQ(job.data.tokenizer, place.path());
   EXPECT_EQ(job.model.width, 16);
   EXPECT_EQ(job.model.task.label_names, (std::vector<std::string>{"bad", "good"}));
+  // The head may have learnt another order.
+  const std::string meaning = "the head in " + place.path() +
+                              " has labels without names: 0 is bad, 1 is good (task.label_names)";
+  EXPECT_NE(open_data(job).description.find(meaning), std::string::npos)
+      << open_data(job).description;
+  options.model.task.label_names = {"bad", "good"};
+  EXPECT_EQ(open_data(options).description.find("is good"), std::string::npos) << "a new head";
   job.data.tokenizer = "bytes";
   EXPECT_EQ(thrown<InvalidArgument>([&] { resolve_options(job, {}); }),
             "data.tokenizer = bytes, but the weights in " + place.path() +
