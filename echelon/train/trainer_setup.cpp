@@ -97,7 +97,6 @@ void Trainer::lay_out(std::shared_ptr<Communicator> ranks) {
   parts.forget_whole();
   forget_layout();
   try {
-  exchange_->set_ledger(all_ ? &all_->ledger() : nullptr);
     build_layout(std::move(ranks));
   } catch (...) {
     executor_.reset();  // so that calls say that the model is not laid out
@@ -110,6 +109,7 @@ void Trainer::lay_out(std::shared_ptr<Communicator> ranks) {
 void Trainer::build_layout(std::shared_ptr<Communicator> ranks) {
   const auto& [train, optim, parallel, zero, pipeline, split] = options_;
   all_ = std::move(ranks);
+  exchange_->set_ledger(all_ ? &all_->ledger() : nullptr);
   if (all_) require_same_dataset(data_, *all_, train.allow_other_data);
   layout_ =
       lay_over(stack_, all_, parallel, pipeline, split, static_cast<int>(train.micro_batches),
