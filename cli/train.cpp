@@ -125,7 +125,7 @@ void add_train(CLI::App& app, int& exit_code) {
           "buckets: show what ranks exchange, predicted and measured, as a table; sync: print every\n"
           "step's exchanges and write trace.json for Perfetto; pipeline: draw the last step as\n"
           "predicted and as it ran, and write pipeline.svg")
-      ->check(CLI::IsMember({"buckets", "sync", "pipeline"}))
+      ->check(CLI::IsMember({"buckets", "sync", "pipeline"}).description(""))
       ->type_name("WHAT");
   command
       ->add_option("--progress", arguments->progress,

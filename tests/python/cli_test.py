@@ -441,7 +441,7 @@ def test_the_printed_configuration_is_taken_back(echelon):
     assert second.stdout == first.stdout, second.stderr
     parsed = tomllib.loads(first.stdout)
     assert parsed["optim"]["rate"] == 0.1 and parsed["train"]["seed"] == 7 and parsed["model"]["init"] == 'a "b" \\c'
-    assert set(parsed) == {"model", "data", "train", "optim", "parallel", "pipeline", "zero", "server", "sync", "comm", "net", "chaos"}
+    assert set(parsed) == {"model", "task", "data", "train", "optim", "parallel", "pipeline", "zero", "server", "sync", "comm", "net", "chaos"}
 
 
 def test_a_file_and_the_command_line_go_together(echelon):
