@@ -103,7 +103,7 @@ def test_the_tables_have_the_exchanges_of_each_way(done):
 def test_a_lab_writes_what_a_reader_may_look_at(done):
     lab = done[0].folder / "lab"
     assert sorted(path.name for path in done[0].folder.iterdir()) == ["lab", "results.json"]
-    assert sorted(path.name for path in lab.iterdir()) == ["data", "jobs", "lab.json", "runs", "tokenizer"]
+    assert sorted(path.name for path in lab.iterdir()) == ["data", "jobs", "lab.json", "runs", "text", "tokenizer"]
     jobs = ["encoder", *STRATEGIES]
     assert listing(lab / "jobs") == sorted(f"{job}.{kind}" for job in jobs for kind in ("json", "toml"))
     assert sorted(path.name for path in (lab / "runs").iterdir()) == sorted(jobs)
@@ -333,8 +333,9 @@ def sweeping(echelon, texts, namespaces):
                         start_new_session=True)
     lab.hosts = {f"echelon-lab-{lab.pid}-{i}" for i in range(2)}
     yield lab
-    assert hosts() == before
-    assert is_mounted("/run/netns") == namespaces
+    assert not hosts() & lab.hosts
+    if not before | hosts():  # otherwise others have hosts meanwhile
+        assert is_mounted("/run/netns") == namespaces
 
 
 @pytest.mark.parametrize("when", ["the first host appears", "both hosts are there", "a job runs"])
