@@ -26,7 +26,7 @@ void copy_tokenizer(const Tokenizer& tokenizer, const fs::path& folder) {
         fs::exists(beside) && std::find(files.begin(), files.end(), beside) == files.end())
       files.push_back(beside);
   for (const fs::path& file : files) {
-    const fs::path to = folder / file.filename();
+    const fs::path to = folder / tokenizer.name_in_folder(file);
     std::error_code unknown;
     if (!fs::equivalent(file, to, unknown)) write_file(to, read_file(file));
   }

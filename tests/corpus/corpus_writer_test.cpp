@@ -97,6 +97,13 @@ TEST_F(CorpusWriterTest, HasTheTokensOfEachDocument) {
   require_same_tokenizer(corpus->description(), target_, Tokenizer::open(target_));
 }
 
+TEST_F(CorpusWriterTest, HasItsTokeniserUnderTheNameThatIsLookedFor) {
+  fs::copy_file(folder_ / "tokenizer/tokenizer.json", folder_ / "mine.json");
+  write_corpus({write_text("a.txt", "the rank")}, Tokenizer::open(folder_ / "mine.json"), target_,
+               {});
+  require_same_tokenizer(Corpus(target_).description(), target_, Tokenizer::open(target_));
+}
+
 TEST_F(CorpusWriterTest, BelongsToItsTokeniserAlone) {
   write_corpus({write_text("a.txt", "the rank")}, tokenizer(), target_, {});
   CorpusDescription description = Corpus(target_).description();

@@ -31,6 +31,18 @@ std::string next(std::string_view& input) {
   return part;
 }
 
+void require_token(const Parts& parts, std::int32_t id) {
+  if (!parts.model_tokens.has(id) && !parts.added.has(id)) complain("an id that no token has");
+}
+
+// What is put around texts and behind them.
+void check_template(const Parts& parts) {
+  for (const auto* pieces : {&parts.post_processor.single, &parts.post_processor.pair})
+    for (const auto& piece : *pieces)
+      for (const auto id : piece.ids) require_token(parts, id);
+  if (parts.special.padding) require_token(parts, *parts.special.padding);
+}
+
 void use(const Parts& parts, const std::string& text) {
   echelon::tok::Scratch scratch;
   std::vector<std::int32_t> ids, again;
@@ -47,7 +59,7 @@ void use(const Parts& parts, const std::string& text) {
     if (span.begin > span.end || span.end > text.size()) complain("a span outside of the text");
   std::vector<std::string> tokens;
   for (const auto id : ids) {
-    if (!parts.model_tokens.has(id) && !parts.added.has(id)) complain("an id that no token has");
+    require_token(parts, id);
     tokens.emplace_back(parts.model_tokens.has(id) ? parts.model_tokens.text(id)
                                                    : parts.added.text(id));
   }
@@ -83,6 +95,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t siz
   } catch (const echelon::Corrupt&) {
     return 0;
   }
+  check_template(parts);
   use(parts, echelon::tok::valid_utf8(input));
   use(parts,
       "A text's  words, na\xC3\xAFve \xE2\x96\x81 caf\x65\xCC\x81\n\xE4\xB8\xAD 12345 <end>[MASK]");

@@ -2,6 +2,7 @@
 // errors, threads, and small cases that a reader can check by hand.
 #include "echelon/data/tokenizer/tokenizer.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -212,6 +213,8 @@ TEST_F(TokenizerFiles, UnknownPiecesAreRefusedWithTheirName) {
                 "normalizer Precompiled is not supported"},
                {with("\"type\": \"BPE\"", R"("type": "BPE", "dropout": 0.1)"),
                 "model.dropout 0.1 is not supported"},
+               {with("\"type\": \"BPE\"", R"("type": "BPE", "byte_fallback": true)"),
+                "model with byte_fallback is not supported"},
                {with("\"decoder\": {\"type\": \"ByteLevel\"}", R"("decoder": {"type": "CTC"})"),
                 "decoder CTC is not supported"},
                {with("\"decoder\"", R"("post_processor": {"type": "Fancy"}, "decoder")"),
@@ -227,21 +230,35 @@ TEST_F(TokenizerFiles, UnknownPiecesAreRefusedWithTheirName) {
 TEST_F(TokenizerFiles, DamagedFilesAreRefusedWithTheirPlace) {
   const struct {
     std::string json, message;
-  } cases[] = {{"", "line 1, column 1"},
-               {"[1]", "holds a list, not an object"},
-               {std::string(tiny_bpe.substr(0, 200)), "cannot be read on from line"},
-               {with("\"vocab\"", "\"words\""), "model.vocab is missing"},
-               {with("\"b\": 1", "\"b\": -1"), "model.vocab.b is -1, not an integer from 0"},
-               {with("\"b\": 1", "\"b\": 99999999999"), "model.vocab.b is 99999999999"},
-               {with("\"b\": 1", "\"b\": 1.5"), "model.vocab.b is 1.5"},
-               {with("a b", "ab"), "model.merges[0] is \"ab\", not two tokens"},
-               {with("a b", "a c"), "merge 1 needs the token 'c'"},
-               {with("\"id\": 5, \"content\": \"<end>\"", "\"id\": 5, \"content\": \"ab\""),
-                "has 'ab' with id 5, but the vocabulary has it with id 2"},
-               {with("\"type\": \"BPE\"", R"("type": "BPE", "unk_token": "?")"),
-                "lacks the unknown token '?'"},
-               {with("\"decoder\"", R"("truncation": {"direction": "Up"}, "decoder")"),
-                "truncation.direction is \"Up\", not Left or Right"}};
+  } cases[] = {
+      {"", "line 1, column 1"},
+      {"[1]", "holds a list, not an object"},
+      {std::string(tiny_bpe.substr(0, 200)), "cannot be read on from line"},
+      {with("\"vocab\"", "\"words\""), "model.vocab is missing"},
+      {with("\"b\": 1", "\"b\": -1"), "model.vocab.b is -1, not an integer from 0"},
+      {with("\"b\": 1", "\"b\": 99999999999"), "model.vocab.b is 99999999999"},
+      {with("\"b\": 1", "\"b\": 1.5"), "model.vocab.b is 1.5"},
+      {with("a b", "ab"), "model.merges[0] is \"ab\", not two tokens"},
+      {with("a b", "a c"), "merge 1 needs the token 'c'"},
+      {with("\"id\": 5, \"content\": \"<end>\"", "\"id\": 5, \"content\": \"ab\""),
+       "has 'ab' with id 5, but the vocabulary has it with id 2"},
+      {with("\"type\": \"BPE\"", R"("type": "BPE", "unk_token": "?")"),
+       "lacks the unknown token '?'"},
+      {with("\"b\": 1", "\"b\": 0"), "an id of its own"},
+      {with("}],", R"(}, {"id": 5, "content": "<two>"}],)"),
+       "has '<two>' with id 5, which '<end>' has"},
+      {with("}],", R"(}, {"id": 6, "content": "<end>"}],)"), "has '<end>' a second time"},
+      {with("}],", R"(}, {"id": 7, "content": "<two>"}],)"),
+       "added_tokens[1].id is 7, not 6, the first that is free"},
+      {with("\"id\": 5", "\"id\": 9"), "added_tokens[0].id is 9, not 5, the first that is free"},
+      {with("\"decoder\"", R"("padding": {"pad_id": 6}, "decoder")"),
+       "padding has the id 6, which no token has"},
+      {with("\"decoder\"",
+            R"("post_processor": {"type": "BertProcessing", "cls": ["x", 0],
+                        "sep": ["y", 40000]}, "decoder")"),
+       "post_processor has the id 40000, which no token has"},
+      {with("\"decoder\"", R"("truncation": {"direction": "Up"}, "decoder")"),
+       "truncation.direction is \"Up\", not Left or Right"}};
   for (const auto& one : cases) {
     write("tokenizer.json", one.json);
     const std::string message = refused<Corrupt>();
@@ -260,6 +277,27 @@ TEST_F(TokenizerFiles, DamagedVocabulariesAreRefusedWithTheirLine) {
   write("vocab.json", R"({"a": 0, "b": 1, "ab": 2})");
   write("merges.txt", "#version: 0.2\na b\na  b\n");
   EXPECT_NE(refused<Corrupt>().find("line 3 is not two tokens"), std::string::npos);
+}
+
+// Each step alone stays within its bound.
+TEST_F(TokenizerFiles, TextsThatGrowInSeveralStepsAreRefusedBeforeTheyAreMade) {
+  const std::string step =
+      fmt::format(R"({{"type": "Replace", "pattern": {{"String": "a"}}, "content": "{}"}})",
+                  std::string(60, 'a'));
+  write("tokenizer.json",
+        with("\"decoder\"", fmt::format(R"("normalizer": {{"type": "Sequence", "normalizers":
+             [{0}, {0}, {0}]}}, "decoder")",
+                                        step)));
+  const Tokenizer tokenizer = open();
+  const std::string text(400'000, 'a');
+  try {
+    tokenizer.encode(text);
+    FAIL() << "accepted";
+  } catch (const InvalidArgument& error) {
+    EXPECT_NE(std::string(error.what()).find("makes 1464000000 bytes or more of a text of 400000"),
+              std::string::npos)
+        << error.what();
+  }
 }
 
 TEST_F(TokenizerFiles, SequencesThatNestTooDeepAreRefused) {

@@ -173,7 +173,7 @@ CorpusTotals write_corpus(const std::vector<fs::path>& files, const Tokenizer& t
     throw InvalidArgument(fmt::format("there is no text in {}{}", files.front().string(),
                                       files.size() > 1 ? " and the other files" : ""));
   for (const auto& file : tokenizer.files())
-    write_file(aside.path() / file.filename(), read_file(file));
+    write_file(aside.path() / tokenizer.name_in_folder(file), read_file(file));
   write_file(aside.path() / "corpus.json", description.to_json());
   aside.commit();
   return totals;

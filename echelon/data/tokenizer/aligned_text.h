@@ -19,12 +19,14 @@ struct AlignedText {
   std::vector<TokenSpan> spans;  // of each byte; empty without `aligned`
   std::uint32_t base = 0;        // where the text begins in the original
   bool aligned = false;
+  std::size_t original_size = 0;  // bytes, before it was changed
 
   void assign(std::string_view original, std::uint32_t begin, bool with_spans) {
     bytes = original;
     spans.clear();
     base = begin;
     aligned = with_spans;
+    original_size = original.size();
     if (!aligned) return;
     for (std::size_t at = 0; at < original.size();) {
       const std::uint32_t size = decode_utf8(original.data() + at).size;
@@ -45,6 +47,7 @@ class TextWriter {
     to_.spans.clear();
     to_.base = from_.base;
     to_.aligned = from_.aligned;
+    to_.original_size = from_.original_size;
   }
 
   // Leaves out code points of the old text.

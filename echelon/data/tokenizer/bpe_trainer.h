@@ -38,10 +38,6 @@ struct BpeVocabulary {
   std::int64_t text_tokens = 0;           // that the text becomes
 };
 
-// The visible character that stands for a byte in the tokens of GPT-2: "a" for "a", "Ġ" for a
-// space.
-std::string byte_token(std::uint8_t byte);
-
 // Throws InvalidArgument if the vocabulary has no room for all bytes and special tokens, or a
 // special token is empty or given twice.
 void check_bpe_options(const BpeTrainerOptions& options);

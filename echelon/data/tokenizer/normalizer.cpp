@@ -324,6 +324,7 @@ void replace(AlignedText& text, AlignedText& spare, const Pattern& pattern,
   std::vector<ByteRange> found;
   pattern.matches(text.bytes, found);
   if (found.empty()) return;
+  require_reason(text.original_size, text.bytes.size() + found.size() * content.size());
   spare.bytes.clear();
   spare.spans.clear();
   std::size_t at = 0;
@@ -336,7 +337,6 @@ void replace(AlignedText& text, AlignedText& spare, const Pattern& pattern,
   for (const ByteRange& range : found) {
     keep(range.begin);
     spare.bytes += content;
-    require_reason(text.bytes.size(), spare.bytes.size());
     if (text.aligned)
       spare.spans.insert(
           spare.spans.end(), content.size(),
@@ -363,11 +363,10 @@ bool nmt_blanks(std::uint32_t point) {
 }  // namespace
 
 void normalize(const Normalizer& steps, AlignedText& text, AlignedText& spare, bool continues) {
-  const std::size_t before = text.bytes.size();
   for (const auto& step : steps) {
     if (continues && step->prepends()) continue;
     step->apply(text, spare);
-    require_reason(before, text.bytes.size());
+    require_reason(text.original_size, text.bytes.size());
   }
 }
 

@@ -198,12 +198,33 @@ void add_token(const AddedToken& token, const std::string& where, Parts& parts) 
   if (const auto id = parts.model_tokens.find(token.text); id >= 0 && id != token.id)
     throw Corrupt(fmt::format("{} has '{}' with id {}, but the vocabulary has it with id {}", where,
                               token.text, token.id, id));
+  if (parts.added.find(token.text) >= 0)
+    throw Corrupt(fmt::format("{} has '{}' a second time", where, token.text));
+  if (parts.added.has(token.id))
+    throw Corrupt(fmt::format("{} has '{}' with id {}, which '{}' has", where, token.text, token.id,
+                              parts.added.text(token.id)));
   parts.added.insert(token.text, token.id);
-  std::erase_if(parts.added_tokens, [&](const AddedToken& other) { return other.id == token.id; });
   parts.added_tokens.push_back(token);
 }
 
+namespace {
+
+// What is put around texts and behind them must be tokens, for which a model has embeddings.
+void require_tokens(const std::string& where, const Parts& parts) {
+  const auto require = [&](std::int32_t id, const char* section) {
+    if (!parts.model_tokens.has(id) && !parts.added.has(id))
+      throw Corrupt(fmt::format("{}: {} has the id {}, which no token has", where, section, id));
+  };
+  for (const auto* pieces : {&parts.post_processor.single, &parts.post_processor.pair})
+    for (const TemplatePiece& piece : *pieces)
+      for (const auto id : piece.ids) require(id, "post_processor");
+  if (parts.special.padding) require(*parts.special.padding, "padding");
+}
+
+}  // namespace
+
 void finish_parts(const std::string& where, Parts& parts) {
+  require_tokens(where, parts);
   for (const auto& step : parts.normalizer)
     if (step->needs_normal_forms() && !has_normal_forms)
       throw InvalidArgument(fmt::format(

@@ -81,6 +81,7 @@ struct Parts {
   SpecialTokens special;
   std::string digest;
   std::vector<std::filesystem::path> files;
+  std::filesystem::path json;  // the one of them that is a tokenizer.json, by whatever name
   mutable ScratchPool scratches;
 
   // `continues`: the text is the rest of one, and nothing is put before it.

@@ -125,8 +125,13 @@ void read_gpt2_files(const Gpt2Files& files, Parts& parts) {
   const nlohmann::json vocabulary = parse_json(files.vocabulary, files.vocabulary_where),
                        config_json = parse_config(files.config, files.config_where);
   const JsonNode root(vocabulary, files.vocabulary_where), config(config_json, files.config_where);
-  for (const auto& [text, id] : root.object().items())
-    parts.model_tokens.insert(text, root.member(id, text).id());
+  for (const auto& [text, value] : root.object().items()) {
+    const JsonNode member = root.member(value, text);
+    const auto id = member.id();
+    if (parts.model_tokens.has(id))
+      member.refuse(fmt::format("an id of its own: '{}' has it", parts.model_tokens.text(id)));
+    parts.model_tokens.insert(text, id);
+  }
 
   std::vector<std::pair<std::string, std::string>> merges;
   for_each_line(files.merges, files.merges_where, [&](std::string_view line, std::size_t number) {

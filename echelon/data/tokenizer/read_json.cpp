@@ -1,6 +1,7 @@
 // tokenizer.json, as Hugging Face's `tokenizers` writes it.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <optional>
 
@@ -144,7 +145,12 @@ void read_splitter(const JsonNode& node, Splitter& out, int depth = 0) {
 // ---- Models
 
 void read_vocabulary(const JsonNode& node, Vocabulary& out) {
-  for (const auto& [text, id] : node.object().items()) out.insert(text, node.member(id, text).id());
+  for (const auto& [text, value] : node.object().items()) {
+    const JsonNode member = node.member(value, text);
+    const auto id = member.id();
+    if (out.has(id)) member.refuse(fmt::format("an id of its own: '{}' has it", out.text(id)));
+    out.insert(text, id);
+  }
 }
 
 std::vector<std::pair<std::string, std::string>> read_merges(const JsonNode& node) {
@@ -178,6 +184,9 @@ void read_bpe(const JsonNode& node, Parts& parts) {
                        .prefix = node.text("continuing_subword_prefix", ""),
                        .suffix = node.text("end_of_word_suffix", ""),
                        .unknown = std::nullopt};
+  if (settings.byte_fallback && settings.byte_level)
+    node.unsupported("with byte_fallback",
+                     "behind the pre-tokenizer ByteLevel, every byte is a token; set it to false");
   if (node.has("unk_token")) settings.unknown = node.at("unk_token").text();
   const JsonNode merges = node.at("merges");
   parts.model = std::make_unique<Bpe>(parts.model_tokens, read_merges(merges), settings,
@@ -334,10 +343,16 @@ void read_decoder(const JsonNode& node, Decoder& out, int depth = 0) {
 
 void read_added_tokens(const JsonNode& node, Parts& parts) {
   for (std::size_t i = 0; i < node.list().size(); ++i) {
-    const JsonNode token = node.item(i);
+    const JsonNode token = node.item(i), id = token.at("id");
+    const std::string& content = token.at("content").text();
     const bool special = token.boolean("special", false);
-    add_token({.text = token.at("content").text(),
-               .id = token.at("id").id(),
+    // `tokenizers` gives these ids itself, whatever the file says.
+    const auto next = std::max(std::int32_t(parts.model_tokens.count()), parts.added.size());
+    const bool is_new = !content.empty() && parts.model_tokens.find(content) < 0 &&
+                        parts.added.find(content) < 0 && !parts.added.has(id.id());
+    if (is_new && id.id() != next) id.refuse(fmt::format("{}, the first that is free", next));
+    add_token({.text = content,
+               .id = id.id(),
                .special = special,
                .normalized = token.boolean("normalized", !special),
                .single_word = token.boolean("single_word", false),

@@ -247,6 +247,7 @@ Tokenizer Tokenizer::open(const fs::path& path) {
   const std::string config = files.read(config_path, false);
   if (const fs::path json = folder ? path / "tokenizer.json" : path; is_file(json)) {
     read_tokenizer_json(files.read(json, true), json.string(), *parts);
+    parts->json = json;
   } else if (const fs::path vocabulary = path / "vocab.txt"; is_file(vocabulary)) {
     read_bert_vocabulary(files.read(vocabulary, true), vocabulary.string(), config,
                          config_path.string(), *parts);
@@ -357,5 +358,9 @@ std::string_view Tokenizer::token(std::int32_t id) const {
 const SpecialTokens& Tokenizer::special() const { return parts_->special; }
 const std::string& Tokenizer::digest() const { return parts_->digest; }
 const std::vector<fs::path>& Tokenizer::files() const { return parts_->files; }
+
+fs::path Tokenizer::name_in_folder(const fs::path& file) const {
+  return file == parts_->json ? fs::path("tokenizer.json") : file.filename();
+}
 
 }  // namespace echelon

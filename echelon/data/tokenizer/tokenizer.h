@@ -82,8 +82,11 @@ class Tokenizer {
   const SpecialTokens& special() const;
   // A checksum of its files, for fingerprints.
   const std::string& digest() const;
-  // What belongs beside weights so that open() of their folder gives the same tokeniser.
+  // What belongs beside weights so that open() of their folder gives the same tokeniser; each under
+  // the name that name_in_folder() gives.
   const std::vector<std::filesystem::path>& files() const;
+  // tokenizer.json for a file that was opened by another name; otherwise the file's own name.
+  std::filesystem::path name_in_folder(const std::filesystem::path& file) const;
 
  private:
   explicit Tokenizer(std::shared_ptr<const tok::Parts> parts) : parts_(std::move(parts)) {}
