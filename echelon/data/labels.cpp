@@ -82,7 +82,11 @@ Labels Labels::found_in(const Records& records, int column) {
   const std::string path = records.path().string();
   std::map<std::int64_t, std::int64_t> integers;
   for (const auto& [label, record] : first) {
-    if (const auto value = integer_in(label)) integers.emplace(*value, record);
+    if (const auto value = integer_in(label))
+      if (const auto [other, is_new] = integers.emplace(*value, record); !is_new)
+        throw InvalidArgument(fmt::format(
+            "{}: label {} is the integer {} in another spelling than in {}: write it the same way",
+            records.place(record), label, *value, records.place(other->second)));
     if (is_fraction(label))
       throw InvalidArgument(
           fmt::format("{}: label {} is no integer: labels are the integers from 0 on, or names",

@@ -23,7 +23,8 @@ class Labels {
   Labels(std::int64_t count, std::vector<std::string> names, std::string of);
 
   // The labels that the records have. Throws InvalidArgument, with file and line, if there are
-  // fewer than two, or integers that are not 0 to n - 1, or numbers that are no integers.
+  // fewer than two, or integers that are not 0 to n - 1 or have two spellings (1 and 01), or
+  // numbers that are no integers.
   static Labels found_in(const Records& records, int column);
 
   std::int64_t count() const { return count_; }

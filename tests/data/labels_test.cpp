@@ -78,6 +78,9 @@ TEST(Labels, ThatAreNoneAreRefusedWithTheirLine) {
       "names; task.labels says their number if some have no record");
   EXPECT_EQ(LabelFile({"0", "2.5"}).refusal(),
             "a.tsv, line 3: label 2.5 is no integer: labels are the integers from 0 on, or names");
+  EXPECT_EQ(LabelFile({"0", "01", "1"}).refusal(),
+            "a.tsv, line 4: label 1 is the integer 1 in another spelling than in a.tsv, line 3: "
+            "write it the same way");
   EXPECT_EQ(LabelFile({"0", ""}).refusal(),
             "a.tsv, line 3: the label is empty; give one, or remove the line");
 }
