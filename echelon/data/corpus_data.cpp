@@ -46,17 +46,6 @@ CorpusData open_corpus(const std::filesystem::path& folder, const CorpusOptions&
   return data;
 }
 
-DataFingerprint CorpusData::fingerprint() const {
-  DataFingerprint found;
-  found.source = corpus->folder().string();
-  found.tokeniser = corpus->description().tokenizer;
-  found.files = corpus->description().files;
-  found.training = documents.training->tokens();
-  found.validation = documents.validation ? documents.validation->tokens() : 0;
-  found.sample = found.digest = corpus->digest();
-  return found;
-}
-
 double CorpusData::bytes_per_token() const {
   const auto bytes = corpus->description().text_bytes, tokens = corpus->description().tokens();
   return tokens == 0 ? 0 : static_cast<double>(bytes) / static_cast<double>(tokens);

@@ -12,7 +12,6 @@
 #include "echelon/data/corpus/corpus.h"
 #include "echelon/data/corpus/document_split.h"
 #include "echelon/data/dataset.h"
-#include "echelon/data/fingerprint.h"
 
 namespace echelon {
 
@@ -28,9 +27,6 @@ struct CorpusData {
   std::shared_ptr<const Dataset> training, validation;  // validation may be null
   std::string description;                              // "corpus/: 625 documents, 3.1M tokens"
 
-  // With the corpus's digest, which is known without reading the tokens; CorpusCheck compares them
-  // with it.
-  DataFingerprint fingerprint() const;
   double bytes_per_token() const;  // of text; 0 without tokens
 };
 

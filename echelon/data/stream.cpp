@@ -18,24 +18,25 @@ void StreamDataset::drop_before(std::int64_t index) const {
   begin_ += std::max<std::int64_t>(drop, 0);
 }
 
+Batch StreamDataset::read_one() const {
+  // Reading a stream changes where it is, not what it is.
+  Batch sample = const_cast<StreamDataset&>(*this).next();
+  if (const auto samples = sample.samples(); samples != 1)
+    throw InvalidArgument(
+        fmt::format("StreamDataset::next() returned {} samples where it must return one", samples));
+  return sample;
+}
+
 void StreamDataset::read_to(std::int64_t index) const {
-  auto& stream =
-      const_cast<StreamDataset&>(*this);  // reading it changes where it is, not what it is
   if (!first_.input.defined() && first_.more.empty()) {
-    first_ = stream.next();
+    first_ = read_one();
     kept_.push_back(first_);
   }
   if (kept_.empty() && index > begin_) {
-    stream.skip(index - begin_);
+    const_cast<StreamDataset&>(*this).skip(index - begin_);
     begin_ = index;
   }
-  while (begin_ + std::int64_t(kept_.size()) <= index) {
-    kept_.push_back(stream.next());
-    const auto samples = kept_.back().samples();
-    if (samples != 1)
-      throw InvalidArgument(fmt::format(
-          "StreamDataset::next() returned {} samples where it must return one", samples));
-  }
+  while (begin_ + std::int64_t(kept_.size()) <= index) kept_.push_back(read_one());
 }
 
 Batch StreamDataset::get(std::span<const std::int64_t> indices) const {

@@ -37,6 +37,7 @@ class StreamDataset : public Dataset {
  private:
   void drop_before(std::int64_t index) const;
   void read_to(std::int64_t index) const;
+  Batch read_one() const;  // throws InvalidArgument unless next() gives one sample
 
   mutable Batch first_;
   mutable std::deque<Batch> kept_;  // samples [begin_, begin_ + kept_.size())

@@ -76,8 +76,9 @@ TEST(StreamDataset, SaysWhatItCannotGiveAgain) {
     Batch next() override { return {at::full({2}, 0, at::kLong), {}}; }
   };
   const Pairs pairs;
-  EXPECT_EQ(thrown<InvalidArgument>([&] { pairs.get(Indices{1}); }),
-            "StreamDataset::next() returned 2 samples where it must return one");
+  for (const std::int64_t index : {0, 1})
+    EXPECT_EQ(thrown<InvalidArgument>([&] { pairs.get(Indices{index}); }),
+              "StreamDataset::next() returned 2 samples where it must return one");
 }
 
 }  // namespace
