@@ -76,14 +76,13 @@ std::vector<std::int32_t> encode_whole(const Tokenizer& tokenizer, std::string_v
 }
 
 TextEnds text_ends(const Tokenizer& tokenizer, std::int64_t context) {
-  const std::vector<std::int32_t> both = tokenizer.encode("").ids;
-  const auto& classifier = tokenizer.special().classifier;
-  const bool first = !both.empty() && classifier && both.front() == *classifier;
-  if (std::ssize(both) >= context)
+  auto [before, behind] = tokenizer.ends();
+  const TextEnds ends{std::move(before), std::move(behind)};
+  if (ends.size() >= context)
     throw InvalidArgument(fmt::format(
         "a context of {} tokens has no room for words between the {} special tokens of a text",
-        context, both.size()));
-  return {{both.begin(), both.begin() + first}, {both.begin() + first, both.end()}};
+        context, ends.size()));
+  return ends;
 }
 
 void add_in_parts(TokenTexts& to, std::span<const std::int32_t> words, const TextEnds& ends,

@@ -78,15 +78,13 @@ RecordTexts encode_plain(const EncodeRecords& what) {
 }
 
 RecordTexts encode_answers(const EncodeRecords& what) {
-  const auto [begin, end] = std::pair(what.tokenizer.special().begin, what.tokenizer.special().end);
+  const auto end = what.tokenizer.special().end;
   if (!end)
     throw InvalidArgument(
         fmt::format("the tokeniser {} has no end token, which follows an answer: name one as "
                     "\"eos_token\" in its tokenizer_config.json",
                     what.tokenizer.files().front().string()));
-  // What the tokeniser puts before a text.
-  std::vector<std::int32_t> before = what.tokenizer.encode("").ids;
-  before.resize(begin && !before.empty() && before.front() == *begin ? 1 : 0);
+  const std::vector<std::int32_t> before = what.tokenizer.ends().before;
   return encode(what,
                 [&, end = *end](const std::vector<std::string>& fields, TokenTexts& to, bool& cut) {
                   std::vector<std::int32_t> prompt = before, answer;

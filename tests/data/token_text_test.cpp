@@ -92,6 +92,20 @@ TEST(EncodedText, IsTheSameInPartsOnAnyNumberOfThreads) {
   EXPECT_EQ(batch.target[0][99].item<std::int64_t>(), one[200]);
 }
 
+// No configuration says which token begins a text.
+TEST(EncodedText, TakesSpecialTokensFromTheTemplate) {
+  const ScratchFolder folder;
+  std::ofstream(folder / "tokenizer.json") << R"({
+    "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false},
+    "post_processor": {"type": "RobertaProcessing", "cls": ["<s>", 1], "sep": ["</s>", 2]},
+    "model": {"type": "BPE", "vocab": {"a": 0, "<s>": 1, "</s>": 2}, "merges": []}})";
+  const Tokenizer tokenizer = Tokenizer::open(folder.path());
+  const TokenTexts texts = encode_lines(tokenizer, "aaa\n", "a.txt", 4, 1);
+  ASSERT_EQ(texts.size(), 2);
+  EXPECT_EQ(Ids(texts.ids(0).begin(), texts.ids(0).end()), (Ids{1, 0, 0, 2}));
+  EXPECT_EQ(Ids(texts.ids(1).begin(), texts.ids(1).end()), (Ids{1, 0, 2}));
+}
+
 // A token may span a line end and the indentation behind it.
 TEST(EncodedText, HasTheTokensOfTheWhole) {
   const ScratchFolder folder;

@@ -320,6 +320,17 @@ void Tokenizer::append(std::string_view text, std::vector<std::int32_t>& ids,
   parts_->encode(text, *scratch, ids, nullptr, continues);
 }
 
+Tokenizer::Ends Tokenizer::ends() const {
+  Ends ends;
+  bool behind = false;
+  for (const auto& piece : parts_->post_processor.single) {
+    behind = behind || piece.kind == tok::TemplatePiece::Kind::first;
+    auto& to = behind ? ends.behind : ends.before;
+    to.insert(to.end(), piece.ids.begin(), piece.ids.end());
+  }
+  return ends;
+}
+
 std::string Tokenizer::decode(std::span<const std::int32_t> ids, bool skip_special) const {
   std::vector<std::string> tokens;
   for (const auto id : ids) {

@@ -73,6 +73,12 @@ class Tokenizer {
   // add_prefix_space.
   void append(std::string_view text, std::vector<std::int32_t>& ids, bool continues = false) const;
 
+  // The special tokens that encode() puts before and behind a text.
+  struct Ends {
+    std::vector<std::int32_t> before, behind;
+  };
+  Ends ends() const;
+
   // Ids that no token has are left out. Always UTF-8: bytes that are none become U+FFFD.
   std::string decode(std::span<const std::int32_t> ids, bool skip_special = true) const;
 
