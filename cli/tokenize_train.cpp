@@ -27,10 +27,12 @@ void require_new(const fs::path& folder, bool force) {
   if (fs::exists(folder) && !fs::is_directory(folder))
     throw InvalidArgument(fmt::format(
         "{} is a file, and a tokeniser is a folder; choose another with -o", folder.string()));
-  if (!force && fs::exists(folder / "tokenizer.json"))
-    throw InvalidArgument(
-        fmt::format("{} exists; choose another folder with -o, or overwrite it with --force",
-                    (folder / "tokenizer.json").string()));
+  if (force) return;
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json"})
+    if (fs::exists(folder / name))
+      throw InvalidArgument(
+          fmt::format("{} exists; choose another folder with -o, or overwrite it with --force",
+                      (folder / name).string()));
 }
 
 void run(const Arguments& arguments) {
@@ -82,7 +84,7 @@ void add_tokenize_train(CLI::App& tokenize, int& exit_code) {
   command->add_option("-o,--output", arguments->folder, "Folder for tokenizer.json")
       ->required()
       ->type_name("DIR");
-  command->add_flag("--force", arguments->force, "Overwrite a tokenizer.json in the folder");
+  command->add_flag("--force", arguments->force, "Overwrite a tokeniser in the folder");
   command->footer("Example:\n  echelon tokenize train stdlib --vocab 8192 -o tokenizer");
   command->callback([arguments, &exit_code] {
     run(*arguments);

@@ -181,5 +181,12 @@ def test_a_tokeniser_is_overwritten_only_on_request(echelon):
     result = echelon("tokenize", "train", "a.txt", "-o", "out", "--vocab", "258")
     assert result.returncode == 2 and "overwrite it with --force" in result.stderr
     assert (echelon.folder / "out" / "tokenizer.json").read_bytes() == before
+    for name in ("tokenizer_config.json", "vocab.txt"):  # of a model's folder
+        other = echelon.folder / f"with_{name}"
+        other.mkdir()
+        (other / name).write_text("{}")
+        result = echelon("tokenize", "train", "a.txt", "-o", other.name, "--vocab", "258")
+        assert result.returncode == 2 and f"{name} exists" in result.stderr
+        assert [path.name for path in other.iterdir()] == [name] and (other / name).read_text() == "{}"
     trained(echelon, echelon.folder / "out", "a.txt", "--vocab", 258, "--force")
     assert (echelon.folder / "out" / "tokenizer.json").read_bytes() != before
