@@ -13,25 +13,29 @@
 namespace echelon {
 
 MaskedTexts::MaskedTexts(TokenTexts texts, TextRows rows, Masking masking)
-    : texts_(std::move(texts)), rows_(rows), masking_(std::move(masking)) {
-  if (texts_.longest() > rows_.context)
+    : rows_(rows), masking_(std::move(masking)) {
+  if (texts.longest() > rows_.context)
     throw InvalidArgument(fmt::format("a text has {} tokens and the context {}: truncate texts",
-                                      texts_.longest(), rows_.context));
+                                      texts.longest(), rows_.context));
   for (const auto token : masking_.special) {
     if (std::size_t(token) >= special_.size()) special_.resize(std::size_t(token) + 1);
     special_[std::size_t(token)] = true;
   }
-  targets_.reserve(std::size_t(texts_.size()));
-  for (std::int64_t i = 0; i < texts_.size(); ++i) {
-    const auto ids = texts_.ids(i);
+  targets_.reserve(std::size_t(texts.size()));
+  for (std::int64_t i = 0; i < texts.size(); ++i) {
+    const auto ids = texts.ids(i);
     const auto words =
         std::count_if(ids.begin(), ids.end(), [this](auto id) { return !is_special(id); });
-    if (words == 0)
-      throw InvalidArgument(
-          fmt::format("text {} has only special tokens: there is no word to mask", i));
+    if (words == 0) {
+      ++skipped_;
+      continue;
+    }
+    texts_.add(ids, texts.second(i));
     const auto wanted = std::llround(masking_.share * static_cast<double>(words));
     targets_.push_back(static_cast<std::int32_t>(std::clamp<std::int64_t>(wanted, 1, words)));
   }
+  if (texts_.size() == 0)
+    throw InvalidArgument("all texts have only special tokens: there is no word to mask");
 }
 
 Batch MaskedTexts::get(std::span<const std::int64_t> indices) const {

@@ -26,9 +26,11 @@ struct Masking {
 
 class MaskedTexts : public Dataset {
  public:
-  // Throws InvalidArgument if a text has only special tokens, or exceeds the context.
+  // Texts that have only special tokens, such as unknown ones, are skipped. Throws InvalidArgument
+  // if none is left, or one exceeds the context.
   MaskedTexts(TokenTexts texts, TextRows rows, Masking masking);
 
+  std::int64_t skipped() const { return skipped_; }  // texts
   std::int64_t size() const override { return texts_.size(); }
   std::int64_t variants() const override { return std::int64_t{1} << 20; }
   std::int64_t targets(std::int64_t index) const override {
@@ -54,6 +56,7 @@ class MaskedTexts : public Dataset {
   Masking masking_;
   std::vector<bool> special_;          // by token
   std::vector<std::int32_t> targets_;  // by text
+  std::int64_t skipped_ = 0;
 };
 
 }  // namespace echelon

@@ -70,6 +70,15 @@ Labels labels_of(const TokenReader& reader) {
           reader.model.init.empty() ? reader.data.source : reader.model.init};
 }
 
+// The texts as the data of a part, and what was skipped in its description.
+void mask_words(const TokenReader& reader, TokenTexts texts, TokenPart& part) {
+  auto data = std::make_shared<MaskedTexts>(std::move(texts), rows_of(reader), masking_of(reader));
+  if (data->skipped() > 0)
+    part.description +=
+        fmt::format(" ({} without a word of the vocabulary skipped)", data->skipped());
+  part.data = std::move(data);
+}
+
 std::string counted(std::int64_t count, const char* one, const char* many) {
   return fmt::format("{} {}", count, count == 1 ? one : many);
 }
@@ -131,8 +140,7 @@ class RecordReader {
   TokenPart masked(std::span<const std::int64_t> numbers) const {
     RecordTexts found = encode_texts(encoding(text_columns(), numbers));
     TokenPart part = described(found, "text", "texts");
-    part.data = std::make_shared<MaskedTexts>(std::move(found.texts), rows_of(reader_),
-                                              masking_of(reader_));
+    mask_words(reader_, std::move(found.texts), part);
     return part;
   }
 
@@ -233,8 +241,7 @@ TokenPart part_of(const TokenReader& reader, const Text& text, const std::string
         encode_lines(*reader.tokenizer, content, source, context_of(reader), reader.threads);
     if (lines.size() == 0) throw InvalidArgument(fmt::format("{} has no line with words", source));
     part.description = counted(lines.size(), "text", "texts");
-    part.data =
-        std::make_shared<MaskedTexts>(std::move(lines), rows_of(reader), masking_of(reader));
+    mask_words(reader, std::move(lines), part);
     return part;
   }
   auto ids = encode_whole(*reader.tokenizer, content, source, reader.threads);
@@ -268,7 +275,7 @@ TokenPart part_of_corpus(const TokenReader& reader, const CorpusData& corpus,
                  context_of(reader));
   }
   part.tokens = 0;
-  part.data = std::make_shared<MaskedTexts>(std::move(texts), rows_of(reader), masking_of(reader));
+  mask_words(reader, std::move(texts), part);
   return part;
 }
 

@@ -107,11 +107,17 @@ TEST(MaskedTexts, AreTheSameInAnyBatch) {
   EXPECT_EQ(data.length(7), data.length(3));
 }
 
-TEST(MaskedTexts, RefuseATextWithoutWords) {
-  TokenTexts texts = some_texts(1);
+TEST(MaskedTexts, SkipTextsWithoutWords) {
+  TokenTexts texts;
   texts.add(Ids{classifier, separator});
   EXPECT_EQ(thrown<InvalidArgument>([&] { MaskedTexts(texts, {.context = 64}, masking()); }),
-            "text 1 has only special tokens: there is no word to mask");
+            "all texts have only special tokens: there is no word to mask");
+  texts.add(some_texts(2));
+  const MaskedTexts data(texts, {.context = 64}, masking());
+  EXPECT_EQ(data.skipped(), 1);
+  ASSERT_EQ(data.size(), 2);
+  EXPECT_EQ(data.length(0), std::ssize(some_texts(2).ids(0)));
+  EXPECT_EQ(data.get(Indices{1}).target.ne(-100).sum().item<std::int64_t>(), data.targets(1));
 }
 
 }  // namespace
