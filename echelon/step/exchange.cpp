@@ -88,6 +88,12 @@ std::string tag_of(const Parcel& parcel) {
   return parcel.told_apart ? fmt::format("{} {}", purpose, parcel.part) : purpose;
 }
 
+std::string_view without_part(std::string_view tag) {
+  const auto last = tag.find_last_not_of("0123456789");
+  const bool has_part = last != tag.npos && last + 1 < tag.size() && tag[last] == ' ';
+  return has_part ? tag.substr(0, last) : tag;
+}
+
 // A blocking call may do all of its work before it returns.
 template <class Begin>
 Work Exchange::counted(Operation operation, const at::Tensor& slice, const Parcel& parcel,

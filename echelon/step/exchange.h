@@ -16,6 +16,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "echelon/collective/call.h"
@@ -40,6 +41,8 @@ struct Parcel {
   bool here = false;        // of a push or a pull: the server is in this process
 };
 std::string tag_of(const Parcel& parcel);  // in the ledger: "gradients", told apart "gradients 3"
+// A tag without the number of a part: "gradients" in both cases.
+std::string_view without_part(std::string_view tag);
 
 // A slice that was exchanged, for traces.
 struct Exchanged {

@@ -2,21 +2,26 @@
 
 #include <algorithm>
 #include <map>
+#include <string_view>
 #include <utility>
 
 #include "echelon/base/error.h"
 #include "echelon/nn/memory.h"
 #include "echelon/plan/mesh_layout.h"
+#include "echelon/step/exchange.h"
 
 namespace echelon {
 namespace {
 
 using Kind = Transfer::Kind;
 
-// Selects exchanges. A traced step numbers its buckets: "gradients 0".
-bool gradients(const Transfer& e) { return e.tag.starts_with("gradients"); }
+// Selects exchanges. A traced step numbers the parts: "gradients 0".
+bool is_for(const Transfer& e, std::string_view purpose) { return without_part(e.tag) == purpose; }
+bool gradients(const Transfer& e) { return is_for(e, "gradients"); }
 bool owners_sums(const Transfer& e) { return gradients(e) && e.kind == Kind::reduce_scatter; }
-bool parameters(const Transfer& e) { return e.tag == "parameters" && e.kind == Kind::all_gather; }
+bool parameters(const Transfer& e) {
+  return is_for(e, "parameters") && e.kind == Kind::all_gather;
+}
 bool tied_gradients(const Transfer& e) { return e.tag == "tied gradients"; }
 bool norm(const Transfer& e) { return e.tag == "norm"; }
 bool norms(const Transfer& e) { return e.tag == "norms"; }
@@ -26,7 +31,7 @@ bool products(const Transfer& e) { return e.tag == "tensor" && e.kind != Kind::a
 bool rows(const Transfer& e) {
   return e.tag == "tensor" && e.kind == Kind::all_gather && e.output.dim() == e.input.dim();
 }
-bool activations(const Transfer& e) { return e.tag == "activations"; }
+bool activations(const Transfer& e) { return is_for(e, "activations"); }
 bool outputs(const Transfer& e) {
   return activations(e) && e.kind == Kind::send && e.peer > e.rank;
 }

@@ -27,10 +27,8 @@ at::Tensor all_parameters(Stack& stack, Trainer& trainer) {
 // A trace numbers buckets, "gradients 0", "gradients 1", …; here they count together.
 std::map<std::string, std::uint64_t> sent_by(Ledger& ledger) {
   std::map<std::string, std::uint64_t> bytes;
-  for (const auto& entry : ledger.entries()) {
-    const bool gradients = entry.tag.starts_with("gradients");
-    bytes[gradients ? "gradients" : entry.tag] += entry.bytes;
-  }
+  for (const auto& entry : ledger.entries())
+    bytes[std::string(without_part(entry.tag))] += entry.bytes;
   return bytes;
 }
 

@@ -340,5 +340,14 @@ TEST(ExchangeRecords, LeaveOutAPushThatFailed) {
   EXPECT_EQ(in_words(exchange->recorded()), std::vector<std::string>{});
 }
 
+TEST(Exchange, TagsWithAndWithoutTheirPart) {
+  EXPECT_EQ(tag_of({.purpose = Purpose::tied_gradients, .part = 12}), "tied gradients");
+  EXPECT_EQ(tag_of({.purpose = Purpose::tied_gradients, .part = 12, .told_apart = true}),
+            "tied gradients 12");
+  for (const char* tag : {"tied gradients", "tied gradients 0", "tied gradients 12"})
+    EXPECT_EQ(without_part(tag), "tied gradients") << tag;
+  for (const char* tag : {"", "12", "fp32", "fp32 sum"}) EXPECT_EQ(without_part(tag), tag);
+}
+
 }  // namespace
 }  // namespace echelon
