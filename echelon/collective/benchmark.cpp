@@ -213,7 +213,8 @@ std::vector<BenchmarkResult> run_benchmark(Group& group, const BenchmarkOptions&
     result.bus_bandwidth =
         bus_bytes(options.operation, double(bytes), group.size()) / result.median;
     if (options.operation < Operation::send)
-      result.predicted = cost(options.operation, algorithm, bytes, group.shape(), group.figures());
+      result.predicted = cost(options.operation, algorithm, bytes, group.shape(), group.figures(),
+                              options.registered ? BufferKind::registered : BufferKind::any);
     if (options.operation == Operation::all_reduce && group.shape().hosts == 1)
       result.floor = copy_seconds(group, buffers, bytes);
     check_values(group, options, call, buffers, bytes, bytes + 1);

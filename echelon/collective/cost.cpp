@@ -28,7 +28,8 @@ double to_every_other(double bytes, double senders, const Shape& shape, const Fi
   return senders * (p - g) * bytes * figures.tcp.beta + (g - 1) * bytes * figures.shared.beta;
 }
 
-double all_reduce_cost(Algorithm algorithm, double n, const Shape& shape, const Figures& figures) {
+double all_reduce_cost(Algorithm algorithm, double n, const Shape& shape, const Figures& figures,
+                       BufferKind buffers) {
   const double p = shape.ranks, m = shape.hosts, g = shape.local, gamma = figures.gamma;
   const double share = (p - 1) / p;
   const LinkFigures &in = figures.shared, &across = figures.tcp;
@@ -62,8 +63,10 @@ double all_reduce_cost(Algorithm algorithm, double n, const Shape& shape, const 
              (m - 1) / m * (n / g) * gamma;
     case Algorithm::shared_direct:
       return in.alpha + n * in.beta + (p - 1) * n * (in.beta + gamma);
-    case Algorithm::shared:  // private buffers
-      return 2 * in.alpha + 2 * n * in.beta + share * n * (in.beta + gamma);
+    case Algorithm::shared: {
+      const double staging = buffers == BufferKind::registered ? 0 : 2 * n * in.beta;
+      return 2 * in.alpha + staging + share * n * (in.beta + gamma);
+    }
     default:
       return std::numeric_limits<double>::infinity();
   }
@@ -123,13 +126,14 @@ Figures Figures::read(const JsonReader& json) {
 }
 
 double cost(Operation operation, Algorithm algorithm, std::size_t bytes, const Shape& shape,
-            const Figures& figures) {
+            const Figures& figures, BufferKind buffers) {
   if (shape.ranks == 1) return 0;
   const double n = double(bytes), p = shape.ranks, share = (p - 1) / p;
   const LinkFigures pace = pace_of(shape, figures);
   const double direct = to_every_other(n / p, shape.local, shape, figures);
   const double lg = steps_of(shape.ranks);
-  if (operation == Operation::all_reduce) return all_reduce_cost(algorithm, n, shape, figures);
+  if (operation == Operation::all_reduce)
+    return all_reduce_cost(algorithm, n, shape, figures, buffers);
   if (algorithm == Algorithm::shared) {
     const double gamma = operation == Operation::reduce_scatter || operation == Operation::reduce
                              ? figures.gamma

@@ -72,9 +72,12 @@ struct Shape {
   std::string text() const;  // "4 ranks on 2 hosts"
 };
 
+// Where the vectors of an operation lie: in any memory, or in Group::allocate's.
+enum class BufferKind { any, registered };
+
 // Seconds of one operation on `bytes` (of the whole vector; all_to_all: of one rank's input).
 double cost(Operation operation, Algorithm algorithm, std::size_t bytes, const Shape& shape,
-            const Figures& figures);
+            const Figures& figures, BufferKind buffers = BufferKind::any);
 
 // The algorithms that are possible for the shape.
 std::vector<Algorithm> candidates(Operation operation, const Shape& shape);

@@ -116,8 +116,8 @@ class Communicator {
 
   // The algorithms that an all-reduce accepts; empty if the backend decides by itself.
   virtual std::vector<Algorithm> algorithms() const { return {}; }
-  // The time of an operation on this many bytes (of the whole vector) according to the cost model,
-  // in seconds; 0: unknown.
+  // The time of an operation on this many bytes (of the whole vector) in memory from allocate(),
+  // according to the cost model, in seconds; 0: unknown.
   virtual double predicted(Operation, Algorithm, std::size_t /*bytes*/) const { return 0; }
   // Measures the links again, for link(), predicted() and the choice of algorithms; they may change
   // while a job runs. Collective.

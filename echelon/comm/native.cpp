@@ -205,7 +205,8 @@ class NativeCommunicator final : public Communicator {
   }
   double predicted(Operation operation, Algorithm algorithm, std::size_t bytes) const override {
     if (algorithm == Algorithm::automatic) algorithm = group_->algorithm(operation, bytes);
-    return cost(operation, algorithm, bytes, group_->shape(), group_->figures());
+    return cost(operation, algorithm, bytes, group_->shape(), group_->figures(),
+                BufferKind::registered);
   }
   void measure_links() override {
     submit({.blocking = true}, [&](const CallOptions&) { group_->measure_again(); }).wait();

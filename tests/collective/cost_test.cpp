@@ -102,5 +102,16 @@ TEST(Cost, OfDirectIsItsClosedForm) {
                    3 * (f.shared.alpha + n * f.gamma) + 3 * n * f.shared.beta);
 }
 
+TEST(Cost, OfSharedMemoryLeavesOutStagingOfRegisteredBuffers) {
+  const Figures f{{2e-6, 3e-10}, {4e-5, 5e-9}, 6e-11};
+  const double n = 1 << 20, share = 0.75;
+  const double registered = 2 * f.shared.alpha + share * n * (f.shared.beta + f.gamma);
+  const auto charged = [&](BufferKind buffers) {
+    return cost(Operation::all_reduce, Algorithm::shared, 1 << 20, {4, 1, 4}, f, buffers);
+  };
+  EXPECT_DOUBLE_EQ(charged(BufferKind::registered), registered);
+  EXPECT_DOUBLE_EQ(charged(BufferKind::any), registered + 2 * n * f.shared.beta);
+}
+
 }  // namespace
 }  // namespace echelon
