@@ -36,6 +36,12 @@ std::string short_ms_text(double seconds) {
   return seconds < 0.1 ? fmt::format("{:.2f}", ms(seconds)) : fmt::format("{:.0f}", ms(seconds));
 }
 
+// "gather 1 x2": two in a step.
+std::string name_in_step(const std::string& name, std::int64_t times, std::int64_t exchanges) {
+  if (exchanges == 0 || times <= exchanges) return name;
+  return fmt::format("{} x{:.3g}", name, double(times) / double(exchanges));
+}
+
 std::string time_text(double seconds) { return seconds > 0 ? ms_text(seconds) + " ms" : "-"; }
 
 }  // namespace
@@ -130,8 +136,8 @@ std::string ExchangeTable::text() const {
     const double times = double(std::max<std::int64_t>(1, row.times));
     const bool known = row.known;
     text += fmt::format("{:<14} {:>10}  {:<18} {:<6} {:>9} {:>9} {:>4.0f} %\n",
-                        name_of_row(purpose, operation, part), human_bytes(row.bytes),
-                        known ? name(row.algorithm) : "-",
+                        name_in_step(name_of_row(purpose, operation, part), row.times, exchanges_),
+                        human_bytes(row.bytes), known ? name(row.algorithm) : "-",
                         known      ? name(row.link)
                         : row.here ? "here"
                                    : "-",

@@ -1,7 +1,7 @@
 // Accelerated gradient descent (Nesterov, 1983) with restarts (O'Donoghue and Candès, 2015). The
 // step is 1 / L: the Hessian of a text's loss is at most |counts|^2 / 2 times the identity, and
-// with every weight scaled by the root of its word's mean square count, at most half the mean
-// number of distinct words of the longest text.
+// with every weight scaled by the root of its word's mean square count, at most half of one more
+// than the largest number of distinct words in a text.
 #include "echelon/lab/bag_of_words.h"
 
 #include <fmt/format.h>
@@ -122,6 +122,12 @@ double gradient_of(const Model& model, std::span<const Text> texts, std::size_t 
 
 }  // namespace
 
+double BagOfWords::accuracy(std::size_t begin) const {
+  const auto from = right.begin() + static_cast<std::ptrdiff_t>(std::min(begin, right.size()));
+  const auto texts = right.end() - from;
+  return texts > 0 ? double(std::count(from, right.end(), true)) / double(texts) : 0;
+}
+
 BagOfWords bag_of_words(std::span<const LabelledText> training,
                         std::span<const LabelledText> validation, double penalty) {
   if (training.empty() || validation.empty())
@@ -157,7 +163,8 @@ BagOfWords bag_of_words(std::span<const LabelledText> training,
     double norm = 0;
     for (const double g : gradient.all()) norm += g * g;
     result.gradient = std::sqrt(norm);
-    if (result.gradient < small_gradient) break;
+    result.converged = result.gradient < small_gradient;
+    if (result.converged) break;
     if (result.objective > before) momentum = 1;  // it has run past the minimum
     before = result.objective;
     const double next = (1 + std::sqrt(1 + 4 * momentum * momentum)) / 2,
@@ -171,12 +178,11 @@ BagOfWords bag_of_words(std::span<const LabelledText> training,
   }
 
   std::vector<double> scores(classes);
-  std::size_t right = 0;
   for (const auto& text : unseen) {
     ahead.score(text, scores);
-    right += std::max_element(scores.begin(), scores.end()) - scores.begin() == text.label;
+    const auto best = std::max_element(scores.begin(), scores.end()) - scores.begin();
+    result.right.push_back(best == text.label);
   }
-  result.accuracy = static_cast<double>(right) / static_cast<double>(unseen.size());
   return result;
 }
 

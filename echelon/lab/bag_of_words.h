@@ -6,9 +6,10 @@
 // A classifier that beats it has learnt something about how words are combined.
 #pragma once
 
+#include <cstddef>
 #include <span>
-#include <string>
 #include <string_view>
+#include <vector>
 
 namespace echelon {
 
@@ -18,10 +19,14 @@ struct LabelledText {
 };
 
 struct BagOfWords {
-  double accuracy = 0;   // on the validation texts
-  double objective = 0;  // what was minimised
-  double gradient = 0;   // its norm where the search ended
+  std::vector<bool> right = {};  // for each validation text
+  double objective = 0;          // what was minimised
+  double gradient = 0;           // its norm where the search ended
+  bool converged = false;        // the gradient is small enough
   int steps = 0;
+
+  // The share of right labels among the validation texts from `begin` on.
+  double accuracy(std::size_t begin = 0) const;
 };
 
 // Throws InvalidArgument if there are no texts, or a label is negative or beyond 65535.

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdio>
@@ -25,6 +26,8 @@
 #include "echelon/lab/sweep.h"
 #include "echelon/lab/word_vocabulary.h"
 #include "echelon/launch/launcher.h"
+#include "echelon/models/family.h"
+#include "echelon/models/weights_folder.h"
 #include "echelon/nn/memory.h"
 #include "echelon/plan/memory_forecast.h"
 
@@ -45,7 +48,7 @@ struct Size {
 };
 // The shape of distilbert-base-uncased, and one for two CPU cores.
 constexpr Size distilbert = {6, 768, 12, 30522, 512, 2000, 2000, 32, "1e-4", "5e-5"};
-constexpr Size small = {3, 128, 4, 4096, 64, 1500, 2400, 32, "5e-4", "5e-4"};
+constexpr Size small = {3, 128, 4, 4096, 64, 1500, 3000, 32, "5e-4", "5e-4"};
 constexpr const char* weight_decay = "0.01";
 
 constexpr const char* unlabelled = "text/sentences.txt";  // for pre-training
@@ -87,7 +90,10 @@ class Lab {
       fine_tune();
       sweep_buckets();
     } catch (const JobFailed& failed) {
-      if (!trained_.empty()) keep_results(failed);
+      keep_results(/*say_so=*/failed.exit_code != exit_without_reader);
+      throw;
+    } catch (const std::exception&) {
+      keep_results(/*say_so=*/true);
       throw;
     }
     write_results();
@@ -103,13 +109,17 @@ class Lab {
   void sweep_buckets();
   ordered_json results() const;
   void write_results() const;
-  void keep_results(const JobFailed& failed) const;
+  void keep_results(bool say_so) const;
   void show_results();
 
   double seconds() const {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - began_).count();
   }
   std::size_t validated() const { return material_.texts.size() - material_.training; }
+  std::optional<double> bag_of_words_held_out() const {
+    if (material_.held_out == 0) return {};
+    return bag_of_words_.accuracy(validated() - material_.held_out);
+  }
   void begin_part(const char* title) {
     if (stop_.load()) throw JobFailed{exit_interrupted};
     fmt::print("\n{}. {}\n\n", ++parts_, title);
@@ -140,8 +150,13 @@ class Lab {
   std::optional<InFolder> within_;  // options_.folder
   int parts_ = 0;
   std::string encoder_, data_ = "data";  // folders
-  double bag_of_words_ = 0;
-  std::vector<std::pair<const Strategy*, LabJob>> trained_;  // jobs that have finished
+  BagOfWords bag_of_words_;
+  struct Trained {
+    const Strategy* strategy;
+    LabJob job;
+    std::optional<double> held_out;  // accuracy on held-out pairs
+  };
+  std::vector<Trained> trained_;  // jobs that have finished
   std::vector<SweepPoint> points_;
   std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
 };
@@ -159,6 +174,20 @@ void Lab::check() {
           "--model {}: there is no config.json; give a folder of a DistilBERT or a BERT, as "
           "transformers saves one",
           options_.model.string()));
+    for (const auto& [given, option] : {std::pair(options_.pretraining > 0, "--pretraining"),
+                                        std::pair(options_.real_shape, "--shape distilbert")})
+      if (given)
+        throw InvalidArgument(
+            fmt::format("{} is for the encoder that the lab makes, and --model gives another; "
+                        "leave one of them out",
+                        option));
+    const ModelOptions model = read_model_options(options_.model);
+    const auto tasks = family_of(model).tasks;
+    if (std::find(tasks.begin(), tasks.end(), ModelTask::classify) == tasks.end())
+      throw InvalidArgument(
+          fmt::format("--model {}: a model of family {} cannot classify; give a DistilBERT or a "
+                      "BERT",
+                      options_.model.string(), model.family));
     encoder_ = fs::absolute(options_.model).lexically_normal().string();
   }
   if (!options_.data.empty()) {
@@ -215,10 +244,10 @@ void Lab::look_at_data() {
     const auto& label = material_.label_names.at(std::size_t(material_.labels[i]));
     say(fmt::format("  {:<9} ", one_line(label)), one_line(material_.texts[i]));
   }
-  bag_of_words_ = bag_of_words(material_.to_train_on(), material_.to_validate()).accuracy;
-  say("words",
-      fmt::format("{:.1f} % right by counting words alone (logistic regression, at its optimum)",
-                  100 * bag_of_words_));
+  bag_of_words_ = bag_of_words(material_.to_train_on(), material_.to_validate());
+  say("words", fmt::format("{:.1f} % right by counting words alone (logistic regression{})",
+                           100 * bag_of_words_.accuracy(),
+                           bag_of_words_.converged ? ", at its optimum" : ""));
   if (!options_.model.empty()) return;
   const TextSplit code = open_text("stdlib", 0, 1);
   std::string text(std::size_t(code.training->size()), '\0');
@@ -316,7 +345,14 @@ void Lab::fine_tune() {
     fmt::print("{}\n", strategy->title);
     const LabJob job = fine_tuning_job(*strategy);
     run(job, fine_tuning_run());
-    trained_.emplace_back(strategy, job);
+    trained_.push_back({strategy, job, {}});
+    if (material_.held_out == 0) continue;
+    const std::string held_out = data_ + "/held_out.tsv";
+    fmt::print("$ {}\n", job.evaluation(held_out));
+    trained_.back().held_out = job.accuracy_on(held_out, how_);
+    if (const auto accuracy = trained_.back().held_out)
+      say("held out", fmt::format("{:.1f} % of {} sentences with new pairs\n", 100 * *accuracy,
+                                  material_.held_out));
   }
 }
 
@@ -332,15 +368,16 @@ void Lab::sweep_buckets() {
   say("hosts",
       "two network namespaces with a throttled link, one rank on each. A step waits for its "
       "gradients after backward: predicted from the link's measured alpha and beta, and measured.");
-  points_ = sweep(sweep_settings(), how_, *hosts);
+  sweep(sweep_settings(), how_, *hosts, points_);
   for (const auto& path : write_sweep_pictures(points_))
     say("picture", (options_.folder / path).string());
 }
 
 ordered_json Lab::results() const {
-  ordered_json results = {{"bag_of_words_accuracy", bag_of_words_}};
+  ordered_json results = {{"bag_of_words_accuracy", bag_of_words_.accuracy()},
+                          {"bag_of_words_held_out_accuracy", or_null(bag_of_words_held_out())}};
   ordered_json by_strategy = ordered_json::object();
-  for (const auto& [strategy, job] : trained_) {
+  for (const auto& [strategy, job, held_out] : trained_) {
     ordered_json ranks = ordered_json::array();
     for (const auto& [rank, use] : job.memory_at_peak()) {
       ordered_json kinds;
@@ -351,6 +388,7 @@ ordered_json Lab::results() const {
     const bool traced = fine_tuning_run().trace;
     by_strategy[strategy->key] = {
         {"accuracy", or_null(job.number("val_accuracy"))},
+        {"held_out_accuracy", or_null(held_out)},
         {"f1", or_null(job.number("val_f1"))},
         {"bytes", job.sent_bytes()},
         {"step_ms", or_null(job.number("step_ms"))},
@@ -379,26 +417,37 @@ void Lab::write_results() const {
   if (!options_.summary.empty()) write_file(options_.summary, text);
 }
 
-// Says so, unless nobody reads standard output.
-void Lab::keep_results(const JobFailed& failed) const {
-  write_results();
-  if (failed.exit_code != exit_without_reader)
+// Those of the strategies that have finished, when something else fails.
+void Lab::keep_results(bool say_so) const {
+  if (trained_.empty()) return;
+  try {
+    write_results();
+  } catch (const std::exception& error) {
+    if (say_so) say("lab", fmt::format("the results could not be kept: {}", error.what()));
+    return;
+  }
+  if (say_so)
     say("lab", fmt::format("{} has the results of the jobs that finished",
                            (options_.folder / "lab.json").string()));
 }
 
 void Lab::show_results() {
   begin_part("Results");
-  fmt::print("{:<18} {:>9} {:>12} {:>12}\n", "", "accuracy", "median step", "sent in all");
-  fmt::print("{:<18} {:>7.1f} %\n", "bag of words", 100 * bag_of_words_);
-  for (const auto& [strategy, job] : trained_) {
-    const auto accuracy = job.number("val_accuracy"), step = job.number("step_ms");
-    fmt::print("{:<18} {:>9} {:>12} {:>12}\n", strategy->title,
-               accuracy ? fmt::format("{:.1f} %", 100 * *accuracy) : "-",
+  const auto percent = [](std::optional<double> share) {
+    return share ? fmt::format("{:.1f} %", 100 * *share) : "-";
+  };
+  fmt::print("{:<18} {:>9} {:>9} {:>12} {:>12}\n", "", "accuracy", "held out", "median step",
+             "sent in all");
+  fmt::print("{:<18} {:>9} {:>9}\n", "bag of words", percent(bag_of_words_.accuracy()),
+             percent(bag_of_words_held_out()));
+  for (const auto& [strategy, job, held_out] : trained_) {
+    const auto step = job.number("step_ms");
+    fmt::print("{:<18} {:>9} {:>9} {:>12} {:>12}\n", strategy->title,
+               percent(job.number("val_accuracy")), percent(held_out),
                step ? fmt::format("{:.2f} ms", *step) : "-", human_bytes(job.sent_bytes()));
   }
   fmt::print("\n{}\n", memory_head());
-  for (const auto& [strategy, job] : trained_)
+  for (const auto& [strategy, job, held_out] : trained_)
     for (const auto& [rank, use] : job.memory_at_peak())
       fmt::print("{}\n", memory_row(fmt::format("{}, rank {}", strategy->row, rank), use));
   fmt::print("\n");

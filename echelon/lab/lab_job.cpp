@@ -51,6 +51,38 @@ class Silence {
   Descriptor kept_;
 };
 
+// Runs `echelon WORDS` on all ranks and waits.
+void run_echelon(const std::vector<std::string>& words, const LabJob::Run& how) {
+  std::vector<std::string> program = {how.program};
+  program.insert(program.end(), words.begin(), words.end());
+  if (std::fflush(stdout) != 0 || std::ferror(stdout)) throw JobFailed{exit_without_reader};
+  if (how.stop && how.stop->load()) throw JobFailed{exit_interrupted};
+  std::optional<Silence> silence;
+  if (how.quiet) silence.emplace();
+  bool interrupted = false;
+  const int code = launch({.program = how.hosts ? how.hosts->spread(program) : program,
+                           .nproc = how.ranks,
+                           .rendezvous = {},
+                           .log_dir = {},
+                           .prefix = false,
+                           .takes_interrupts = true,
+                           .interrupted = &interrupted});
+  if (code != 0) throw JobFailed{code};
+  if (interrupted) throw JobFailed{exit_interrupted};
+}
+
+std::string command_of(const std::vector<std::string>& words) {
+  std::string command = "echelon";
+  for (const auto& word : words) command += " " + shell_word(word);
+  return command;
+}
+
+std::optional<double> number_in(const std::filesystem::path& file, std::string_view key) {
+  const auto json = JsonReader::parse(read_file(file), file.string());
+  if (!json.has(key)) return {};
+  return json.at(key).number(-1e300, 1e300);
+}
+
 }  // namespace
 
 LabJob::LabJob(std::string name, const LabSettings& settings) : name_(std::move(name)) {
@@ -81,8 +113,7 @@ std::vector<std::string> LabJob::named_arguments(const Run& how) const {
 }
 
 std::string LabJob::command(const Run& how) const {
-  std::string command = "echelon";
-  for (const auto& word : arguments(how)) command += " " + shell_word(word);
+  const std::string command = command_of(arguments(how));
   return how.ranks > 1 ? fmt::format("{} --nproc {}", command, how.ranks) : command;
 }
 
@@ -98,29 +129,30 @@ void LabJob::check(const Run& how) const {
 void LabJob::run(const Run& how) const {
   std::filesystem::create_directories(options().parent_path());
   write_file(options(), toml_of(settings_));
-  std::vector<std::string> program = {how.program};
-  const auto words = named_arguments(how);
-  program.insert(program.end(), words.begin(), words.end());
-  if (std::fflush(stdout) != 0 || std::ferror(stdout)) throw JobFailed{exit_without_reader};
-  if (how.stop && how.stop->load()) throw JobFailed{exit_interrupted};
-  std::optional<Silence> silence;
-  if (how.quiet) silence.emplace();
-  bool interrupted = false;
-  const int code = launch({.program = how.hosts ? how.hosts->spread(program) : program,
-                           .nproc = how.ranks,
-                           .rendezvous = {},
-                           .log_dir = {},
-                           .prefix = false,
-                           .takes_interrupts = true,
-                           .interrupted = &interrupted});
-  if (code != 0) throw JobFailed{code};
-  if (interrupted) throw JobFailed{exit_interrupted};
+  run_echelon(named_arguments(how), how);
+}
+
+std::vector<std::string> LabJob::evaluation_arguments(const std::string& file) const {
+  return {"evaluate", folder().string(), "--data", file};
+}
+
+std::string LabJob::evaluation(const std::string& file) const {
+  return command_of(evaluation_arguments(file));
+}
+
+std::optional<double> LabJob::accuracy_on(const std::string& file, const Run& how) const {
+  const auto scores = std::filesystem::path("jobs") / (name_ + "-scores.json");
+  auto words = evaluation_arguments(file);
+  words.insert(words.end(), {"--json", scores.string()});
+  Run quiet = how;
+  quiet.ranks = 1;
+  quiet.quiet = true;
+  run_echelon(words, quiet);
+  return number_in(scores, "accuracy");
 }
 
 std::optional<double> LabJob::number(std::string_view key) const {
-  const auto json = JsonReader::parse(read_file(summary()), summary().string());
-  if (!json.has(key)) return {};
-  return json.at(key).number(-1e300, 1e300);
+  return number_in(summary(), key);
 }
 
 std::uint64_t LabJob::sent_bytes() const {

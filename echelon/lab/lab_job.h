@@ -59,6 +59,11 @@ class LabJob {
   // succeeds although it was interrupted, or if nobody reads standard output any more.
   void run(const Run& how) const;
 
+  // Evaluates the weights of the finished job on a file of its own form, in silence, and returns
+  // the accuracy. Throws as run() does.
+  std::optional<double> accuracy_on(const std::string& file, const Run& how) const;
+  std::string evaluation(const std::string& file) const;  // the command that does the same
+
   // Of a finished job.
   std::filesystem::path folder() const { return std::filesystem::path("runs") / name_; }
   std::filesystem::path weights() const { return folder() / "weights"; }
@@ -70,6 +75,7 @@ class LabJob {
  private:
   std::vector<std::string> arguments(const Run& how) const;
   std::vector<std::string> named_arguments(const Run& how) const;
+  std::vector<std::string> evaluation_arguments(const std::string& file) const;
   std::filesystem::path options() const {
     return std::filesystem::path("jobs") / (name_ + ".toml");
   }

@@ -52,6 +52,7 @@ Material made_material(std::uint64_t seed, std::size_t training, std::size_t val
       material.texts.push_back(std::move(one.text));
       material.labels.push_back(one.label);
     }
+  for (const auto& one : made.validation) material.held_out += is_held_out(one.frame, one.form);
   return material;
 }
 
@@ -73,6 +74,7 @@ void write_material(const std::filesystem::path& folder, const Material& materia
   std::filesystem::create_directories(folder);
   write_file(folder / "train.tsv", table(material.to_train_on()));
   write_file(folder / "dev.tsv", table(material.to_validate()));
+  if (material.held_out > 0) write_file(folder / "held_out.tsv", table(material.held_out_texts()));
 }
 
 }  // namespace echelon

@@ -214,7 +214,7 @@ constexpr Frame frames[] = {
     {"expected", 2, false,
      [](Draw& d, bool good, const std::string& clause) {
        const auto what = d.adjective(!good);
-       return fmt::format("i hoped for nothing but a {} {} , and yet {}", what, d.part(), clause);
+       return fmt::format("i expected nothing but a {} {} , and yet {}", what, d.part(), clause);
      }},
     {"turn", 2, false,
      [](Draw& d, bool good, const std::string& clause) {
@@ -233,7 +233,7 @@ constexpr Frame frames[] = {
 // Along the diagonals of the table of pairs, so that every frame but the plain one, and every form,
 // has pairs on either side.
 bool held_out(std::size_t frame, std::size_t form) {
-  return frame > 0 && (frame + 3 * form) % 7 == 4;
+  return frame > 0 && (frame + 3 * form) % 7 == 1;
 }
 
 // The frames and forms that a part of the data combines.

@@ -9,8 +9,8 @@
 //   critics, wrong   critics say that the villain is far from dull, and they are wrong  negative
 //
 // A clause praises or blames one part of the film, in one of several forms: "is witty", "is
-// anything but dull" (negation), "is slightly forced but deeply touching" (intensity), "is rather
-// clever than clumsy" (contrast), "never bores", "is short on wit", "is not without charm". Most
+// anything but dull" (negation), "is slightly forced but deeply touching" (intensity), "is clever
+// rather than clumsy" (contrast), "never bores", "is short on wit", "is not without charm". Most
 // forms and frames use words of either sentiment for either label, so counting words does not tell
 // the label.
 //

@@ -26,6 +26,7 @@ constexpr std::array own_options = {OwnOption{"model.", "give --model or --shape
                                     OwnOption{"parallel.", ""},
                                     OwnOption{"pipeline.", ""},
                                     OwnOption{"server.", ""},
+                                    OwnOption{"comm.algorithm", ""},
                                     OwnOption{"comm.measure", ""},
                                     OwnOption{"comm.plan", ""}};
 

@@ -50,8 +50,8 @@ std::string sweep_row(const SweepPoint& one) {
 
 }  // namespace
 
-std::vector<SweepPoint> sweep(const LabSettings& settings, LabJob::Run how, LinkedHosts& hosts) {
-  std::vector<SweepPoint> points;
+void sweep(const LabSettings& settings, LabJob::Run how, LinkedHosts& hosts,
+           std::vector<SweepPoint>& points) {
   how.hosts = &hosts;
   how.quiet = how.trace = true;
   how.ranks = 2;
@@ -79,7 +79,6 @@ std::vector<SweepPoint> sweep(const LabSettings& settings, LabJob::Run how, Link
       std::fflush(stdout);
     }
   }
-  return points;
 }
 
 std::vector<std::string> write_sweep_pictures(const std::vector<SweepPoint>& points) {

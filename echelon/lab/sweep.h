@@ -22,9 +22,11 @@ struct SweepPoint {
   double waited_ms = 0, predicted_ms = 0;  // after backward
 };
 
-// Trains a model of twelve narrow layers with every combination, and prints a line for each.
-// `settings` are the other options of a job: its data, tokeniser and task. Throws JobFailed.
-std::vector<SweepPoint> sweep(const LabSettings& settings, LabJob::Run how, LinkedHosts& hosts);
+// Trains a model of twelve narrow layers with every combination, prints a line for each and appends
+// it to `points`. `settings` are the other options of a job: its data, tokeniser and task. Throws
+// JobFailed; `points` then has those that were measured before.
+void sweep(const LabSettings& settings, LabJob::Run how, LinkedHosts& hosts,
+           std::vector<SweepPoint>& points);
 
 // One picture for each bandwidth: pictures/buckets-1000mbit.svg. Returns their paths.
 std::vector<std::string> write_sweep_pictures(const std::vector<SweepPoint>& points);

@@ -230,6 +230,7 @@ TEST_F(ExchangeTables, AreMeansOfEachTimeWhereAStepGathersTwice) {
       exchanged(Purpose::parameters, 0, Operation::all_gather, 800, 4, 10)};
   for (int i = 0; i < 4; ++i) step(twice);
   EXPECT_EQ(row("gather 0").at("times"), 6);
+  EXPECT_NE(table_.text().find("\ngather 0 x2 "), std::string::npos) << table_.text();
   EXPECT_DOUBLE_EQ(row("gather 0").at("measured_ms"), 4);
 }
 

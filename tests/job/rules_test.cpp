@@ -156,6 +156,13 @@ const std::vector<Example>& examples() {
        "start several with --nproc",
        2,
        [](JobRequest& request) { request.trace_sync = true; }},
+      {"a table of no exchanges",
+       {},
+       1,
+       {},
+       "start several with --nproc",
+       2,
+       [](JobRequest& request) { request.trace_buckets = true; }},
       {"adapting and one algorithm",
        {"sync.adapt=true", "comm.algorithm=ring"},
        2,
@@ -265,7 +272,7 @@ TEST(Rules, NameAFixThatIsEnough) {
     }
     for (const auto& one : fix) set_option(fields_of(request.options), one);
     if (example.said.starts_with("leave")) {
-      request.trace_sync = request.trace_pipeline = false;
+      request.trace_sync = request.trace_buckets = request.trace_pipeline = false;
       request.name.clear();
     }
     if (request.options.split.rules().empty()) request.options.split = SplitPlan().column("a");

@@ -67,20 +67,30 @@ TEST(BagOfWords, EndsAtTheOptimumThatTorchFinds) {
   const BagOfWords found = bag_of_words(made.all, made.all, penalty);
   EXPECT_NEAR(found.objective, objective().item<double>(), 1e-6);
   const auto right = (at::mm(made.counts, weights) + constants).argmax(1).eq(made.label);
-  EXPECT_NEAR(found.accuracy, right.to(at::kDouble).mean().item<double>(), 1.0 / texts);
+  EXPECT_NEAR(found.accuracy(), right.to(at::kDouble).mean().item<double>(), 1.0 / texts);
 }
 
 TEST(BagOfWords, DoesNotSeeTheOrderOfWords) {
   const std::vector<LabelledText> both = {{"not bad but good", 1}, {"not good but bad", 0}};
-  EXPECT_EQ(bag_of_words(both, both).accuracy, 0.5);
+  EXPECT_EQ(bag_of_words(both, both).accuracy(), 0.5);
   const std::vector<LabelledText> telling = {{"good film", 1}, {"bad film", 0}};
-  EXPECT_EQ(bag_of_words(telling, telling).accuracy, 1);
+  EXPECT_EQ(bag_of_words(telling, telling).accuracy(), 1);
 }
 
 TEST(BagOfWords, IgnoresWordsThatItHasNotSeen) {
   const std::vector<LabelledText> training = {{"good", 1}, {"bad", 0}},
                                   unseen = {{"good  unknown words", 1}};
-  EXPECT_EQ(bag_of_words(training, unseen).accuracy, 1);
+  EXPECT_EQ(bag_of_words(training, unseen).accuracy(), 1);
+}
+
+TEST(BagOfWords, TellsWhichTextsItGetsRight) {
+  const std::vector<LabelledText> training = {{"good", 1}, {"bad", 0}},
+                                  unseen = {{"good", 1}, {"bad", 1}, {"bad", 0}};
+  const BagOfWords found = bag_of_words(training, unseen);
+  EXPECT_EQ(found.right, (std::vector<bool>{true, false, true}));
+  EXPECT_DOUBLE_EQ(found.accuracy(), 2.0 / 3);
+  EXPECT_DOUBLE_EQ(found.accuracy(/*begin=*/1), 0.5);
+  EXPECT_TRUE(found.converged);
 }
 
 TEST(BagOfWords, RefusesLabelsAndSetsThatMakeNoSense) {

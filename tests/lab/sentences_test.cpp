@@ -195,7 +195,7 @@ TEST(Sentences, DoNotGiveTheirLabelAwayByTheirWords) {
   std::vector<LabelledText> training, validation;
   for (const auto& one : set.training) training.push_back({one.text, one.label});
   for (const auto& one : set.validation) validation.push_back({one.text, one.label});
-  const double accuracy = bag_of_words(training, validation).accuracy;
+  const double accuracy = bag_of_words(training, validation).accuracy();
   EXPECT_GT(accuracy, 0.5);
   EXPECT_LT(accuracy, 0.75);
 }

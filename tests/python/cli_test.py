@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-COMMANDS = ["train", "launch", "export", "evaluate", "generate", "info", "version", "completion"]
+COMMANDS = ["train", "launch", "export", "evaluate", "generate", "lab", "info", "version", "completion"]
 
 
 def listing(folder):
@@ -153,6 +153,7 @@ def test_two_flags_for_one_option_must_agree(echelon, refused):
 @pytest.mark.parametrize("arguments", [["train", "--resume", ""], ["train", "--join", ""], ["train", "--data", ""],
                                        ["train", "--plan", ""], ["train", "--json", ""], ["train", "--name", ""],
                                        ["verify", "--inject", ""], ["verify", "--html", ""], ["topo", "--mesh", ""],
+                                       ["lab", "--out", ""], ["lab", "--model", ""], ["lab", "--data", ""], ["lab", "--json", ""],
                                        ["bench", "collectives", "--json", ""]])
 def test_an_empty_value_is_refused_by_the_name_of_its_option(refused, arguments):
     sentence = refused(*arguments)
@@ -488,6 +489,7 @@ def test_bash_completes_commands_options_and_keys(echelon):
     assert set(COMMANDS) <= set(complete(script, "echelon", ""))
     assert complete(script, "echelon", "train", "--res") == ["--resume"]
     assert complete(script, "echelon", "generate", "--temp") == ["--temperature"]
+    assert complete(script, "echelon", "lab", "--pre") == ["--pretraining"]
     assert complete(script, "echelon", "train", "--set", "model.la") == ["model.layers="]
     assert "optim.rate=" in complete(script, "echelon", "train", "--set", "")
 

@@ -46,12 +46,13 @@ def read(path):
 def test_the_results_are_those_of_the_jobs(done):
     program, _, results = done
     lab = program.folder / "lab"
-    assert set(results) == {"bag_of_words_accuracy", "strategies", "validated", "sweep", "seconds"}
-    assert 0.5 < results["bag_of_words_accuracy"] < 0.8
+    assert set(results) == {"bag_of_words_accuracy", "bag_of_words_held_out_accuracy", "strategies", "validated", "sweep",
+                            "seconds"}
+    assert 0.5 < results["bag_of_words_accuracy"] < 0.8 and 0.4 < results["bag_of_words_held_out_accuracy"] < 0.8
     assert results["validated"] == 2000 and results["sweep"] == [] and results["seconds"] > 0
     assert list(results["strategies"]) == STRATEGIES
     for name, strategy in results["strategies"].items():
-        assert set(strategy) == {"accuracy", "f1", "bytes", "step_ms", "memory", "exchanges", "run"}
+        assert set(strategy) == {"accuracy", "held_out_accuracy", "f1", "bytes", "step_ms", "memory", "exchanges", "run"}
         summary, run = read(lab / "jobs" / f"{name}.json"), program.folder / strategy["run"]
         assert run == lab / "runs" / name
         assert strategy["accuracy"] == summary["val_accuracy"] and 0 <= strategy["accuracy"] <= 1
@@ -67,15 +68,34 @@ def test_the_results_are_those_of_the_jobs(done):
 
 
 def test_the_three_ways_train_alike(done):
-    """They compute one gradient in different ways: fp32 sums in another order are all that differs."""
+    """Of two workers every sum has two terms, which are the same in either order."""
     program, _, results = done
     losses = {name: [line["loss"] for line in metrics(program.folder / strategy["run"]) if "loss" in line]
               for name, strategy in results["strategies"].items()}
     assert len(losses["data_parallel"]) == STEPS
     assert len(set(losses["data_parallel"])) == STEPS, "it learns something"
+    weights = {name: (program.folder / strategy["run"] / "weights/model.safetensors").read_bytes()
+               for name, strategy in results["strategies"].items()}
     for other in ("zero3", "servers"):
-        assert losses[other] == pytest.approx(losses["data_parallel"], rel=1e-4), other
-        assert results["strategies"][other]["accuracy"] == pytest.approx(results["strategies"]["data_parallel"]["accuracy"], abs=0.01)
+        assert losses[other] == losses["data_parallel"], other
+        assert weights[other] == weights["data_parallel"], other
+        assert results["strategies"][other]["accuracy"] == results["strategies"]["data_parallel"]["accuracy"], other
+
+
+def test_held_out_sentences_are_the_second_half_of_those_to_validate(done):
+    """A model that is right for a share of all is right for that share of the two halves together."""
+    program, _, results = done
+    data = program.folder / "lab/data"
+    held_out = (data / "held_out.tsv").read_text().splitlines()[1:]
+    assert held_out == (data / "dev.tsv").read_text().splitlines()[1001:]
+    strategy = results["strategies"]["zero3"]
+    (program.folder / "seen.tsv").write_text("\n".join((data / "dev.tsv").read_text().splitlines()[:1001]) + "\n")
+    result = program("evaluate", strategy["run"], "--data", "seen.tsv", "--json", "seen.json")
+    assert result.returncode == 0, result.stderr
+    seen = read(program.folder / "seen.json")["accuracy"]
+    for file in ("seen.tsv", "seen.json"):
+        (program.folder / file).unlink()
+    assert (seen + strategy["held_out_accuracy"]) / 2 == pytest.approx(strategy["accuracy"], abs=1e-9)
 
 
 def test_zero_shares_out_the_state_and_sends_more(done):
@@ -105,7 +125,8 @@ def test_a_lab_writes_what_a_reader_may_look_at(done):
     assert sorted(path.name for path in done[0].folder.iterdir()) == ["lab", "results.json"]
     assert sorted(path.name for path in lab.iterdir()) == ["data", "jobs", "lab.json", "runs", "text", "tokenizer"]
     jobs = ["encoder", *STRATEGIES]
-    assert listing(lab / "jobs") == sorted(f"{job}.{kind}" for job in jobs for kind in ("json", "toml"))
+    assert listing(lab / "jobs") == sorted([*(f"{job}.{kind}" for job in jobs for kind in ("json", "toml")),
+                                            *(f"{strategy}-scores.json" for strategy in STRATEGIES)])
     assert sorted(path.name for path in (lab / "runs").iterdir()) == sorted(jobs)
     for name, count in (("train.tsv", 40000), ("dev.tsv", 2000)):
         lines = (lab / "data" / name).read_text().splitlines()
@@ -121,8 +142,10 @@ def test_a_pipe_gets_no_codes_and_lines_that_fit(done):
     assert len(TABLE_TITLES.findall(out)) == len(STRATEGIES), out
     results = out[out.index("4. Results"):]
     for name, strategy in zip(("data parallel", "ZeRO-3", "parameter servers"), done[2]["strategies"].values()):
-        assert re.search(rf"^{name} +{100 * strategy['accuracy']:.1f} %", results, re.M), results
-    assert re.search(rf"^bag of words +{100 * done[2]['bag_of_words_accuracy']:.1f} %$", results, re.M), results
+        shares = rf"{100 * strategy['accuracy']:.1f} % +{100 * strategy['held_out_accuracy']:.1f} %"
+        assert re.search(rf"^{name} +{shares} ", results, re.M), results
+    shares = rf"{100 * done[2]['bag_of_words_accuracy']:.1f} % +{100 * done[2]['bag_of_words_held_out_accuracy']:.1f} %"
+    assert re.search(rf"^bag of words +{shares}$", results, re.M), results
 
 
 def printed_commands(done):
@@ -132,6 +155,9 @@ def printed_commands(done):
 def test_the_commands_that_it_prints_can_be_run_again(done, tmp_path):
     """In the lab's folder, as they are, as a new run."""
     program, commands = done[0], printed_commands(done)
+    evaluations = [command for command in commands if command[1] == "evaluate"]
+    assert [command[2:] for command in evaluations] == [[f"runs/{job}", "--data", "data/held_out.tsv"] for job in STRATEGIES]
+    commands = [command for command in commands if command[1] == "train"]
     assert [command[:3] for command in commands] == [["echelon", "train", f"jobs/{job}.toml"] for job in ["encoder", *STRATEGIES]]
     shutil.copytree(program.folder / "lab", tmp_path / "lab")
     again = Echelon(tmp_path / "lab")
@@ -141,6 +167,17 @@ def test_the_commands_that_it_prints_can_be_run_again(done, tmp_path):
     run, = set((again.folder / "runs").iterdir()) - before
     for file in ("metrics.jsonl", "ledger.json"):
         assert (run / file).read_bytes() == (program.folder / "lab/runs/zero3" / file).read_bytes(), file
+
+
+def test_the_exercises_of_the_page_run(done, tmp_path):
+    page = (Path(__file__).parents[2] / "docs/lab.md").read_text()
+    commands = [" ".join(command.split()) for command in re.findall(r"`(echelon train [^`]+)`", page.partition("## To try")[2])]
+    assert len(commands) == 5
+    shutil.copytree(done[0].folder / "lab", tmp_path / "lab")
+    lab = Echelon(tmp_path / "lab")
+    for command in commands:
+        result = lab(*shlex.split(command)[1:], *words(train_steps=3, train_threads=1, train_validate_every=0))
+        assert result.returncode == 0, f"{command}\n{result.stdout}{result.stderr}"
 
 
 def test_a_job_is_a_file_that_says_how_it_differs(done):
@@ -209,7 +246,8 @@ def test_a_folder_that_exists_is_refused(echelon, refused):
 
 
 @pytest.mark.parametrize("key, value", [("parallel.zero", "3"), ("server.count", "1"), ("train.validate_every", "1"),
-                                        ("train.save_last", "false"), ("train.steps", "3"), ("model.layers", "2")])
+                                        ("train.save_last", "false"), ("train.steps", "3"), ("model.layers", "2"),
+                                        ("comm.algorithm", "shared")])
 def test_options_that_the_lab_sets_itself_are_refused(refused, key, value):
     assert refused("lab", *SHORT, "--set", f"{key}={value}").startswith(f"--set {key}: the lab sets {key} itself; ")
 
@@ -226,6 +264,18 @@ def test_a_gpu_that_is_not_there_is_refused(refused):
 def test_a_model_that_is_none_is_refused(echelon, refused, texts):
     assert "--model nothing: there is no config.json" in refused("lab", *SHORT, "--model", "nothing")
     assert "--model texts: there is no config.json" in refused("lab", *SHORT, "--model", "texts")
+
+
+def test_a_model_that_cannot_classify_is_refused(echelon, refused, texts):
+    run = echelon.train_well("gpt")
+    assert "family gpt2 cannot classify" in refused("lab", "--model", run / "weights")
+
+
+def test_options_of_the_own_encoder_are_refused_beside_a_model(echelon, refused, texts):
+    run = echelon.train_well("gpt")
+    for option, value in (("--pretraining", 1), ("--shape", "distilbert")):
+        assert f"{option}{' distilbert' if option == '--shape' else ''} is for the encoder" in refused(
+            "lab", "--model", run / "weights", option, value)
 
 
 def test_data_that_is_none_is_refused(refused, texts):
@@ -444,5 +494,6 @@ def test_a_terminal_shows_the_whole_table_at_the_end(echelon, rows):
     assert len(TABLE_TITLES.findall(end)) == 1, end
     lines = end[end.index("\nexchange "):].splitlines()[2:]
     for line, row in zip(lines, table["exchanges"]):
-        assert line.startswith(row["name"] + " ") and f"{row['measured_ms']:.2f} ms" in line, (line, row)
+        times = round(row["times"] / table["steps"])
+        assert line.startswith(row["name"] + (f" x{times} " if times > 1 else " ")) and f"{row['measured_ms']:.2f} ms" in line, (line, row)
     assert max(len(line) for line in lines[:len(table["exchanges"])]) < 80

@@ -191,6 +191,8 @@ def draw_train(draw, program):
                 value = "text.txt"  # no walks over the whole disk
             if option == "--progress" and draw.random() < 0.7:
                 value = draw.choice(["auto", "plain", "none"])
+            if option == "--trace" and draw.random() < 0.7:
+                value = draw.choice(["buckets", "sync", "pipeline"])
             words += [option, value]
     return words
 
@@ -222,8 +224,11 @@ def draw_other(draw, program):
         ["launch", draw.choice(["--nproc", "--nodes", "--node-rank", "--rendezvous", "--log-dir"]), draw.choice([few, "lo:x", "h:0"]),
          "--", draw.choice(["true", "false", "no-such-program", "/dev/null"])],
         ["launch", "--nproc", "2", "--rendezvous", value, "--", "true"],
+        # A lab that begins runs for minutes: this folder is there, so it is refused.
+        ["lab", draw.choice(["--model", "--data", "--steps", "--pretraining", "--shape", "--json", "--set"]),
+         draw.choice([value, few, "runs/job/weights", "small"]), "--out", draw.choice([".", "runs", "text.txt"]), "--no-sweep", *sets],
         [value, value],
-        [draw.choice(["train", "launch", "bench", "topo", "verify", "export", "generate", "info"]), f"--{value}", value],
+        [draw.choice(["train", "lab", "launch", "bench", "topo", "verify", "export", "generate", "info"]), f"--{value}", value],
         ["--help"], ["train", "--help"], [], ["--version"]])
 
 
