@@ -82,14 +82,19 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t siz
   Parts parts;
   try {
     const std::string first = next(input), second = next(input);
+    const auto beside = [&](std::string config) {
+      return echelon::tok::SideFiles{.config = {std::move(config), "config"},
+                                     .special_map = {next(input), "map"},
+                                     .added = {next(input), "added"}};
+    };
     if (bytes[0] % 4 == 0)
-      echelon::tok::read_bert_vocabulary(first, "vocab.txt", second, "config", parts);
+      echelon::tok::read_bert_vocabulary({first, "vocab.txt"}, beside(second), parts);
     else if (bytes[0] % 4 == 1)
-      echelon::tok::read_gpt2_files(
-          {first, "vocab.json", second, "merges.txt", next(input), "config"}, parts);
+      echelon::tok::read_gpt2_files({first, "vocab.json"}, {second, "merges.txt"},
+                                    beside(next(input)), parts);
     else
       echelon::tok::read_tokenizer_json(first, "tokenizer.json", parts);
-    if (bytes[0] % 4 == 3) echelon::tok::find_special_tokens(second, "config", parts);
+    if (bytes[0] % 4 == 3) echelon::tok::find_special_tokens(beside(second), parts);
   } catch (const echelon::InvalidArgument&) {
     return 0;
   } catch (const echelon::Corrupt&) {

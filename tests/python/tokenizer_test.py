@@ -1,6 +1,7 @@
 """Ids and offsets of our tokenisers against Hugging Face's `tokenizers`. tokenizer_long_test.py has more texts."""
 
 import functools
+import json
 import random
 
 import pytest
@@ -65,9 +66,45 @@ def test_decoded_texts_are_the_same(tokenizer):
             assert mine == theirs.decode(line, skip_special_tokens=skip), line
 
 
+def beside(kind, n):
+    """The configuration, the map of special tokens and the added tokens beside a vocabulary of n tokens."""
+    token = {"lstrip": False, "rstrip": False, "single_word": False, "normalized": False, "special": True}
+    added = {"<user>": n, "<pad>": n + 1, "newword": n + 2}
+    decoder = {str(i): {**token, "content": text, "lstrip": text == "<pad>"} for text, i in added.items()}
+    return {
+        "class": ({}, {}, {}),
+        "options": ({"do_lower_case": False, "add_prefix_space": True}, {}, {}),
+        "added_tokens.json": ({}, {}, added),
+        "additional": ({"additional_special_tokens": ["<user>"]}, {}, added),
+        "additional of the vocabulary": ({"extra_special_tokens": ["the"]}, {}, {}),
+        "special_tokens_map.json": ({}, {"pad_token": "<pad>", "mask_token": {**token, "content": "the"}}, added),
+        "added_tokens_decoder": ({"added_tokens_decoder": decoder, "pad_token": "<pad>"}, {}, {"other": n}),
+    }[kind]
+
+
+BESIDE = ["class", "options", "added_tokens.json", "additional", "additional of the vocabulary",
+          "special_tokens_map.json", "added_tokens_decoder"]
+BERT_CLASSES = ["Bert", "ConvBert", "DistilBert", "Electra", "LayoutLM", "Lxmert", "MobileBert", "SqueezeBert"]
+
+
+@pytest.mark.parametrize("kind, name", [
+    *((kind, name) for name in ("BertTokenizer", "GPT2Tokenizer") for kind in BESIDE),
+    *(("class", f"{name}Tokenizer{fast}") for name in BERT_CLASSES for fast in ("", "Fast"))])
+def test_vocabularies_are_read_as_transformers_reads_them(tmp_path, kind, name):
+    transformers = pytest.importorskip("transformers")
+    tokenizer = made("gpt2" if name.startswith("GPT2") else "bert-uncased")
+    tokenizer.model.save(str(tmp_path))  # vocab.json and merges.txt, or vocab.txt
+    config, special, added = beside(kind, tokenizer.get_vocab_size())
+    for file, content in (("tokenizer_config", config | {"tokenizer_class": name}), ("special_tokens_map", special),
+                          ("added_tokens", added)):
+        (tmp_path / f"{file}.json").write_text(json.dumps(content))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path).backend_tokenizer
+    some = texts(COUNT, 6)[-200:] + ["a <user>the newword", "newwords  <pad> x", "<USER>[MASK]<|endoftext|>NEWWORD the"]
+    compare(tmp_path, theirs, some)
+
+
 def test_a_difference_is_noticed(tmp_path):
     """The comparison itself: two tokenisers that differ in one merge."""
-    import json
     state = json.loads(made("gpt2").to_str())
     merges = state["model"]["merges"]
     merges[0], merges[1] = merges[1], merges[0]

@@ -8,6 +8,7 @@
 
 #include "echelon/base/error.h"
 #include "echelon/base/utf8.h"
+#include "tests/base/thrown.h"
 
 namespace echelon::tok {
 namespace {
@@ -140,6 +141,47 @@ TEST(RegularExpressions, ThatTakeTooLongEnd) {
   }
   std::vector<ByteRange> found;
   EXPECT_THROW(pattern->matches(std::string(5000, 'a') + "b", found), InvalidArgument);
+}
+
+std::unique_ptr<Pattern> engine_or_null(const char* expression) {
+  try {
+    return regular_expression(expression, "test");
+  } catch (const InvalidArgument&) {  // built without PCRE2
+    return nullptr;
+  }
+}
+
+// No single match takes long here, but all together would take minutes.
+TEST(RegularExpressions, ThatTakeTooLongAtManyPlacesEnd) {
+  const auto pattern = engine_or_null("(?:a|aa)+$");
+  if (!pattern) GTEST_SKIP() << "built without PCRE2";
+  std::string text;
+  for (int i = 0; i < 10'000; ++i) text += std::string(25, 'a') + "b";
+  std::vector<ByteRange> found;
+  EXPECT_EQ(thrown<InvalidArgument>([&] { pattern->matches(text, found); }),
+            "test: the pattern cannot be matched in a text of 260000 bytes: it takes more than "
+            "10000 steps at more than 64 places");
+}
+
+TEST(RegularExpressions, FewPlacesMayTakeManySteps) {
+  const auto pattern = engine_or_null("(?:a|aa)+$|b");
+  if (!pattern) GTEST_SKIP() << "built without PCRE2";
+  const std::string run(25, 'a');
+  EXPECT_EQ(split(*pattern, "aab" + run + "bb" + run + "\nb" + run),
+            (Words{"b", "b", "b", run, "b", run}));
+}
+
+TEST(RegularExpressions, LongWordsAreMatchedHoweverManyThereAre) {
+  const auto pattern = engine_or_null("(?:a|é)+| ");
+  if (!pattern) GTEST_SKIP() << "built without PCRE2";
+  std::string text;
+  Words words;
+  for (int i = 0; i < 100; ++i) {
+    words.push_back(std::string(std::size_t(20'000 + i), 'a') + "é");
+    words.push_back(" ");
+    text += words[words.size() - 2] + " ";
+  }
+  EXPECT_EQ(split(*pattern, text), words);
 }
 
 }  // namespace

@@ -139,6 +139,84 @@ TEST_F(TokenizerFiles, VocabularyAndMergesAreGpt2s) {
   EXPECT_EQ(tokenizer.decode(Ids{2, 4, 5}), "ab ab");
 }
 
+constexpr std::string_view tiny_vocabulary =
+    R"({"a": 0, "b": 1, "ab": 2, "Ġ": 3, "Ġab": 4, "<|endoftext|>": 5})";
+constexpr std::string_view tiny_merges = "#version: 0.2\na b\nĠ ab\n";
+
+TEST_F(TokenizerFiles, MergesOfOtherTokenisersThanGpt2sAreRefused) {
+  write("vocab.json", tiny_vocabulary);
+  write("merges.txt", tiny_merges);
+  for (const char* name : {"RobertaTokenizer", "CLIPTokenizer", "Qwen2TokenizerFast",
+                           "PreTrainedTokenizerFast", "BertTokenizer"}) {
+    write("tokenizer_config.json", fmt::format(R"({{"tokenizer_class": "{}"}})", name));
+    EXPECT_EQ(refused<InvalidArgument>(),
+              fmt::format("{}: tokenizer_class {} is not supported: vocab.json is read as that of "
+                          "GPT2Tokenizer; load the folder with AutoTokenizer of `transformers` and "
+                          "save it, which writes tokenizer.json",
+                          (folder_ / "tokenizer_config.json").string(), name));
+  }
+  for (const char* name : {"GPT2Tokenizer", "GPT2TokenizerFast"}) {
+    write("tokenizer_config.json", fmt::format(R"({{"tokenizer_class": "{}"}})", name));
+    EXPECT_EQ(open().encode("ab ab").ids, (Ids{2, 4})) << name;
+  }
+  for (const char* key : {"add_bos_token", "add_eos_token"}) {
+    write("tokenizer_config.json",
+          fmt::format(R"({{"tokenizer_class": "GPT2Tokenizer", "{}": true}})", key));
+    EXPECT_NE(refused<InvalidArgument>().find(fmt::format("{} true is not supported", key)),
+              std::string::npos);
+  }
+}
+
+TEST_F(TokenizerFiles, VocabulariesOfOtherTokenisersThanBertsAreRefused) {
+  write("vocab.txt", bert_vocabulary);
+  for (const char* name : {"MPNetTokenizer", "BertJapaneseTokenizer", "GPT2Tokenizer"}) {
+    write("tokenizer_config.json", fmt::format(R"({{"tokenizer_class": "{}"}})", name));
+    EXPECT_NE(refused<InvalidArgument>().find("vocab.txt is read as that of BertTokenizer, "),
+              std::string::npos);
+  }
+  if (!tok::has_normal_forms) GTEST_SKIP() << "built without utf8proc";
+  for (const char* name : {"BertTokenizerFast", "DistilBertTokenizer", "ElectraTokenizer"}) {
+    write("tokenizer_config.json", fmt::format(R"({{"tokenizer_class": "{}"}})", name));
+    EXPECT_EQ(open().encode("a film").ids, (Ids{2, 5, 7, 3})) << name;
+  }
+}
+
+TEST_F(TokenizerFiles, TokensAddedBesideAVocabularyCount) {
+  write("vocab.json", tiny_vocabulary);
+  write("merges.txt", tiny_merges);
+  write("added_tokens.json", R"({"<user>": 7, "<pad>": 6, "word": 8})");
+  write("tokenizer_config.json",
+        R"({"additional_special_tokens": ["<user>", {"content": "ab", "single_word": true}]})");
+  write("special_tokens_map.json", R"({"pad_token": "<pad>", "eos_token": {"content": "b"}})");
+  const Tokenizer tokenizer = open();
+  EXPECT_EQ(tokenizer.encode("a<user>a<pad>word").ids, (Ids{0, 7, 0, 6, 8}));
+  EXPECT_EQ(tokenizer.decode(Ids{0, 7, 6, 8}), "aword") << "those with a role are special";
+  EXPECT_EQ(tokenizer.special().padding, 6);
+  EXPECT_EQ(tokenizer.special().end, 1) << "what the configuration lacks";
+  EXPECT_EQ(tokenizer.special().begin, 5);
+  EXPECT_EQ(tokenizer.size(), 9);
+  EXPECT_EQ(tokenizer.files().size(), 5U);
+
+  write("tokenizer_config.json", R"({"pad_token": "a", "eos_token": "<|endoftext|>"})");
+  EXPECT_EQ(open().special().padding, 0) << "the configuration counts first";
+  EXPECT_EQ(open().special().end, 5);
+
+  write("tokenizer_config.json", R"({"additional_special_tokens": ["<new>"]})");
+  EXPECT_NE(refused<InvalidArgument>().find(
+                "additional_special_tokens[0] is '<new>', which neither the vocabulary nor "
+                "added_tokens.json has"),
+            std::string::npos);
+  write("tokenizer_config.json", "{}");
+  write("added_tokens.json", R"({"<pad>": 7})");
+  EXPECT_NE(refused<Corrupt>().find("has '<pad>' with id 7, not 6, the first that is free"),
+            std::string::npos);
+  write("added_tokens.json", R"({"ab": 6})");
+  EXPECT_NE(refused<Corrupt>().find("has 'ab' with id 6, but the vocabulary has it with id 2"),
+            std::string::npos);
+  write("added_tokens.json", R"({"<pad>": "6"})");
+  EXPECT_NE(refused<Corrupt>().find("<pad> is \"6\", not an integer"), std::string::npos);
+}
+
 TEST_F(TokenizerFiles, TextsAreCutAndFilledUp) {
   if (!tok::has_normal_forms) GTEST_SKIP() << "built without utf8proc";
   write("vocab.txt", bert_vocabulary);
@@ -298,6 +376,14 @@ TEST_F(TokenizerFiles, TextsThatGrowInSeveralStepsAreRefusedBeforeTheyAreMade) {
               std::string::npos)
         << error.what();
   }
+}
+
+TEST_F(TokenizerFiles, ValuesThatNestDeeplyAreRefused) {
+  const std::string nested = std::string(1'000'000, '[') + std::string(1'000'000, ']');
+  write("tokenizer.json",
+        with("\"type\": \"BPE\"", fmt::format(R"("type": "BPE", "dropout": {})", nested)));
+  EXPECT_EQ(refused<Corrupt>(), (folder_ / "tokenizer.json").string() +
+                                    ": model.dropout is a list, not a number or null");
 }
 
 TEST_F(TokenizerFiles, SequencesThatNestTooDeepAreRefused) {

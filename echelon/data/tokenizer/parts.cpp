@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 
@@ -205,6 +206,10 @@ void add_token(const AddedToken& token, const std::string& where, Parts& parts) 
                               parts.added.text(token.id)));
   parts.added.insert(token.text, token.id);
   parts.added_tokens.push_back(token);
+}
+
+std::int32_t next_added_id(const Parts& parts) {
+  return std::max(std::int32_t(parts.model_tokens.count()), parts.added.size());
 }
 
 namespace {

@@ -91,20 +91,26 @@ struct Parts {
 
 // Fills `parts` from a file's text; `where` is its name in errors.
 void read_tokenizer_json(const std::string& text, const std::string& where, Parts& parts);
-// BERT's vocab.txt; the text of tokenizer_config.json, or empty.
-void read_bert_vocabulary(const std::string& text, const std::string& where,
-                          const std::string& config, const std::string& config_where, Parts& parts);
-// GPT-2's vocab.json and merges.txt; the text of tokenizer_config.json, or empty.
-struct Gpt2Files {
-  std::string vocabulary, vocabulary_where, merges, merges_where, config, config_where;
+// A file's text and its name in errors. The text is empty if there is no such file.
+struct NamedText {
+  std::string text, where;
 };
-void read_gpt2_files(const Gpt2Files& files, Parts& parts);
-// Which tokens are special: by tokenizer_config.json or special_tokens_map.json, if their text is
-// not empty, and by the usual names.
-void find_special_tokens(const std::string& text, const std::string& where, Parts& parts);
+// tokenizer_config.json, special_tokens_map.json and added_tokens.json.
+struct SideFiles {
+  NamedText config = {}, special_map = {}, added = {};
+};
+// BERT's vocab.txt.
+void read_bert_vocabulary(const NamedText& vocabulary, const SideFiles& beside, Parts& parts);
+// GPT-2's vocab.json and merges.txt.
+void read_gpt2_files(const NamedText& vocabulary, const NamedText& merges, const SideFiles& beside,
+                     Parts& parts);
+// Which tokens have which role: by the files beside, and by the usual names.
+void find_special_tokens(const SideFiles& beside, Parts& parts);
 
 // Common ends of the readers.
 void add_token(const AddedToken& token, const std::string& where, Parts& parts);
+// The id that `tokenizers` gives to the next token that the vocabulary lacks.
+std::int32_t next_added_id(const Parts& parts);
 void finish_parts(const std::string& where, Parts& parts);
 
 }  // namespace echelon::tok

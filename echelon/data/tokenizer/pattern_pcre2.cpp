@@ -295,10 +295,8 @@ class Pcre2 : public Pattern {
       throw InvalidArgument(
           fmt::format("{} is not a pattern: {}: {}", where, message_of(error), expression));
     pcre2_jit_compile(code_.get(), PCRE2_JIT_COMPLETE);  // without it, matching is slower
-    context_.reset(pcre2_match_context_create(nullptr));
-    if (!context_) throw std::bad_alloc();
-    pcre2_set_match_limit(context_.get(), most_steps);
-    pcre2_set_heap_limit(context_.get(), most_kib);
+    few_ = context_with(few_steps);
+    many_ = context_with(many_steps);
   }
 
   void matches(std::string_view text, std::vector<ByteRange>& out) const override {
@@ -309,13 +307,11 @@ class Pcre2 : public Pattern {
     if (!data) throw std::bad_alloc();
     std::size_t at = 0;
     std::size_t last_end = subject.size() + 1;  // of the match before; none yet
+    int costly = 0;                             // places that took many steps
     while (at <= subject.size()) {
-      const int result = match(subject, at, data.get());
+      const int result = match(subject, at, data.get(), costly);
       if (result == PCRE2_ERROR_NOMATCH) return;
-      if (result < 0)
-        throw InvalidArgument(
-            fmt::format("{}: the pattern cannot be matched in a text of {} bytes: {}", where_,
-                        text.size(), message_of(result)));
+      if (result < 0) refuse(text, message_of(result));
       const PCRE2_SIZE* range = pcre2_get_ovector_pointer(data.get());
       const std::size_t begin = range[0], end = range[1];
       if (begin > end || end > subject.size()) return;  // \K in a look-around
@@ -332,21 +328,67 @@ class Pcre2 : public Pattern {
   }
 
  private:
-  int match(std::string_view subject, std::size_t at, pcre2_match_data* data) const {
-    const auto run = [&](std::uint32_t options) {
-      return pcre2_match(code_.get(), reinterpret_cast<PCRE2_SPTR>(subject.data()), subject.size(),
-                         at, PCRE2_NO_UTF_CHECK | options, data, context_.get());
-    };
-    const int result = run(0);
-    // Compiled patterns have a small stack; the interpreter has the heap.
-    return result == PCRE2_ERROR_JIT_STACKLIMIT ? run(PCRE2_NO_JIT) : result;
+  using Context = std::unique_ptr<pcre2_match_context, FreeContext>;
+
+  static Context context_with(std::uint32_t steps) {
+    Context context(pcre2_match_context_create(nullptr));
+    if (!context) throw std::bad_alloc();
+    pcre2_set_match_limit(context.get(), steps);
+    pcre2_set_heap_limit(context.get(), most_kib);
+    return context;
   }
 
-  static constexpr std::uint32_t most_steps = 10'000'000, most_kib = 1 << 16;
+  [[noreturn]] void refuse(std::string_view text, std::string_view why) const {
+    throw InvalidArgument(fmt::format("{}: the pattern cannot be matched in a text of {} bytes: {}",
+                                      where_, text.size(), why));
+  }
+
+  int run(std::string_view subject, std::size_t at, std::uint32_t options, pcre2_match_data* data,
+          const Context& context) const {
+    return pcre2_match(code_.get(), reinterpret_cast<PCRE2_SPTR>(subject.data()), subject.size(),
+                       at, PCRE2_NO_UTF_CHECK | options, data, context.get());
+  }
+
+  // PCRE2 counts steps anew for each place where a match may begin, so its limit alone does not
+  // bound the time of a text. All places get few steps, which most patterns never need; only some
+  // places get many.
+  int match(std::string_view subject, std::size_t at, pcre2_match_data* data, int& costly) const {
+    const int result = run(subject, at, 0, data, few_);
+    // Compiled patterns have a small stack; the interpreter has the heap.
+    if (result != PCRE2_ERROR_MATCHLIMIT && result != PCRE2_ERROR_JIT_STACKLIMIT) return result;
+    return match_place_by_place(subject, at, data, costly);
+  }
+
+  int match_place_by_place(std::string_view subject, std::size_t at, pcre2_match_data* data,
+                           int& costly) const {
+    constexpr std::uint32_t here = PCRE2_ANCHORED | PCRE2_NO_JIT;
+    for (;; at += decode_utf8(subject.data() + at).size) {
+      int result = run(subject, at, here, data, few_);
+      if (result == PCRE2_ERROR_MATCHLIMIT) {
+        result = run(subject, at, here, data, many_);
+        // A long match may take many steps: they are few for each of its bytes.
+        const bool is_long = result > 0 && end_of_match(data) >= at + many_steps / few_steps;
+        if (!is_long && ++costly > most_costly) refuse(subject, too_costly());
+      }
+      if (result != PCRE2_ERROR_NOMATCH || at == subject.size()) return result;
+    }
+  }
+
+  static std::size_t end_of_match(pcre2_match_data* data) {
+    return pcre2_get_ovector_pointer(data)[1];
+  }
+
+  static std::string too_costly() {
+    return fmt::format("it takes more than {} steps at more than {} places", few_steps,
+                       most_costly);
+  }
+
+  static constexpr std::uint32_t few_steps = 10'000, many_steps = 10'000'000, most_kib = 1 << 16;
+  static constexpr int most_costly = 64;
 
   std::string where_;
   std::unique_ptr<pcre2_code, FreeCode> code_;
-  std::unique_ptr<pcre2_match_context, FreeContext> context_;
+  Context few_, many_;
 };
 
 }  // namespace

@@ -1,15 +1,15 @@
 // The files of tokenisers before there was tokenizer.json: BERT's vocab.txt, GPT-2's vocab.json and
-// merges.txt. tokenizer_config.json beside them says the rest.
+// merges.txt. The files beside them (side_files.h) say the rest.
 #include <fmt/format.h>
 
 #include <array>
-#include <charconv>
 
 #include "echelon/base/error.h"
 #include "echelon/base/utf8.h"
 #include "echelon/data/tokenizer/bpe.h"
 #include "echelon/data/tokenizer/json_node.h"
 #include "echelon/data/tokenizer/parts.h"
+#include "echelon/data/tokenizer/side_files.h"
 #include "echelon/data/tokenizer/word_piece.h"
 
 namespace echelon::tok {
@@ -30,70 +30,62 @@ void for_each_line(std::string_view text, const std::string& where, F&& do_with)
   }
 }
 
-// An empty object if the text is empty.
-nlohmann::json parse_config(const std::string& text, const std::string& where) {
-  return text.empty() ? nlohmann::json::object() : parse_json(text, where);
+// Whose vocab.txt is used as BERT's: classes that `transformers` builds from BertTokenizer without
+// a change.
+constexpr std::array<std::string_view, 8> bert_classes = {
+    "BertTokenizer",     "ConvBertTokenizer", "DistilBertTokenizer", "ElectraTokenizer",
+    "LayoutLMTokenizer", "LxmertTokenizer",   "MobileBertTokenizer", "SqueezeBertTokenizer"};
+constexpr std::array<std::string_view, 1> gpt2_classes = {"GPT2Tokenizer"};
+
+std::int32_t require_role(const SideConfig& beside, const char* key, std::string_view otherwise,
+                          const std::string& where, Parts& parts) {
+  const auto id = beside.add_role(key, otherwise, where, parts);
+  if (id < 0)
+    throw Corrupt(fmt::format("{} lacks the token '{}'", where, beside.name(key, otherwise)));
+  return id;
 }
 
-// A token is written as its text, or as an object with it.
-std::string token_text(const JsonNode& node) {
-  return node.value().is_object() ? node.at("content").text() : node.text();
+void read_vocabulary_lines(const NamedText& file, Vocabulary& out) {
+  for_each_line(file.text, file.where, [&](std::string_view line, std::size_t number) {
+    if (line.empty()) throw Corrupt(fmt::format("{}: line {} is empty", file.where, number));
+    if (number > std::size_t(Vocabulary::most))
+      throw Corrupt(fmt::format("{} has more than {} lines", file.where, Vocabulary::most));
+    out.insert(line, std::int32_t(number) - 1);
+  });
 }
 
-// "added_tokens_decoder": {"50256": {"content": "<|endoftext|>", …}}
-void read_added_tokens_decoder(const JsonNode& config, Parts& parts) {
-  if (!config.has("added_tokens_decoder")) return;
-  const JsonNode tokens = config.at("added_tokens_decoder");
-  for (const auto& [key, value] : tokens.object().items()) {
-    const JsonNode token = tokens.member(value, key);
-    std::int32_t id = -1;
-    const auto read = std::from_chars(key.data(), key.data() + key.size(), id);
-    if (read.ec != std::errc() || read.ptr != key.data() + key.size() || id < 0 ||
-        id >= Vocabulary::most)
-      token.refuse("named by an id");
-    const bool special = token.boolean("special", false);
-    add_token({.text = token.at("content").text(),
-               .id = id,
-               .special = special,
-               .normalized = token.boolean("normalized", !special),
-               .single_word = token.boolean("single_word", false),
-               .strip_left = token.boolean("lstrip", false),
-               .strip_right = token.boolean("rstrip", false)},
-              fmt::format("{}: {}", token.file(), token.place()), parts);
+void read_vocabulary_json(const NamedText& file, Vocabulary& out) {
+  const nlohmann::json json = parse_json(file.text, file.where);
+  const JsonNode root(json, file.where);
+  for (const auto& [text, value] : root.object().items()) {
+    const JsonNode member = root.member(value, text);
+    const auto id = member.id();
+    if (out.has(id)) member.refuse(fmt::format("an id of its own: '{}' has it", out.text(id)));
+    out.insert(text, id);
   }
 }
 
-// Adds a special token of the vocabulary, unless the configuration has added it. -1: not there.
-std::int32_t add_special(const std::string& text, const std::string& where, Parts& parts) {
-  const auto id = parts.model_tokens.find(text);
-  if (id >= 0 && parts.added.find(text) < 0)
-    add_token({.text = text, .id = id, .special = true, .normalized = false}, where, parts);
-  return id;
-}
-
-std::int32_t require_special(const std::string& text, const std::string& where, Parts& parts) {
-  const auto id = add_special(text, where, parts);
-  if (id < 0) throw Corrupt(fmt::format("{} lacks the token '{}'", where, text));
-  return id;
-}
-
-std::string name_in(const JsonNode& config, const char* key, std::string_view otherwise) {
-  return config.has(key) ? token_text(config.at(key)) : std::string(otherwise);
+std::vector<std::pair<std::string, std::string>> read_merge_lines(const NamedText& file) {
+  std::vector<std::pair<std::string, std::string>> merges;
+  for_each_line(file.text, file.where, [&](std::string_view line, std::size_t number) {
+    if (line.empty() || line.starts_with("#version")) return;
+    const auto space_at = line.find(' ');
+    if (space_at == line.npos || line.find(' ', space_at + 1) != line.npos)
+      throw Corrupt(fmt::format("{}: line {} is not two tokens with one space between them",
+                                file.where, number));
+    merges.emplace_back(line.substr(0, space_at), line.substr(space_at + 1));
+  });
+  return merges;
 }
 
 }  // namespace
 
-void read_bert_vocabulary(const std::string& text, const std::string& where,
-                          const std::string& config_text, const std::string& config_where,
-                          Parts& parts) {
-  const nlohmann::json json = parse_config(config_text, config_where);
-  const JsonNode config(json, config_where);
-  for_each_line(text, where, [&](std::string_view line, std::size_t number) {
-    if (line.empty()) throw Corrupt(fmt::format("{}: line {} is empty", where, number));
-    if (number > std::size_t(Vocabulary::most))
-      throw Corrupt(fmt::format("{} has more than {} lines", where, Vocabulary::most));
-    parts.model_tokens.insert(line, std::int32_t(number) - 1);
-  });
+void read_bert_vocabulary(const NamedText& vocabulary, const SideFiles& files, Parts& parts) {
+  const SideConfig beside(files);
+  beside.require_class(bert_classes, "vocab.txt");
+  const JsonNode& config = beside.config();
+  const std::string& where = vocabulary.where;
+  read_vocabulary_lines(vocabulary, parts.model_tokens);
   const bool lower = config.boolean("do_lower_case", true);
   parts.normalizer.push_back(
       bert_normalizer({.clean = true,
@@ -101,16 +93,16 @@ void read_bert_vocabulary(const std::string& text, const std::string& where,
                        .strip_accents = config.boolean("strip_accents", lower),
                        .lower_case = lower}));
   parts.splitter.steps.push_back(bert_splitter());
-  const std::string unknown = name_in(config, "unk_token", "[UNK]");
+  const std::string unknown = beside.name("unk_token", "[UNK]");
   parts.model =
       std::make_unique<WordPiece>(parts.model_tokens, WordPieceSettings{.unknown = unknown}, where);
   parts.decoder.push_back(word_piece_decoder("##", true));
-  read_added_tokens_decoder(config, parts);
-  const auto begin = require_special(name_in(config, "cls_token", "[CLS]"), where, parts);
-  const auto end = require_special(name_in(config, "sep_token", "[SEP]"), where, parts);
-  add_special(unknown, where, parts);
-  add_special(name_in(config, "pad_token", "[PAD]"), where, parts);
-  add_special(name_in(config, "mask_token", "[MASK]"), where, parts);
+  beside.add_tokens(parts);
+  const auto begin = require_role(beside, "cls_token", "[CLS]", where, parts);
+  const auto end = require_role(beside, "sep_token", "[SEP]", where, parts);
+  beside.add_role("unk_token", "[UNK]", where, parts);
+  beside.add_role("pad_token", "[PAD]", where, parts);
+  beside.add_role("mask_token", "[MASK]", where, parts);
   using Kind = TemplatePiece::Kind;
   parts.post_processor.single = {
       {Kind::special, {begin}, 0}, {Kind::first, {}, 0}, {Kind::special, {end}, 0}};
@@ -121,30 +113,13 @@ void read_bert_vocabulary(const std::string& text, const std::string& where,
   finish_parts(where, parts);
 }
 
-void read_gpt2_files(const Gpt2Files& files, Parts& parts) {
-  const nlohmann::json vocabulary = parse_json(files.vocabulary, files.vocabulary_where),
-                       config_json = parse_config(files.config, files.config_where);
-  const JsonNode root(vocabulary, files.vocabulary_where), config(config_json, files.config_where);
-  for (const auto& [text, value] : root.object().items()) {
-    const JsonNode member = root.member(value, text);
-    const auto id = member.id();
-    if (parts.model_tokens.has(id))
-      member.refuse(fmt::format("an id of its own: '{}' has it", parts.model_tokens.text(id)));
-    parts.model_tokens.insert(text, id);
-  }
-
-  std::vector<std::pair<std::string, std::string>> merges;
-  for_each_line(files.merges, files.merges_where, [&](std::string_view line, std::size_t number) {
-    if (line.empty() || line.starts_with("#version")) return;
-    const auto space_at = line.find(' ');
-    if (space_at == line.npos || line.find(' ', space_at + 1) != line.npos)
-      throw Corrupt(fmt::format("{}: line {} is not two tokens with one space between them",
-                                files.merges_where, number));
-    merges.emplace_back(line.substr(0, space_at), line.substr(space_at + 1));
-  });
-
+void read_gpt2_files(const NamedText& vocabulary, const NamedText& merges, const SideFiles& files,
+                     Parts& parts) {
+  const SideConfig beside(files);
+  beside.require_class(gpt2_classes, "vocab.json");
+  read_vocabulary_json(vocabulary, parts.model_tokens);
   parts.splitter.byte_level = true;
-  parts.splitter.prefix_space = config.boolean("add_prefix_space", false);
+  parts.splitter.prefix_space = beside.config().boolean("add_prefix_space", false);
   auto splitting = pattern_splitter(known_pattern(gpt2_expression), Delimiter::isolated, false);
   if (parts.splitter.prefix_space)
     parts.splitter.after_prefix = std::move(splitting);
@@ -152,17 +127,17 @@ void read_gpt2_files(const Gpt2Files& files, Parts& parts) {
     parts.splitter.steps.push_back(std::move(splitting));
   BpeSettings settings;
   settings.byte_level = true;
-  parts.model = std::make_unique<Bpe>(parts.model_tokens, merges, settings, files.merges_where);
+  parts.model =
+      std::make_unique<Bpe>(parts.model_tokens, read_merge_lines(merges), settings, merges.where);
   parts.decoder.push_back(byte_level_decoder());
-  read_added_tokens_decoder(config, parts);
-  for (const char* key : {"bos_token", "eos_token", "unk_token", "pad_token"})
-    add_special(name_in(config, key, "<|endoftext|>"), files.vocabulary_where, parts);
-  finish_parts(files.vocabulary_where, parts);
+  beside.add_tokens(parts);
+  for (const char* key : {"bos_token", "eos_token", "unk_token"})
+    beside.add_role(key, "<|endoftext|>", vocabulary.where, parts);
+  finish_parts(vocabulary.where, parts);
 }
 
-void find_special_tokens(const std::string& text, const std::string& where, Parts& parts) {
-  const nlohmann::json json = parse_config(text, where);
-  const JsonNode config(json, where);
+void find_special_tokens(const SideFiles& files, Parts& parts) {
+  const SideConfig beside(files);
   struct Role {
     std::optional<std::int32_t>& id;
     const char* key;
@@ -182,8 +157,8 @@ void find_special_tokens(const std::string& text, const std::string& where, Part
     return id >= 0 ? id : parts.model_tokens.find(token);
   };
   for (const Role& role : roles) {
-    if (config.has(role.key)) {
-      if (const auto id = find(token_text(config.at(role.key))); id >= 0) role.id = id;
+    if (const auto named = beside.find(role.key)) {
+      if (const auto id = find(token_text(*named)); id >= 0) role.id = id;
       continue;
     }
     for (const char* name : role.usual)

@@ -172,10 +172,18 @@ std::vector<std::pair<std::string, std::string>> read_merges(const JsonNode& nod
   return merges;
 }
 
+// Only a number is printed: dump() of a list calls itself for each level that it nests.
+void require_no_dropout(const JsonNode& node) {
+  if (!node.has("dropout")) return;
+  const JsonNode dropout = node.at("dropout");
+  if (!dropout.value().is_number()) dropout.refuse("a number or null");
+  if (dropout.value() != 0.0)
+    dropout.unsupported(dropout.value().dump(),
+                        "ids would differ from call to call; set it to null");
+}
+
 void read_bpe(const JsonNode& node, Parts& parts) {
-  if (node.has("dropout") && node.at("dropout").value() != 0.0)
-    node.at("dropout").unsupported(node.at("dropout").value().dump(),
-                                   "ids would differ from call to call; set it to null");
+  require_no_dropout(node);
   read_vocabulary(node.at("vocab"), parts.model_tokens);
   BpeSettings settings{.byte_level = parts.splitter.byte_level,
                        .fuse_unknown = node.boolean("fuse_unk", false),
@@ -347,7 +355,7 @@ void read_added_tokens(const JsonNode& node, Parts& parts) {
     const std::string& content = token.at("content").text();
     const bool special = token.boolean("special", false);
     // `tokenizers` gives these ids itself, whatever the file says.
-    const auto next = std::max(std::int32_t(parts.model_tokens.count()), parts.added.size());
+    const auto next = next_added_id(parts);
     const bool is_new = !content.empty() && parts.model_tokens.find(content) < 0 &&
                         parts.added.find(content) < 0 && !parts.added.has(id.id());
     if (is_new && id.id() != next) id.refuse(fmt::format("{}, the first that is free", next));

@@ -243,26 +243,30 @@ Tokenizer Tokenizer::open(const fs::path& path) {
         "{} has no tokeniser: neither tokenizer.json, nor vocab.txt, nor vocab.json and merges.txt",
         path.string()));
   const fs::path home = folder ? path : path.parent_path();
-  const fs::path config_path = home / "tokenizer_config.json";
-  const std::string config = files.read(config_path, false);
+  const auto read = [&](const fs::path& file, bool required) {
+    return tok::NamedText{files.read(file, required), file.string()};
+  };
+  // The digest depends on the order in which files are read.
+  tok::SideFiles beside{.config = read(home / "tokenizer_config.json", false)};
+  const auto read_rest = [&](bool added) {
+    beside.special_map = read(home / "special_tokens_map.json", false);
+    if (added) beside.added = read(home / "added_tokens.json", false);
+  };
   if (const fs::path json = folder ? path / "tokenizer.json" : path; is_file(json)) {
     read_tokenizer_json(files.read(json, true), json.string(), *parts);
     parts->json = json;
-  } else if (const fs::path vocabulary = path / "vocab.txt"; is_file(vocabulary)) {
-    read_bert_vocabulary(files.read(vocabulary, true), vocabulary.string(), config,
-                         config_path.string(), *parts);
+    read_rest(false);
+  } else if (is_file(path / "vocab.txt")) {
+    const auto vocabulary = read(path / "vocab.txt", true);
+    read_rest(true);
+    read_bert_vocabulary(vocabulary, beside, *parts);
   } else {
-    const fs::path tokens = path / "vocab.json", merges = path / "merges.txt";
-    read_gpt2_files({files.read(tokens, true), tokens.string(), files.read(merges, true),
-                     merges.string(), config, config_path.string()},
-                    *parts);
+    const auto vocabulary = read(path / "vocab.json", true);
+    const auto merges = read(path / "merges.txt", true);
+    read_rest(true);
+    read_gpt2_files(vocabulary, merges, beside, *parts);
   }
-  const fs::path map_path = home / "special_tokens_map.json";
-  const std::string map = files.read(map_path, false);
-  if (config.empty())
-    find_special_tokens(map, map_path.string(), *parts);
-  else
-    find_special_tokens(config, config_path.string(), *parts);
+  find_special_tokens(beside, *parts);
   parts->digest = files.digest();
   return Tokenizer(std::move(parts));
 }

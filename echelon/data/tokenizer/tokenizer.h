@@ -10,7 +10,8 @@
 //
 // A Tokenizer is a value that is cheap to copy; all its functions may be called by several threads
 // at once. What it learns about words (a cache of up to a few MiB for each thread at work) is
-// shared between copies.
+// shared between copies. So are the buffers of each thread, which stay as large as the longest text
+// needed until the last copy is destroyed.
 #pragma once
 
 #include <cstdint>
