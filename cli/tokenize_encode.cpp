@@ -13,15 +13,18 @@
 #include "cli/commands.h"
 #include "cli/interrupt.h"
 #include "cli/numbers.h"
+#include "echelon/base/bytes.h"
 #include "echelon/base/error.h"
 #include "echelon/base/utf8.h"
+#include "echelon/data/records/format.h"
 #include "echelon/data/tokenizer/tokenizer.h"
 
 namespace echelon::cli {
 namespace {
 
 constexpr std::size_t batch_bytes = 4 << 20;
-constexpr std::int64_t longest = 1 << 30;
+constexpr std::size_t longest_line = longest_record;
+constexpr std::int64_t most_tokens = 1 << 30;
 
 struct Arguments {
   std::string tokenizer, file;
@@ -29,7 +32,8 @@ struct Arguments {
   std::int64_t max_length = 0;
 };
 
-// The lines of a file or of stdin, in batches. Throws Corrupt for a line that is not UTF-8.
+// The lines of a file or of stdin, in batches. Throws Corrupt for a line that is not UTF-8 or too
+// long.
 class LineBatches {
  public:
   explicit LineBatches(const std::string& path) : name_(path == "-" ? "stdin" : path) {
@@ -42,7 +46,13 @@ class LineBatches {
     buffer_.erase(0, used_);
     lines_.clear();
     used_ = 0;
-    while (!ended_ && (buffer_.size() < batch_bytes || buffer_.rfind('\n') == buffer_.npos)) read();
+    bool has_line = false;  // what the last batch has left has no line feed
+    while (!ended_ && (buffer_.size() < batch_bytes || !has_line)) {
+      const std::size_t before = buffer_.size();
+      read();
+      has_line = has_line || buffer_.find('\n', before) != buffer_.npos;
+      if (!has_line) require_length(buffer_.size());
+    }
     while (used_ < buffer_.size()) {
       const auto end = buffer_.find('\n', used_);
       if (end == buffer_.npos && !ended_) break;
@@ -50,6 +60,11 @@ class LineBatches {
       used_ = end == buffer_.npos ? buffer_.size() : end + 1;
     }
     return lines_;
+  }
+
+  // "text.txt, line 7", for a line of the last batch.
+  std::string place(std::size_t line) const {
+    return fmt::format("{}, line {}", name_, number_ - lines_.size() + line + 1);
   }
 
  private:
@@ -69,7 +84,15 @@ class LineBatches {
     ended_ = count < batch_bytes && std::feof(file_.get());
   }
 
+  // Of the line after those of the batch.
+  void require_length(std::size_t bytes) const {
+    if (bytes > longest_line)
+      throw Corrupt(fmt::format("{}, line {}: the line has more than {}; split it", name_,
+                                number_ + 1, human_bytes(longest_line)));
+  }
+
   void add(std::string_view line) {
+    require_length(line.size());
     if (line.ends_with('\r')) line.remove_suffix(1);
     ++number_;
     if (const auto good = utf8_prefix(line); good != line.size())
@@ -84,8 +107,8 @@ class LineBatches {
   std::unique_ptr<std::FILE, Close> file_;
   std::string buffer_;
   std::vector<std::string_view> lines_;
-  std::size_t used_ = 0;  // bytes of the buffer that are in lines_
-  std::uint64_t number_ = 0;
+  std::size_t used_ = 0;      // bytes of the buffer that are in lines_
+  std::uint64_t number_ = 0;  // of the last line in lines_
   bool ended_ = false;
 };
 
@@ -99,6 +122,25 @@ void print(const std::vector<Encoding>& encodings) {
   }
   if (std::fwrite(out.data(), 1, out.size(), stdout) != out.size() || std::fflush(stdout) != 0)
     throw Error(with_errno("cannot write the ids to stdout"));
+}
+
+// Throws InvalidArgument that names the line which the tokeniser refuses.
+std::vector<Encoding> encode(const Tokenizer& tokenizer, const LineBatches& batches,
+                             const std::vector<std::string_view>& lines,
+                             const EncodeOptions& options) {
+  try {
+    return tokenizer.encode_all(lines, options);
+  } catch (const InvalidArgument&) {
+    // encode_all does not say which line it was: the first one that fails alone.
+    for (std::size_t i = 0; i < lines.size(); ++i) {
+      try {
+        tokenizer.encode(lines[i], options);
+      } catch (const InvalidArgument& error) {
+        throw InvalidArgument(fmt::format("{}: {}", batches.place(i), error.what()));
+      }
+    }
+    throw;
+  }
 }
 
 void run(const Arguments& arguments) {
@@ -115,7 +157,7 @@ void run(const Arguments& arguments) {
   while (!interrupted().load()) {
     const auto& lines = batches.next();
     if (lines.empty()) break;
-    print(tokenizer.encode_all(lines, options));
+    print(encode(tokenizer, batches, lines, options));
   }
 }
 
@@ -136,7 +178,7 @@ void add_tokenize_encode(CLI::App& tokenize, int& exit_code) {
                     "Leave out the tokens that the tokeniser puts around a text");
   command->add_option("--max-length", arguments->max_length, "Cut lines to N tokens; 0: never")
       ->capture_default_str()
-      ->check(integer_from(0, longest))
+      ->check(integer_from(0, most_tokens))
       ->type_name("N");
   command->footer(
       "Prints a JSON array for each line.\n\n"

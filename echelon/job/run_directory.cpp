@@ -86,7 +86,7 @@ void RunDirectory::lock() {
   for (const RunFile one : all_values<RunFile>) bytes += remove_abandoned(file(one));
   for (const auto& folder : {weights(), best()})
     for (const char* name : {"model.safetensors", "config.json", "tokenizer.json", "vocab.txt",
-                             "vocab.json", "merges.txt", "validation.json"})
+                             "vocab.json", "merges.txt", "added_tokens.json", "validation.json"})
       bytes += remove_abandoned(folder / name);
   if (bytes > 0)
     log::warn(fmt::format("{}: removed {} that a job had begun to write when it was killed",

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <atomic>
 #include <fstream>
+#include <optional>
 #include <thread>
 
 #include "echelon/base/file.h"
@@ -228,6 +229,76 @@ TEST_F(CorpusWriterTest, ReplacesNothingButACorpus) {
   EXPECT_TRUE(fs::exists(folder_ / "web/corpus.json"));
 }
 
+// Between the first look at the folder and the end, another process may have used it.
+TEST_F(CorpusWriterTest, RemovesNothingThatAppearsWhileItWrites) {
+  const std::vector one = {write_text("a.txt", "the rank")}, two = {write_text("b.txt", "sends")};
+  const auto meanwhile = [](const auto& happens) {
+    return [=](std::int64_t) {
+      happens();
+      return true;
+    };
+  };
+  const auto other_run = meanwhile([&] { write_corpus(one, tokenizer(), target_, {}); });
+  EXPECT_EQ(thrown<InvalidArgument>(
+                [&] { write_corpus(two, tokenizer(), target_, {.progress = other_run}); }),
+            target_.string() +
+                " was written by another process in the meantime; choose another folder with -o, "
+                "or replace it with --force");
+  const auto thesis = meanwhile([&] { write_text("corpus/thesis.txt", "mine"); });
+  EXPECT_EQ(thrown<InvalidArgument>([&] {
+              write_corpus(two, tokenizer(), target_, {.replace = true, .progress = thesis});
+            }),
+            target_.string() +
+                " has thesis.txt beside a corpus, which would be removed with it; move it away, or "
+                "choose another folder");
+  EXPECT_EQ(read_file(target_ / "thesis.txt"), "mine");
+  EXPECT_EQ(read(), (std::vector<Ids>{encoded("the rank")}));
+  EXPECT_EQ(folder_.names(), (std::vector<std::string>{"a.txt", "b.txt", "corpus", "tokenizer"}));
+}
+
+TEST_F(CorpusWriterTest, ReplacesTheFolderThatALinkLeadsTo) {
+  const std::vector one = {write_text("a.txt", "the rank")}, two = {write_text("b.txt", "sends")};
+  fs::create_directories(folder_ / "disk/corpus");
+  fs::create_directory_symlink(folder_ / "disk/corpus", target_);
+  write_corpus(one, tokenizer(), target_, {});
+  write_corpus(two, tokenizer(), target_, {.replace = true});
+  EXPECT_EQ(read(), (std::vector<Ids>{encoded("sends")}));
+  EXPECT_TRUE(fs::is_symlink(target_));
+  std::error_code error;
+  EXPECT_EQ(list_folder(folder_ / "disk", error).size(), 1u);
+  fs::create_directory_symlink(folder_ / "nowhere", folder_ / "loose");
+  EXPECT_EQ(
+      thrown<InvalidArgument>([&] { write_corpus(one, tokenizer(), folder_ / "loose", {}); }),
+      (folder_ / "loose").string() +
+          " is a symbolic link to a folder that is not there; make the folder, or choose another");
+}
+
+// A pattern may need more steps than PCRE2 gets: an error of the tokeniser, which knows no files.
+TEST_F(CorpusWriterTest, NamesTheTextThatTheTokeniserRefuses) {
+  fs::create_directories(folder_ / "slow");
+  write_file(folder_ / "slow/tokenizer.json",
+             R"({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a+)+[bc]"},
+                                   "behavior": "Isolated"},
+                 "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}})");
+  std::optional<Tokenizer> t;
+  try {
+    t = Tokenizer::open(folder_ / "slow");
+  } catch (const InvalidArgument&) {
+    GTEST_SKIP() << "built without PCRE2";
+  }
+  const std::string bad(40, 'a');
+  const auto said = [&](const fs::path& file) {
+    return thrown<InvalidArgument>([&] {
+      write_corpus({write_text("good.txt", "a"), file}, *t, target_,
+                   {.column = file.extension() == ".txt" ? "" : "t"});
+    });
+  };
+  const fs::path text = write_text("a.txt", bad);
+  EXPECT_TRUE(said(text).starts_with(text.string() + ": ")) << said(text);
+  const fs::path records = write_text("a.jsonl", "{\"t\": \"a\"}\n{\"t\": \"" + bad + "\"}\n");
+  EXPECT_TRUE(said(records).starts_with(records.string() + ", line 2: ")) << said(records);
+}
+
 TEST_F(CorpusWriterTest, RefusesPlacesThatCannotBeRenamedBeforeItEncodes) {
   for (const fs::path& place : {fs::path("."), fs::path(".."), folder_ / ".", fs::path("/")})
     EXPECT_EQ(thrown<InvalidArgument>([&] { require_corpus_place(place, true); }),
@@ -307,11 +378,50 @@ TEST(AsideFolder, IsCompleteOrAbsent) {
   for (const char* content : {"1", "2"}) {
     AsideFolder aside(target, anything);
     std::ofstream(aside.path() / content) << content;
-    aside.commit();
+    aside.replace([](const fs::path&) {});
     EXPECT_TRUE(fs::exists(target / content));
   }
   EXPECT_FALSE(fs::exists(target / "1")) << "the former contents are gone";
   EXPECT_EQ(scratch.names(), std::vector<std::string>{"folder"});
+}
+
+TEST(AsideFolder, TakesTheNameOfAnEmptyFolderOnly) {
+  const ScratchFolder scratch;
+  fs::create_directories(scratch / "folder");
+  {
+    AsideFolder aside(scratch / "folder", anything);
+    std::ofstream(aside.path() / "1") << "1";
+    EXPECT_TRUE(aside.commit());
+  }
+  std::ofstream(scratch / "file") << "x";
+  fs::create_directory_symlink(scratch / "folder", scratch / "link");
+  for (const char* taken : {"folder", "file", "link"}) {
+    AsideFolder aside(scratch / taken, anything);
+    std::ofstream(aside.path() / "2") << "2";
+    EXPECT_FALSE(aside.commit()) << taken;
+  }
+  EXPECT_TRUE(fs::exists(scratch / "folder" / "1"));
+  EXPECT_EQ(scratch.names(), (std::vector<std::string>{"file", "folder", "link"}));
+}
+
+TEST(AsideFolder, PutsBackWhatMayNotBeRemoved) {
+  const ScratchFolder scratch;
+  fs::create_directories(scratch / "folder");
+  std::ofstream(scratch / "folder/thesis.txt") << "mine";
+  const auto refuse = [](const fs::path& old) {
+    throw InvalidArgument(fs::exists(old / "thesis.txt") ? "this is a thesis" : "nothing is here");
+  };
+  {
+    AsideFolder aside(scratch / "folder", anything);
+    std::ofstream(aside.path() / "2") << "2";
+    EXPECT_EQ(thrown<InvalidArgument>([&] { aside.replace(refuse); }), "this is a thesis");
+  }
+  fs::create_directories(scratch / "new");
+  EXPECT_EQ(
+      thrown<InvalidArgument>([&] { replace_folder(scratch / "new", scratch / "folder", refuse); }),
+      "this is a thesis");
+  EXPECT_EQ(read_file(scratch / "folder/thesis.txt"), "mine");
+  EXPECT_EQ(scratch.names(), (std::vector<std::string>{"folder", "new"}));
 }
 
 TEST(AsideFolder, RemovesThoseOfDeadWritersOnly) {
@@ -360,14 +470,15 @@ TEST(AsideFolder, IsNotRemovedByAWriterThatBeginsAtTheSameTime) {
 
 TEST(AsideFolder, ReplacesAFolderWhereTheTwoCannotBeExchanged) {
   const ScratchFolder scratch;
+  const auto accept = [](const fs::path&) {};
   for (const char* content : {"1", "2", "3"}) {
     fs::create_directories(scratch / "new");
     std::ofstream(scratch / "new" / content) << content;
-    replace_folder(scratch / "new", scratch / "folder");
+    replace_folder(scratch / "new", scratch / "folder", accept);
     EXPECT_TRUE(fs::exists(scratch / "folder" / content));
   }
   EXPECT_EQ(scratch.names(), std::vector<std::string>{"folder"});
-  EXPECT_THROW(replace_folder(scratch / "nothing", scratch / "folder"), Error);
+  EXPECT_THROW(replace_folder(scratch / "nothing", scratch / "folder", accept), Error);
   EXPECT_TRUE(fs::exists(scratch / "folder" / "3"));
 }
 

@@ -58,6 +58,18 @@ TEST_F(TextSourceTest, GivesFilesAndRecordsAsDocuments) {
   EXPECT_EQ(source.bytes(), 7 + 5 + 5);
 }
 
+TEST_F(TextSourceTest, SaysWhereAPieceBegins) {
+  const auto text = write("a.txt", "one two\nthree four\nfive six");
+  const auto records = write("b.csv", "text\n\"two\nlines\"\nfour\n");
+  TextSource source({text, records}, {.column = "text", .batch_bytes = 10});
+  std::vector<std::string> places;
+  for (TextBatch batch; source.next(batch);)
+    for (const auto& piece : batch.pieces) places.push_back(source.place(piece));
+  const std::string a = text.string(), b = records.string();
+  EXPECT_EQ(places, (Texts{a, a + ", from byte 8 on", a + ", from byte 19 on", b + ", line 2",
+                           b + ", line 4"}));
+}
+
 TEST_F(TextSourceTest, CutsLongDocuments) {
   const auto file = write("a.txt", "one two\nthree four\nfive six");
   TextSource::Options options{.cut = whole_lines, .batch_bytes = 10};

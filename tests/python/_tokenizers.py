@@ -2,6 +2,7 @@
 those of `tokenizers`."""
 
 import functools
+import json
 import random
 import struct
 import subprocess
@@ -60,6 +61,14 @@ def bert(lower=True, vocab=3000):
         special_tokens=[(t, tokenizer.token_to_id(t)) for t in ("[CLS]", "[SEP]")])
     tokenizer.decoder = decoders.WordPiece()
     return tokenizer
+
+
+def slow_tokenizer(folder):
+    """Writes one whose pattern needs more steps for 40 letters than PCRE2 gets."""
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text(json.dumps({
+        "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a+)+[bc]"}, "behavior": "Isolated"},
+        "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}))
 
 
 def gpt2():

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from _tokenizers import slow_tokenizer
 from bpe_trainer_test import words
 
 STDLIB = Path(sysconfig.get_path("stdlib"))
@@ -187,6 +188,16 @@ def test_a_killed_process_leaves_no_corpus_and_the_next_one_cleans_up(echelon, s
     assert not list(echelon.folder.glob(".corpus.*"))
 
 
+def test_a_run_does_not_remove_the_corpus_of_another_that_ended_first(echelon, save):
+    process = start_long(echelon, save)
+    corpus = make(echelon, STDLIB / "abc.py", "--tokenizer", "tokenizer")
+    first = {file.name: file.read_bytes() for file in corpus.iterdir()}
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 2 and "corpus was written by another process in the meantime" in said, said
+    assert {file.name: file.read_bytes() for file in corpus.iterdir()} == first
+    assert not list(echelon.folder.glob(".corpus.*"))
+
+
 # ---- Mistakes
 
 
@@ -209,6 +220,15 @@ def test_mistakes_are_named_and_nothing_is_written(echelon, save):
     refused(echelon, "has other files than those of a corpus", "good.txt", "--tokenizer", folder, folder=folder)
     (folder / "tokenizer.json").write_text("{")
     refused(echelon, "tokenizer.json", "good.txt", "--tokenizer", folder)
+
+
+def test_a_text_that_the_tokeniser_refuses_is_named(echelon):
+    slow_tokenizer(echelon.folder / "slow")
+    texts = ["a", "a" * 40]
+    (echelon.folder / "bad.txt").write_text(texts[1])
+    (echelon.folder / "bad.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    refused(echelon, "bad.txt: ", "bad.txt", "--tokenizer", "slow")
+    refused(echelon, "bad.jsonl, line 2: ", "bad.jsonl", "--text", "text", "--tokenizer", "slow")
 
 
 def test_a_corpus_is_replaced_only_on_request(echelon, save):

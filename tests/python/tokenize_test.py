@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from _tokenizers import bert, corpus, gpt2
+from _tokenizers import bert, corpus, gpt2, slow_tokenizer
 from conftest import BUILD
 
 
@@ -87,6 +87,15 @@ def test_a_file_that_is_not_utf8_is_refused_before_anything_is_written(folder, t
     assert (result.returncode, result.stdout) == (2, b"")
     assert message in result.stderr.decode() and result.stderr.count(b"\n") == 1
     assert encode("--tokenizer", folder, "-", data=text).returncode == 2
+
+
+def test_a_line_that_the_tokeniser_refuses_is_named(tmp_path):
+    slow_tokenizer(tmp_path / "slow")
+    file = tmp_path / "text.txt"
+    file.write_text("a\n" * 200 + "a" * 40 + "\n" + "a\n" * 200)
+    result = encode("--tokenizer", tmp_path / "slow", file)
+    assert (result.returncode, result.stdout) == (2, b"")
+    assert "text.txt, line 201: " in result.stderr.decode() and result.stderr.count(b"\n") == 1, result.stderr
 
 
 def test_mistakes_are_one_sentence(folder, tmp_path):

@@ -112,6 +112,52 @@ TEST_F(RecordStreamTest, RefusesWhatRecordsRefusesWhenItGetsThere) {
   EXPECT_EQ(streamed(write("a.tsv", "a\tb\n1\t2\n3\n"), true).size(), 2) << "one is given first";
 }
 
+// A quote that opens no field, or is never closed, must not bring the rest of the file into memory.
+TEST_F(RecordStreamTest, HasNoMoreThanTheLongestRecordInMemory) {
+  const auto refusal = [](const std::filesystem::path& path, std::size_t longest) {
+    return thrown<Corrupt>([&] {
+      RecordStream stream(path, {.longest = longest});
+      const std::array first = {0};
+      for (std::vector<std::string> fields; stream.next(first, fields);) {
+      }
+    });
+  };
+  std::string rest;
+  for (int i = 0; i < 200'000; ++i) rest += "plain,1\n";
+  const auto stray = write("stray.csv", "text,n\n\"two\nlines\",1\n5\" disk,0\n" + rest);
+  EXPECT_EQ(refusal(stray, 100),
+            stray.string() +
+                ", line 4: a quote is within a field that does not begin with one: write the field "
+                "in quotes, and its quotes twice");
+  const auto open = write("open.csv", "text,n\nplain,1\n\"disk,0\n" + rest);
+  EXPECT_EQ(refusal(open, 1000),
+            open.string() +
+                ", line 3: the record has more than 1000 B; split it, or close the quote that it "
+                "opens");
+  EXPECT_EQ(refusal(open, longest_record),
+            open.string() + ", line 3: a quote is opened and never closed");
+}
+
+TEST_F(RecordStreamTest, ReadsRecordsUpToTheLongest) {
+  for (const std::string end : {"\n", "\r\n"})
+    for (const std::size_t size : {9, 10, 11, 12, 13}) {
+      const std::string record(size, 'x');
+      const auto path = write("a.tsv", "a" + end + "b" + end + record + end + "c" + end);
+      const auto told_with = [&](auto reader) { return thrown<Corrupt>([&] { reader(); }); };
+      const std::string said = told_with([&] {
+        RecordStream stream(path, {.longest = 10});
+        const std::array first = {0};
+        for (std::vector<std::string> fields; stream.next(first, fields);) {
+        }
+      });
+      EXPECT_EQ(said, size <= 10 ? "(nothing was thrown)"
+                                 : path.string() +
+                                       ", line 3: the record has more than 10 B; "
+                                       "split it");
+      EXPECT_EQ(told_with([&] { Records(path, {.longest = 10}); }), said) << "Records does so, too";
+    }
+}
+
 TEST_F(RecordStreamTest, NeedsAFileOfRecords) {
   EXPECT_EQ(thrown<InvalidArgument>([&] { RecordStream(folder_ / "none.tsv"); }),
             "there is no file " + (folder_ / "none.tsv").string() + " to read records from");

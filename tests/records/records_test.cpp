@@ -71,6 +71,9 @@ TEST_F(RecordsTest, CsvFollowsItsStandard) {
             {"two\nlines\r\nor three", "0"},
             {"plain", ""}}));
   EXPECT_EQ(rows("a.csv", "\"\",\"\"\n\"\",x", false), (Rows{{"1", "2"}, {"", ""}, {"", "x"}}));
+  EXPECT_EQ(rows("a.csv", "\"a,\"\"\n\"\"\",\"\"\"\"\n,\"\n\"\n", false),
+            (Rows{{"1", "2"}, {"a,\"\n\"", "\""}, {"", "\n"}}))
+      << "quotes written twice, beside commas and line ends";
 }
 
 TEST_F(RecordsTest, JsonlHasTextNumbersAndTruthValues) {
@@ -123,6 +126,9 @@ TEST_F(RecordsTest, WhatIsNotRightIsNamedWithItsLine) {
   EXPECT_EQ(refusal("a.csv", "a,b\n1,\"x\"y\n"),
             ", line 2: a closing quote must be followed by a comma or the end of the line");
   EXPECT_EQ(refusal("a.csv", "a,b\n1,x\"y\"\n"),
+            ", line 2: a quote is within a field that does not begin with one: write the field in "
+            "quotes, and its quotes twice");
+  EXPECT_EQ(refusal("a.csv", "a,b\n5\" disk,0\n7\" disk,1\n"),
             ", line 2: a quote is within a field that does not begin with one: write the field in "
             "quotes, and its quotes twice");
   EXPECT_EQ(refusal("a.jsonl", "{\"a\": 1}\n[1]\n"),

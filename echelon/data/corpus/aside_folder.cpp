@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <random>
 #include <string_view>
+#include <utility>
 
 #include "echelon/base/error.h"
 #include "echelon/base/folder.h"
@@ -51,6 +52,18 @@ std::string random_name(const fs::path& target, std::string_view end) {
   std::string name = prefix_of(target);
   for (std::size_t i = 0; i < random_letters; ++i) name += letters[random() % letters.size()];
   return name.append(end);
+}
+
+// Renames a folder. False: `target` exists and is not an empty folder.
+bool rename_to_free(const fs::path& from, const fs::path& target) {
+  // rename(2) replaces an empty folder and nothing else by a folder.
+  if (::rename(from.c_str(), target.c_str()) == 0) return true;
+  if (errno != ENOTEMPTY && errno != EEXIST && errno != ENOTDIR) fail("write", target);
+  return false;
+}
+
+bool exchange(const fs::path& one, const fs::path& other) {
+  return ::renameat2(AT_FDCWD, one.c_str(), AT_FDCWD, other.c_str(), RENAME_EXCHANGE) == 0;
 }
 
 using IsOurs = std::function<bool(std::string_view name)>;
@@ -120,26 +133,50 @@ AsideFolder::~AsideFolder() {
   if (!path_.empty()) remove_whole(path_);
 }
 
-void AsideFolder::commit() {
+bool AsideFolder::commit() {
   sync(path_);
-  // An exchange leaves the old folder here, whose removal is the destructor's.
-  if (::renameat2(AT_FDCWD, path_.c_str(), AT_FDCWD, target_.c_str(), RENAME_EXCHANGE) != 0) {
-    replace_folder(path_, target_);
+  if (!rename_to_free(path_, target_)) return false;
+  path_.clear();
+  sync(parent_of(target_));
+  return true;
+}
+
+// The old folder is checked after it has lost its name, so that nobody who uses the name adds a
+// file between the check and the removal.
+void AsideFolder::replace(const FolderCheck& require_removable) {
+  if (commit()) return;
+  if (exchange(path_, target_)) {
+    try {
+      require_removable(path_);
+    } catch (...) {
+      exchange_back();
+      throw;
+    }
+  } else {
+    replace_folder(path_, target_, require_removable);
     path_.clear();
   }
   sync(parent_of(target_));
 }
 
-void replace_folder(const fs::path& from, const fs::path& target) {
-  // An empty folder is replaced by this, too.
-  if (::rename(from.c_str(), target.c_str()) == 0) return;
-  if (errno != ENOTEMPTY && errno != EEXIST) fail("write", target);
+// If the old folder cannot be moved back, the destructor must not remove it.
+void AsideFolder::exchange_back() {
+  if (exchange(path_, target_)) return;
+  const std::string old = std::exchange(path_, {}).string();
+  throw Error(with_errno(fmt::format("cannot move {} back to {}", old, target_.string())));
+}
+
+void replace_folder(const fs::path& from, const fs::path& target,
+                    const FolderCheck& require_removable) {
+  if (rename_to_free(from, target)) return;
   const fs::path old = parent_of(target) / random_name(target, ".old");
   if (::rename(target.c_str(), old.c_str()) != 0) fail("move away", target);
-  if (::rename(from.c_str(), target.c_str()) != 0) {
-    const std::string message = with_errno(fmt::format("cannot write {}", target.string()));
+  try {
+    require_removable(old);
+    if (!rename_to_free(from, target)) fail("write", target);
+  } catch (...) {
     ::rename(old.c_str(), target.c_str());
-    throw Error(message);
+    throw;
   }
   remove_whole(old);
 }

@@ -10,6 +10,9 @@
 
 namespace echelon {
 
+// Throws unless a folder may be removed.
+using FolderCheck = std::function<void(const std::filesystem::path& folder)>;
+
 class AsideFolder {
  public:
   // Makes ".NAME.XXXXXX.aside" beside `target`, locked, and removes those of processes that were
@@ -23,10 +26,15 @@ class AsideFolder {
 
   const std::filesystem::path& path() const { return path_; }
 
-  // Renames it to `target`, whose former contents are removed. Durable when it returns.
-  void commit();
+  // Renames it to `target`. False, and nothing is changed: `target` exists and is not an empty
+  // folder. Durable when it returns true.
+  [[nodiscard]] bool commit();
+  // The same where a folder with files may be, which the destructor removes. It is moved away and
+  // checked; what `require_removable` throws is thrown, and the folder is back in its place.
+  void replace(const FolderCheck& require_removable);
 
  private:
+  void exchange_back();
   bool lock();
   std::filesystem::path target_, path_;
   Descriptor lock_;
@@ -34,7 +42,9 @@ class AsideFolder {
 
 // Puts the folder `from` in the place of the folder `target`, where the file system cannot exchange
 // the two: if the process is killed in between, the old folder is beside it as ".NAME.XXXXXX.old".
-// Throws Error.
-void replace_folder(const std::filesystem::path& from, const std::filesystem::path& target);
+// Throws Error, or what `require_removable` throws about the old folder, which is then in its place
+// again.
+void replace_folder(const std::filesystem::path& from, const std::filesystem::path& target,
+                    const FolderCheck& require_removable);
 
 }  // namespace echelon

@@ -124,7 +124,8 @@ bool is_corpus_file(std::string_view name) {
                                 std::string_view("special_tokens_map.json"),
                                 std::string_view("vocab.txt"),
                                 std::string_view("vocab.json"),
-                                std::string_view("merges.txt")};
+                                std::string_view("merges.txt"),
+                                std::string_view("added_tokens.json")};
   if (std::ranges::count(names, name) > 0) return true;
   if (!name.starts_with(before) || !name.ends_with(behind)) return false;
   name.remove_prefix(before.size());

@@ -6,7 +6,9 @@
 //   Tokenizer::open("corpus/");                      // the tokeniser is in the folder, too
 //
 // corpus.json describes it, and shard-00000.tokens, shard-00001.tokens, … have the tokens
-// (token_shard.h). Nothing is read into memory: many processes of a host share the pages.
+// (token_shard.h). Tokens are not read into memory: the files are mapped, and the processes of a
+// host share their pages. Each process does keep 8 bytes per document for packed samples
+// (PackedDocuments), and 8 more if documents are held out for validation (DocumentPart).
 #pragma once
 
 #include <cstdint>

@@ -12,6 +12,7 @@
 #include "echelon/base/folder.h"
 #include "echelon/data/corpus/aside_folder.h"
 #include "echelon/data/corpus/corpus.h"
+#include "echelon/data/corpus/document_marks.h"
 #include "echelon/data/corpus/ordered_work.h"
 #include "echelon/data/corpus/token_cut.h"
 
@@ -32,11 +33,16 @@ struct EncodedBatch {
   std::vector<Piece> pieces;
 };
 
-void encode(const Tokenizer& tokenizer, EncodedBatch& batch) {
+// The source is asked where a text is that cannot be encoded.
+void encode(const Tokenizer& tokenizer, const TextSource& source, EncodedBatch& batch) {
   batch.ids.clear();
   batch.pieces.clear();
   for (const auto& piece : batch.text.pieces) {
-    tokenizer.append(piece.text, batch.ids, piece.continues);
+    try {
+      tokenizer.append(piece.text, batch.ids, piece.continues);
+    } catch (const InvalidArgument& error) {
+      throw InvalidArgument(fmt::format("{}: {}", source.place(piece), error.what()));
+    }
     batch.pieces.push_back({batch.ids.size(), piece.ends});
   }
 }
@@ -92,6 +98,44 @@ bool is_mount_point(const fs::path& folder) {
          inside.st_dev != outside.st_dev;
 }
 
+// Throws unless `folder` has a corpus and nothing else, or nothing at all. Messages call it `name`.
+void require_only_a_corpus(const fs::path& folder, const std::string& name) {
+  std::error_code error;
+  const auto entries = list_folder(folder, error);
+  if (entries.empty() && !error) return;
+  if (!is_corpus(folder))
+    throw InvalidArgument(fmt::format(
+        "{} has other files than those of a corpus; choose a folder that is empty or not there",
+        name));
+  CorpusDescription::parse(read_file(folder / "corpus.json"), name + "/corpus.json");
+  for (const FolderEntry& entry : entries)
+    if (!entry.is_file || !is_corpus_file(entry.name))
+      throw InvalidArgument(fmt::format(
+          "{} has {} beside a corpus, which would be removed with it; move it away, or choose "
+          "another folder",
+          name, entry.name));
+}
+
+// The folder itself, where a symbolic link is given: it is replaced, and the link stays.
+fs::path without_link(const fs::path& folder) {
+  std::error_code missing;
+  fs::path real = fs::canonical(folder, missing);
+  return missing ? folder : real;
+}
+
+// The folder was looked at before the text was encoded, and somebody may have written to it since.
+void give_name(AsideFolder& aside, const fs::path& folder, bool replace) {
+  if (replace) {
+    require_corpus_place(folder, replace);
+    aside.replace([&](const fs::path& old) { require_only_a_corpus(old, folder.string()); });
+  } else if (!aside.commit()) {
+    throw InvalidArgument(fmt::format(
+        "{} was written by another process in the meantime; choose another folder with -o, or "
+        "replace it with --force",
+        folder.string()));
+  }
+}
+
 }  // namespace
 
 void require_corpus_place(const fs::path& given, bool replace) {
@@ -102,6 +146,10 @@ void require_corpus_place(const fs::path& given, bool replace) {
         "{} cannot be replaced by a corpus: give a folder with a name", given.string()));
   std::error_code error;
   if (!fs::exists(folder, error)) {
+    if (fs::is_symlink(fs::symlink_status(folder, error)))
+      throw InvalidArgument(fmt::format(
+          "{} is a symbolic link to a folder that is not there; make the folder, or choose another",
+          folder.string()));
     const auto parent = folder.parent_path();
     if (!parent.empty() && !fs::is_directory(parent))
       throw InvalidArgument(
@@ -115,24 +163,11 @@ void require_corpus_place(const fs::path& given, bool replace) {
     throw InvalidArgument(fmt::format(
         "{} is a mount point, which cannot be replaced by a corpus: give a folder in it",
         folder.string()));
-  const auto entries = list_folder(folder, error);
-  if (entries.empty() && !error) return;
-  if (!is_corpus(folder))
-    throw InvalidArgument(fmt::format(
-        "{} has other files than those of a corpus; choose a folder that is empty or not there",
-        folder.string()));
-  if (!replace)
+  if (!replace && is_corpus(folder))
     throw InvalidArgument(
         fmt::format("{} has a corpus; choose another folder with -o, or replace it with --force",
                     folder.string()));
-  const fs::path description = folder / "corpus.json";
-  CorpusDescription::parse(read_file(description), description.string());
-  for (const FolderEntry& entry : entries)
-    if (!entry.is_file || !is_corpus_file(entry.name))
-      throw InvalidArgument(fmt::format(
-          "{} has {} beside a corpus, which would be removed with it; move it away, or choose "
-          "another folder",
-          folder.string(), entry.name));
+  require_only_a_corpus(folder, folder.string());
 }
 
 CorpusTotals write_corpus(const std::vector<fs::path>& files, const Tokenizer& tokenizer,
@@ -147,15 +182,13 @@ CorpusTotals write_corpus(const std::vector<fs::path>& files, const Tokenizer& t
         batch.bytes = source.bytes();
         return more;
       },
-      [&](EncodedBatch& batch) { encode(tokenizer, batch); });
+      [&](EncodedBatch& batch) { encode(tokenizer, source, batch); });
 
   CorpusDescription description;
   description.vocab = tokenizer.size();
-  const auto& special = tokenizer.special();
-  description.marks = {special.begin ? special.begin : special.classifier,
-                       special.end ? special.end : special.separator};
+  description.marks = document_marks(tokenizer);
   description.tokenizer = tokenizer.digest();
-  AsideFolder aside(folder, is_corpus_file);
+  AsideFolder aside(without_link(folder), is_corpus_file);
   CorpusTotals totals;
   for (ShardSequence shards(work, options); !shards.ended();) {
     const auto path = shard_path(aside.path(), description.shards.size());
@@ -175,7 +208,7 @@ CorpusTotals write_corpus(const std::vector<fs::path>& files, const Tokenizer& t
   for (const auto& file : tokenizer.files())
     write_file(aside.path() / tokenizer.name_in_folder(file), read_file(file));
   write_file(aside.path() / "corpus.json", description.to_json());
-  aside.commit();
+  give_name(aside, folder, options.replace);
   return totals;
 }
 

@@ -5,6 +5,8 @@
 //
 // The text is read once, in constant memory, and encoded by several threads; the corpus is the same
 // for any number of them. It is complete or absent: it is made in a folder beside the final one.
+// What another process puts there meanwhile is not removed, unless it is a corpus and `replace` is
+// set.
 #pragma once
 
 #include <cstdint>
@@ -41,8 +43,9 @@ struct CorpusTotals {
   std::int64_t text_bytes = 0, file_bytes = 0;
 };
 
-// Throws InvalidArgument for files or a folder that will not do, and if there is no text; Corrupt,
-// with the place, for text that is not UTF-8 and records that are not right. Nothing is left then.
+// Throws InvalidArgument for files or a folder that will not do, with the place for text that the
+// tokeniser refuses, and if there is no text; Corrupt, with the place, for text that is not UTF-8
+// and records that are not right. Nothing is left then.
 CorpusTotals write_corpus(const std::vector<std::filesystem::path>& files,
                           const Tokenizer& tokenizer, const std::filesystem::path& folder,
                           const CorpusWriterOptions& options);

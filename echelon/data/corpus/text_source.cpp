@@ -67,6 +67,12 @@ bool TextSource::next(TextBatch& batch) {
   return !batch.pieces.empty();
 }
 
+std::string TextSource::place(const TextPiece& piece) const {
+  const std::string file = files_[piece.file].string();
+  if (piece.is_record) return fmt::format("{}, line {}", file, piece.at);
+  return piece.continues ? fmt::format("{}, from byte {} on", file, piece.at) : file;
+}
+
 void TextSource::open() {
   const auto& file = files_[file_];
   if (is_text(file)) {
@@ -120,8 +126,11 @@ bool TextSource::add_text(TextBatch& batch) {
     size = waiting_.size();
     ended_ = true;
   }
-  batch.pieces.push_back(
-      {.text = waiting_.substr(0, size), .continues = offset_ > 0, .ends = ended_});
+  batch.pieces.push_back({.text = waiting_.substr(0, size),
+                          .continues = offset_ > 0,
+                          .ends = ended_,
+                          .file = file_,
+                          .at = offset_});
   waiting_.erase(0, size);
   offset_ += size;
   checked_ -= size;
@@ -130,7 +139,11 @@ bool TextSource::add_text(TextBatch& batch) {
 
 bool TextSource::add_record(TextBatch& batch) {
   if (!records_->next(std::array{column_}, fields_)) return false;
-  batch.pieces.push_back({.text = std::move(fields_.front()), .ends = true, .is_record = true});
+  batch.pieces.push_back({.text = std::move(fields_.front()),
+                          .ends = true,
+                          .is_record = true,
+                          .file = file_,
+                          .at = std::uint64_t(records_->line())});
   return true;
 }
 

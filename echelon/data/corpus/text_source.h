@@ -36,6 +36,8 @@ struct TextPiece {
   bool continues = false;  // its document begins with a piece before it
   bool ends = false;       // its document ends with it
   bool is_record = false;  // it is a document of a file of records
+  std::size_t file = 0;    // number of its file,
+  std::uint64_t at = 0;    // and its first byte there; of a record, its line
 };
 
 struct TextBatch {
@@ -58,6 +60,9 @@ class TextSource {
   // False: there is no more. Throws Corrupt that names file and place for text that is not UTF-8
   // and for records that are not right.
   bool next(TextBatch& batch);
+  // Where a piece begins, for errors: "a.txt", "a.txt, from byte 1048576 on" or "b.jsonl, line 7".
+  // Other threads may call it during next().
+  std::string place(const TextPiece& piece) const;
 
   std::int64_t files() const { return std::ssize(files_); }
   std::int64_t bytes() const { return bytes_; }  // of text, so far

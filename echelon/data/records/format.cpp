@@ -5,13 +5,22 @@
 namespace echelon {
 namespace {
 
-// The length of a record of CSV: to the first line feed that is not within quotes. A quote that
-// begins no field is refused later; here it only matters that quotes come in pairs.
+// The length of a record of CSV: to the first line feed that is not within quotes. A quote opens a
+// field only where the field begins, as in split_csv, which refuses it elsewhere: a stray one must
+// not make the rest of the file part of the record.
 std::size_t csv_length(std::string_view text, bool ends) {
-  bool quoted = false;
+  // Within a field; `closed` is behind a quote, which closes it unless another one follows.
+  enum class In { beginning, plain, quoted, closed } in = In::beginning;
   for (std::size_t at = 0; at < text.size(); ++at) {
-    if (text[at] == '"') quoted = !quoted;
-    if (text[at] == '\n' && !quoted) return at + 1;
+    const char c = text[at];
+    if (in == In::quoted)
+      in = c == '"' ? In::closed : In::quoted;
+    else if (c == '\n')
+      return at + 1;
+    else if (c == '"' && in != In::plain)
+      in = In::quoted;
+    else
+      in = c == ',' ? In::beginning : In::plain;
   }
   return ends ? text.size() : 0;
 }

@@ -1,9 +1,8 @@
 // The formats of text files, and how records are cut out of them.
 //
 //   tsv    fields between tabs, taken as they are: no quotes, no escapes (the files of GLUE)
-//   csv    RFC 4180: fields between commas; a field in quotes may hold commas, line ends and, as
-//   "",
-//          quotes
+//   csv    RFC 4180: fields between commas; a field in quotes may hold commas, line ends, and
+//          quotes written twice
 //   jsonl  one JSON object a line (RFC 8259)
 //   text   no records
 //
@@ -23,6 +22,9 @@ namespace echelon {
 
 enum class RecordFormat { text, tsv, csv, jsonl };
 constexpr auto names_of(RecordFormat) { return names("text", "tsv", "csv", "jsonl"); }
+
+// In bytes. Longer records are refused: a reader of a stream has one of them in memory.
+constexpr std::size_t longest_record = std::size_t{1} << 30;
 
 // By the end of a file's name: .tsv, .csv, .jsonl and .ndjson; text otherwise.
 RecordFormat format_of(const std::filesystem::path& path);

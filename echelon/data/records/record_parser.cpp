@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "echelon/base/bytes.h"
 #include "echelon/base/error.h"
 #include "echelon/data/records/json_object.h"
 
@@ -25,6 +26,7 @@ std::string columns_text(std::size_t count) {
 
 Malformed RecordParser::check(std::string_view record) {
   if (record.empty()) return {0, "the line is empty; remove it"};
+  if (record.size() > longest_) return {0, too_long()};
   std::size_t count = 0;
   if (format_ == RecordFormat::jsonl) {
     const auto wrong = read_json_object(record, {});
@@ -42,6 +44,11 @@ Malformed RecordParser::check(std::string_view record) {
     return {0, fmt::format("the line has {} and the first has {}", columns_text(count),
                            columns_.size())};
   return {};
+}
+
+std::string RecordParser::too_long() const {
+  return fmt::format("the record has more than {}; split it{}", human_bytes(longest_),
+                     format_ == RecordFormat::csv ? ", or close the quote that it opens" : "");
 }
 
 void RecordParser::name_columns(std::string_view record) {

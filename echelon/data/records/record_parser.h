@@ -13,15 +13,19 @@ namespace echelon {
 
 class RecordParser {
  public:
-  RecordParser(RecordFormat format, bool header) : format_(format), header_(header) {}
+  RecordParser(RecordFormat format, bool header, std::size_t longest)
+      : format_(format), header_(header), longest_(longest) {}
 
   RecordFormat format() const { return format_; }
+  std::size_t longest() const { return longest_; }  // bytes of a record without its line end
   // Whether the first record has the names of the columns.
   bool has_header() const { return header_ && format_ != RecordFormat::jsonl; }
 
   // What is wrong with a record without its line end. The first one that is right names the
   // columns; all others must have as many of them.
   Malformed check(std::string_view record);
+  // What check() says about a record that is too long.
+  std::string too_long() const;
 
   // The names of the header; "1", "2", … without one; of JSONL the keys of the first object.
   const std::vector<std::string>& columns() const { return columns_; }
@@ -41,6 +45,7 @@ class RecordParser {
 
   RecordFormat format_;
   bool header_;
+  std::size_t longest_;
   std::vector<std::string> columns_;
   std::vector<std::string> fields_;  // of the record that is being checked
 };

@@ -18,7 +18,7 @@ constexpr std::size_t least_read = std::size_t{1} << 18;
 
 RecordStream::RecordStream(const std::filesystem::path& path, const Records::Options& options)
     : file_(require_records_file(path)),
-      parser_(require_records_format(path, options.format), options.header) {
+      parser_(require_records_format(path, options.format), options.header, options.longest) {
   read_more();
   if (text_.starts_with(byte_order_mark)) text_.erase(0, byte_order_mark.size());
   if (!find_record()) throw Corrupt(fmt::format("{} is empty: it has no record", path.string()));
@@ -28,9 +28,13 @@ RecordStream::RecordStream(const std::filesystem::path& path, const Records::Opt
   found_ = true;
 }
 
+// The last byte of what was read may be the carriage return of a line end.
+std::size_t RecordStream::longest_unfinished() const { return parser_.longest() + 1; }
+
 void RecordStream::read_more() {
   const auto had = text_.size();
-  const auto n = std::min<std::uint64_t>(std::max(had, least_read), file_.size() - read_);
+  const auto wanted = std::min(std::max(had, least_read), longest_unfinished() + 1 - had);
+  const auto n = std::min<std::uint64_t>(wanted, file_.size() - read_);
   text_.resize(had + n);
   file_.read(read_, std::as_writable_bytes(std::span(text_)).subspan(had));
   read_ += n;
@@ -50,6 +54,10 @@ bool RecordStream::find_record() {
       return true;
     }
     if (ends) return false;
+    if (left.size() > longest_unfinished()) {
+      record_ = left;
+      refuse(0, parser_.too_long());
+    }
     text_.erase(0, std::exchange(begin_, 0));
     read_more();
   }

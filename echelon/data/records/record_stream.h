@@ -1,5 +1,6 @@
 // The records of a TSV, CSV or JSONL file one after another, for files that are read once: only the
-// record at hand is in memory. Records (records.h) has them by number.
+// record at hand is in memory, and one that is too long is refused before it is read to its end.
+// Records (records.h) has them by number.
 //
 //   RecordStream stream("train.jsonl");
 //   const std::array columns = {stream.column("text")};
@@ -36,9 +37,11 @@ class RecordStream {
   bool next(std::span<const int> columns, std::vector<std::string>& fields);
   // "train.tsv, line 7": where the record begins that next() gave last, for errors.
   std::string place() const;
+  std::int64_t line() const { return line_; }
 
  private:
   bool find_record();
+  std::size_t longest_unfinished() const;
   void read_more();
   void check_record();
   [[noreturn]] void refuse(std::size_t offset, std::string_view what) const;

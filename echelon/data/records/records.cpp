@@ -34,7 +34,7 @@ RecordFormat require_records_format(const std::filesystem::path& path,
 
 Records::Records(const std::filesystem::path& path, const Options& options)
     : file_(require_records_file(path)),
-      parser_(require_records_format(path, options.format), options.header) {
+      parser_(require_records_format(path, options.format), options.header, options.longest) {
   const std::string_view text = file_.text();
   std::size_t at = text.starts_with(byte_order_mark) ? byte_order_mark.size() : 0;
   if (at == text.size()) throw Corrupt(fmt::format("{} is empty: it has no record", path.string()));

@@ -32,6 +32,7 @@ class Records {
   struct Options {
     std::optional<RecordFormat> format = {};  // nothing: by the name of the file
     bool header = true;  // TSV and CSV: the first line has the names of the columns
+    std::size_t longest = longest_record;  // in bytes; a longer record is Corrupt
   };
 
   // Throws InvalidArgument if there is no such file or its format is text.
