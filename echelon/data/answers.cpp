@@ -21,23 +21,27 @@ bool add_answer(TokenTexts& texts, std::span<const std::int32_t> prompt,
     ids.erase(first, first + (std::ssize(prompt) - left));
   }
   const auto begins = std::ssize(ids);
-  const auto rest = std::min(std::ssize(answer), most - begins);
+  const auto rest = std::clamp<std::int64_t>(most - begins, 0, std::ssize(answer));
   ids.insert(ids.end(), answer.begin(), answer.begin() + rest);
   texts.add(ids, begins);
   return all > most;
 }
 
-Answers::Answers(TokenTexts texts, std::int64_t context, std::int32_t padding)
+Answers::Answers(TokenTexts texts, std::int64_t context, std::int32_t padding,
+                 const PlaceOf& place_of)
     : texts_(std::move(texts)), context_(context), padding_(padding) {
+  const auto named = [&](std::int64_t i) {
+    return place_of ? place_of(i) + ": the sample" : fmt::format("sample {}", i);
+  };
   for (std::int64_t i = 0; i < texts_.size(); ++i) {
     const auto tokens = std::ssize(texts_.ids(i)), second = texts_.second(i);
     if (second < 1 || second >= tokens)
       throw InvalidArgument(
-          fmt::format("sample {} has {} tokens of a prompt and {} of an answer; it needs both", i,
+          fmt::format("{} has {} tokens of a prompt and {} of an answer; it needs both", named(i),
                       second, tokens - second));
     if (tokens > context_ + 1)
       throw InvalidArgument(
-          fmt::format("sample {} has {} tokens, and a context of {} takes one more than that", i,
+          fmt::format("{} has {} tokens, and a context of {} takes one more than that", named(i),
                       tokens, context_));
   }
 }

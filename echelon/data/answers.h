@@ -10,7 +10,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
+#include <string>
 
 #include "echelon/data/dataset.h"
 #include "echelon/data/token_texts.h"
@@ -19,9 +21,14 @@ namespace echelon {
 
 class Answers : public Dataset {
  public:
+  // Says where sample i came from, for errors: "train.jsonl, line 7".
+  using PlaceOf = std::function<std::string(std::int64_t sample)>;
+
   // TokenTexts::second is where an answer begins. Throws InvalidArgument if a sample has no prompt
-  // or no answer, or more than context + 1 tokens.
-  Answers(TokenTexts texts, std::int64_t context, std::int32_t padding);
+  // or no answer, or more than context + 1 tokens. Without `place_of`, errors name the sample by
+  // its number.
+  Answers(TokenTexts texts, std::int64_t context, std::int32_t padding,
+          const PlaceOf& place_of = {});
 
   std::int64_t size() const override { return texts_.size(); }
   std::int64_t targets(std::int64_t index) const override;
@@ -31,6 +38,7 @@ class Answers : public Dataset {
   std::int64_t max_length() const override { return context_; }
   Batch get(std::span<const std::int64_t> indices) const override;
   Batch get_padded(std::span<const std::int64_t> indices, std::int64_t length) const override;
+  bool may_be_sorted() const override { return true; }
   bool concurrent() const override { return true; }
 
  private:

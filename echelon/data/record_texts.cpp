@@ -42,7 +42,11 @@ RecordTexts encode(const EncodeRecords& what, const EncodeFields& one) {
       parts.push_back(sum_of(fields[f]));
     }
     bool shortened = false;
-    one(fields, to, shortened);
+    try {
+      one(fields, to, shortened);
+    } catch (const InvalidArgument& error) {  // of the tokeniser, which knows the text alone
+      throw InvalidArgument(fmt::format("{}: {}", what.records.place(record), error.what()));
+    }
     cut += shortened;
     sums[std::size_t(i)] = checksum(std::as_bytes(std::span(parts)));
   });

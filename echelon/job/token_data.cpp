@@ -12,6 +12,7 @@
 #include "echelon/base/error.h"
 #include "echelon/base/random.h"
 #include "echelon/data/answers.h"
+#include "echelon/data/corpus/document_marks.h"
 #include "echelon/data/corpus_data.h"
 #include "echelon/data/encoded_text.h"
 #include "echelon/data/labelled_texts.h"
@@ -83,27 +84,40 @@ std::string counted(std::int64_t count, const char* one, const char* many) {
   return fmt::format("{} {}", count, count == 1 ? one : many);
 }
 
+// How records are read.
+enum class RecordTask { labels, masked_words, answers, documents };
+
+// A causal model learns answers if data.source has prompts, and otherwise documents.
+RecordTask record_task(const TokenReader& reader, const Records& source) {
+  const ModelTask task = task_of(reader.model);
+  if (task == ModelTask::classify) return RecordTask::labels;
+  if (task == ModelTask::mlm) return RecordTask::masked_words;
+  const bool prompts = find_column(source, reader.data.prompt, usual_prompt) >= 0;
+  return prompts ? RecordTask::answers : RecordTask::documents;
+}
+
 // Reads records of one file. The columns are looked up in each file, since those of the validation
-// data may be in another order.
+// data may be in another order. The task is that of data.source for all files.
 class RecordReader {
  public:
-  RecordReader(const TokenReader& reader, const Records& records)
-      : reader_(reader), records_(records) {}
+  RecordReader(const TokenReader& reader, const Records& records, RecordTask task)
+      : reader_(reader), records_(records), task_(task) {}
 
   TokenPart part(std::span<const std::int64_t> numbers) const {
-    switch (task_of(reader_.model)) {
-      case ModelTask::classify:
+    switch (task_) {
+      case RecordTask::labels:
         return labelled(numbers);
-      case ModelTask::mlm:
+      case RecordTask::masked_words:
         return masked(numbers);
-      default:
-        return has_prompts() ? answers(numbers) : documents(numbers);
+      case RecordTask::answers:
+        return answers(numbers);
+      case RecordTask::documents:
+        break;
     }
+    return documents(numbers);
   }
 
  private:
-  bool has_prompts() const { return find_column(records_, reader_.data.prompt, usual_prompt) >= 0; }
-
   EncodeRecords encoding(std::vector<int> columns, std::span<const std::int64_t> numbers) const {
     return {records_, *reader_.tokenizer,  std::move(columns),
             numbers,  context_of(reader_), reader_.threads};
@@ -152,7 +166,9 @@ class RecordReader {
                  numbers));
     TokenPart part = described(found, "answer", "answers");
     const auto padding = reader_.tokenizer->special().padding.value_or(0);
-    part.data = std::make_shared<Answers>(std::move(found.texts), reader_.model.context, padding);
+    part.data = std::make_shared<Answers>(
+        std::move(found.texts), reader_.model.context, padding,
+        [&](std::int64_t i) { return records_.place(numbers[std::size_t(i)]); });
     return part;
   }
 
@@ -160,24 +176,18 @@ class RecordReader {
 
   const TokenReader& reader_;
   const Records& records_;
+  RecordTask task_;
 };
 
-// Documents between the tokeniser's marks; without marks, one sequence of all texts.
+// Documents between the tokeniser's marks.
 TokenPart RecordReader::documents(std::span<const std::int64_t> numbers) const {
   const std::vector<int> columns = {
       require_column(records_, "data.text", reader_.data.text, usual_text)};
+  const DocumentMarks marks = require_document_marks(*reader_.tokenizer);
   RecordTexts found = encode_plain(encoding(columns, numbers));
   TokenPart part = described(found, "text", "texts");
   part.tokens = found.texts.tokens();
   part.description += fmt::format(" of {} tokens", part.tokens);
-  const DocumentMarks marks{reader_.tokenizer->special().begin, reader_.tokenizer->special().end};
-  if (!marks.begin && !marks.end) {
-    std::vector<std::int32_t> ids;
-    for (std::int64_t i = 0; i < found.texts.size(); ++i)
-      ids.insert(ids.end(), found.texts.ids(i).begin(), found.texts.ids(i).end());
-    part.data = std::make_shared<EncodedWindows>(std::move(ids), reader_.model.context);
-    return part;
-  }
   const auto documents = std::make_shared<DocumentsInMemory>();
   for (std::int64_t i = 0; i < found.texts.size(); ++i) documents->add(found.texts.ids(i));
   part.tokens += documents->size();  // the loss is also taken of the mark behind each
@@ -312,12 +322,13 @@ TokenParts open_records(const TokenReader& reader, double validation) {
   std::vector<std::int64_t> rest;
   std::set_difference(training.begin(), training.end(), held.begin(), held.end(),
                       std::back_inserter(rest));
-  const RecordReader of_source(reader, records);
+  const RecordTask task = record_task(reader, records);
+  const RecordReader of_source(reader, records, task);
   parts.training = of_source.part(rest);
   if (!held.empty()) parts.validation = of_source.part(held);
   if (!reader.data.validation_source.empty()) {
     const Records others = open_file(reader, reader.data.validation_source);
-    parts.validation = RecordReader(reader, others).part(all_of(others));
+    parts.validation = RecordReader(reader, others, task).part(all_of(others));
     parts.validation.description += " of " + reader.data.validation_source;
     parts.files = 2;
   }

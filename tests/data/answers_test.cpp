@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <gtest/gtest.h>
 
+#include <string>
 #include <vector>
 
 #include "echelon/base/error.h"
@@ -68,6 +69,29 @@ TEST(Answers, RefuseASampleWithoutAnAnswerOrBeyondTheContext) {
   EXPECT_EQ(with({1, 2}, 0), "sample 0 has 0 tokens of a prompt and 2 of an answer; it needs both");
   EXPECT_EQ(with({1, 2, 3, 4}, 2),
             "sample 0 has 4 tokens, and a context of 2 takes one more than that");
+}
+
+TEST(Answers, AreRefusedWithThePlaceOfTheirRecord) {
+  TokenTexts texts;
+  texts.add(Ids{1, 2}, 1);
+  texts.add(Ids{1, 2}, 0);
+  const auto place_of = [](std::int64_t i) { return "a.jsonl, line " + std::to_string(10 * i); };
+  EXPECT_EQ(thrown<InvalidArgument>([&] { Answers(texts, 2, 0, place_of); }),
+            "a.jsonl, line 10: the sample has 0 tokens of a prompt and 2 of an answer; it needs "
+            "both");
+}
+
+TEST(Answers, HaveNoTokensWhereThoseThatStayFillTheContext) {
+  TokenTexts texts;
+  EXPECT_TRUE(add_answer(texts, Ids{1, 2, 3}, Ids{5}, /*kept=*/3, /*most=*/2));
+  EXPECT_EQ(texts.ids(0).size(), 3U);
+  EXPECT_EQ(texts.second(0), 3) << "which the constructor refuses";
+}
+
+TEST(Answers, MayBeSorted) {
+  TokenTexts texts;
+  texts.add(Ids{1, 13, 2}, 2);
+  EXPECT_TRUE(Answers(std::move(texts), 8, 0).may_be_sorted());
 }
 
 }  // namespace

@@ -56,5 +56,9 @@ TEST(LabelledTexts, RefuseTextsBeyondTheContextAndTextsWithoutLabel) {
             "3 texts have 2 labels; each needs one");
 }
 
+TEST(LabelledTexts, MayBeSorted) {
+  EXPECT_TRUE(LabelledTexts(some_texts(), {0, 0, 1}, {.context = 8}).may_be_sorted());
+}
+
 }  // namespace
 }  // namespace echelon

@@ -120,5 +120,7 @@ TEST(MaskedTexts, SkipTextsWithoutWords) {
   EXPECT_EQ(data.get(Indices{1}).target.ne(-100).sum().item<std::int64_t>(), data.targets(1));
 }
 
+TEST(MaskedTexts, MayBeSorted) { EXPECT_TRUE(some_data(2).may_be_sorted()); }
+
 }  // namespace
 }  // namespace echelon

@@ -328,6 +328,7 @@ TEST(TextWindows, CutTheTextAndPredictTheNextByte) {
   const auto text = std::make_shared<const Text>(
       std::vector{write(folder / "a", whole.substr(0, 9)), write(folder / "b", whole.substr(9))});
   const TextWindows windows(text, 5);
+  EXPECT_FALSE(windows.may_be_sorted()) << "a validation uses its first samples";
   ASSERT_EQ(windows.size(), 4);  // the 22nd byte is the last target
   const Batch batch = windows.get(std::vector<std::int64_t>{3, 0, 1, 3});
   ASSERT_EQ(batch.input.sizes(), (std::vector<std::int64_t>{4, 5}));
