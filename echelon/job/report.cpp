@@ -18,6 +18,7 @@
 #include "echelon/data/xz.h"
 #include "echelon/job/best_validation.h"
 #include "echelon/models/family.h"
+#include "echelon/models/weights_folder.h"
 #include "echelon/nn/attention.h"
 #include "echelon/nn/generate.h"
 #include "echelon/nn/product.h"
@@ -148,6 +149,29 @@ std::string model_text(const JobOptions& options, std::int64_t parameters, int r
                          : fmt::format("{} CPU thread{}", threads, threads == 1 ? "" : "s"));
 }
 
+std::string new_heads_text(const ModelOptions& model, const Stack& stack) {
+  if (model.init.empty()) return {};
+  const auto heads = missing_heads(model.init, model, stack);
+  if (heads.empty()) return {};
+  return fmt::format("{} has no {}: {} from train.seed", model.init, fmt::join(heads, " and no "),
+                     heads.size() == 1 ? "a new one" : "new ones");
+}
+
+namespace {
+
+std::string whole_rows_text(const JobOptions& options) {
+  const auto padded = options.sample_tokens;
+  return padded > 0 && options.model.context % options.parallel.tensor == 0
+             ? fmt::format(
+                   "not rows of activations, since train.pad_to={} pads samples to "
+                   "multiples of {} token{}",
+                   options.train.pad_to, padded, padded == 1 ? "" : "s")
+             : fmt::format("not rows of activations, since {} tokens do not divide",
+                           options.model.context);
+}
+
+}  // namespace
+
 std::string layout_text(const JobOptions& options, const Trainer& trainer, const Stack& stack) {
   const auto& layout = trainer.layout();
   if (!layout.splits_model()) return {};
@@ -158,8 +182,7 @@ std::string layout_text(const JobOptions& options, const Trainer& trainer, const
         fmt::format("{} ranks split matrices, {}", layout.mesh.shape.tensor,
                     stack.tensor_group()->rows_are_split() ? "and rows of activations between them"
                     : options.parallel.sequence
-                        ? fmt::format("not rows of activations, since {} tokens do not divide",
-                                      options.model.context)
+                        ? whole_rows_text(options)
                         : std::string("not rows of activations: parallel.sequence=false")));
   if (layout.pipeline.ranks == 1) return text;
   const auto& [schedule, shape] = std::tie(options.pipeline.schedule, layout.pipeline);

@@ -61,6 +61,8 @@ std::string plan_of(const JobOptions& options, const JobData& data, const Traine
 std::string report_line(std::string_view label, std::string_view text);
 // The model, the precision and the devices.
 std::string model_text(const JobOptions& options, std::int64_t parameters, int ranks);
+// The heads that model.init does not have, which begin with random values; empty: it has all.
+std::string new_heads_text(const ModelOptions& model, const Stack& stack);
 // The layout of the ranks if they have different parts of the model; otherwise empty.
 std::string layout_text(const JobOptions& options, const Trainer& trainer, const Stack& stack);
 // A warning for a pipeline with one micro-batch: its cost, and what to set. `samples` are the

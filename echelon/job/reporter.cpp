@@ -62,6 +62,9 @@ void Reporter::show_beginning() const {
     print(report_line(label, text));
   };
   say_line("model", model_text(options, job_.stack.parameter_count(), job_.ranks));
+  // A resumed run has its heads from the state, and model.init may be gone.
+  if (const auto heads = resuming ? "" : new_heads_text(options.model, job_.stack); !heads.empty())
+    say_line("head", heads);
   for (const auto& text : job_.left_behind)
     if (!text.empty())
       log::warn(fmt::format("{}. {}", text,

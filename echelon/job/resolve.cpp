@@ -115,6 +115,19 @@ void take_labels(JobOptions& options) {
   task.label_names = found.names();
 }
 
+// Of heads, LoRA trains and saves only that of a classification. A new head for masked words would
+// stay random, and an adapter would not even have it.
+void require_head_for_lora(const ModelOptions& model) {
+  if (model.init.empty() || model.lora.rank == 0 || task_of(model) != ModelTask::mlm) return;
+  const Stack stack = family_of(model).build(model);  // described, not allocated
+  const auto missing = missing_heads(model.init, model, stack);
+  if (missing.empty()) return;
+  throw InvalidArgument(fmt::format(
+      "{} has no {}, and with model.lora.rank a new one would stay random, since LoRA freezes it: "
+      "start from a folder that has one, or set model.lora.rank=0",
+      model.init, fmt::join(missing, " and no ")));
+}
+
 }  // namespace
 
 bool are_made_up(const std::vector<std::string>& label_names) {
@@ -198,6 +211,7 @@ void resolve_options(JobOptions& options, const std::vector<std::string>& given)
     require_vocabulary(tokenizer, options);
   }
   require_readable(options);
+  require_head_for_lora(options.model);
   if (task_of(options.model) == ModelTask::classify) take_labels(options);
 }
 

@@ -54,6 +54,10 @@ void read_adapter_task(const std::filesystem::path& folder, ModelOptions& option
 // that the user has `given` contradicts them.
 void resolve_lora(ModelOptions& options, const std::vector<std::string>& given);
 
+// Whether the adapter in the folder has this tensor of the model's file, as it has those of a
+// trained head: "classifier.weight".
+bool adapter_has(const std::filesystem::path& folder, const std::string& tensor);
+
 // The values of the parameters that the adapter in the folder has, and those of `others` for the
 // rest. Checks names, shapes and types before any value is read.
 ValueSource read_adapter(const std::filesystem::path& folder, const ModelOptions& options,

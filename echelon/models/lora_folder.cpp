@@ -272,6 +272,10 @@ bool is_adapter(const fs::path& folder) {
   return fs::exists(config_path(folder)) && !fs::exists(folder / "config.json");
 }
 
+bool adapter_has(const fs::path& folder, const std::string& tensor) {
+  return open_adapter(folder)->find(in_file(tensor)) != nullptr;
+}
+
 void read_adapter_task(const fs::path& folder, ModelOptions& options) {
   if (read_config(folder).value("task_type", json()) != "SEQ_CLS") return;
   const auto reader = open_adapter(folder);

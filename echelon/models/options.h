@@ -56,7 +56,8 @@ struct ModelOptions {
            .known_as = {"seq_len", "block_size", "n_positions", "max_seq_len"}});
     f.add("tied", tied, "the output layer uses the embedding's weights");
     f.add("dropout", dropout,
-          "share of the embedding's and of each branch's outputs that training sets to zero",
+          "share of the embedding's and of each branch's outputs that training sets to zero; if "
+          "not given, a BERT in model.init determines it",
           {.minimum = 0, .maximum = 0.99});
     f.add(
         "recompute", recompute,

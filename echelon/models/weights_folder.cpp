@@ -115,12 +115,12 @@ void resolve_model(ModelOptions& model, const std::vector<std::string>& given) {
   } else {
     found.lora.merge = model.lora.merge;
   }
-  found.dropout = model.dropout;
   found.recompute = model.recompute;
   resolve_task(model.task, model.init, found.task);
   const auto was_given = [&](const std::string& key) {
     return std::find(given.begin(), given.end(), key) != given.end();
   };
+  if (was_given("model.dropout")) found.dropout = model.dropout;
   if (family_of(found).any_context && was_given("model.context")) found.context = model.context;
   const Fields ours = fields_in("model", model), theirs = fields_in("model", found);
   for (std::size_t i = 0; i < ours.all().size(); ++i) {
@@ -204,7 +204,12 @@ std::vector<std::string> heads_not_in(const safetensors::Reader& reader,
 
 std::vector<std::string> missing_heads(const fs::path& folder, const ModelOptions& options,
                                        const Stack& stack) {
-  return heads_not_in(*open_weights(folder), options, stack);
+  auto heads = heads_not_in(*open_weights(folder), options, stack);
+  if (heads.empty() || options.lora.init.empty()) return heads;
+  for (const auto& parameter : stack.parameters())
+    for (const auto& part : parts_of_file(options, parameter))
+      if (part.head && adapter_has(options.lora.init, part.name)) std::erase(heads, part.head);
+  return heads;
 }
 
 namespace {

@@ -32,13 +32,15 @@ ValueSource read_weights(const std::filesystem::path& folder, const ModelOptions
 // it does not have. Without model.init all are random.
 ValueSource initial_values(const ModelOptions& options, const Stack& stack, std::uint64_t seed);
 
-// The names of the heads that read_weights() takes from elsewhere: "pooler", "classifier".
+// The names of the heads that neither the folder nor the adapter of model.lora.init has, and that
+// read_weights() takes from elsewhere: "pooler", "classifier".
 std::vector<std::string> missing_heads(const std::filesystem::path& folder,
                                        const ModelOptions& options, const Stack& stack);
 
 // With model.init the weights determine the family and the sizes, which are written to `model`.
 // Throws InvalidArgument if a key that the user has `given` contradicts them. The context may
-// differ if the family has no parameters for positions, and the task if it gets a new head.
+// differ if the family has no parameters for positions, and the task if it gets a new head. A given
+// dropout replaces that of the folder.
 void resolve_model(ModelOptions& model, const std::vector<std::string>& given);
 
 // Throws InvalidArgument if the tokens of the folder's weights are not bytes of text. Echelon's own

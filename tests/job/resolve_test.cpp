@@ -97,6 +97,28 @@ TEST(Resolve, KeepsWhatWasGiven) {
                 "model.vocab=12");
 }
 
+TEST(Resolve, RefusesANewHeadThatLoraWouldFreeze) {
+  const Place place;
+  JobOptions options = place.options(place.labelled());
+  resolve_options(options, {});
+  place.write_model(options.model);
+  JobOptions job;
+  job.model.init = place.path();
+  job.model.task.name = ModelTask::mlm;
+  job.data.source = options.data.source;
+  resolve_options(job, {"model.init", "task.name"});
+  EXPECT_EQ(missing_heads(place.path(), job.model, family_of(job.model).build(job.model)),
+            std::vector<std::string>{"head for masked words"});
+  job.model.lora.rank = 2;
+  EXPECT_EQ(thrown<InvalidArgument>([&] {
+              resolve_options(job, {"model.init", "task.name", "model.lora.rank"});
+            }),
+            place.path() +
+                " has no head for masked words, and with model.lora.rank a new one would stay "
+                "random, since LoRA freezes it: start from a folder that has one, or set "
+                "model.lora.rank=0");
+}
+
 TEST(Resolve, FindsTheTokeniserBesideWeightsAndNamesLabelsThatHaveNone) {
   const Place place;
   JobOptions options = place.options(place.labelled());

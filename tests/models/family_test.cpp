@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "echelon/base/error.h"
 #include "echelon/models/weights_folder.h"
@@ -60,6 +62,45 @@ TEST(Family, IsDeterminedByAFolderOfWeights) {
     EXPECT_EQ(options.width, 16);
     EXPECT_EQ(options.dropout, 0.1);
   }
+}
+
+TEST(Family, ABertsFolderDeterminesDropoutUnlessItIsGiven) {
+  for (const Family* family : families()) {
+    const ScratchFolder folder;
+    ModelOptions of = tiny(family->name);
+    of.dropout = 0.1;
+    write(folder.path(), of);
+    ModelOptions options{.init = folder.path().string()};
+    resolve_model(options, {"model.init"});
+    EXPECT_EQ(options.dropout, options.family == "bert" ? 0.1 : 0.0) << family->name;
+    options = {.init = folder.path().string()};
+    resolve_model(options, {"model.dropout", "model.init"});
+    EXPECT_EQ(options.dropout, 0) << family->name;
+  }
+}
+
+TEST(Family, ABertPassesOnTheSharesOfDropoutThatItDoesNotApply) {
+  const ScratchFolder folder;
+  write(folder.path(), tiny("bert"));
+  const auto config = folder / "config.json";
+  const auto read = [&] { return nlohmann::json::parse(std::ifstream(config)); };
+  auto changed = read();
+  EXPECT_EQ(changed["attention_probs_dropout_prob"], 0.0);
+  EXPECT_TRUE(changed["classifier_dropout"].is_null()) << "that of the hidden states";
+  changed["attention_probs_dropout_prob"] = 0.2;
+  changed["classifier_dropout"] = 0.3;
+  std::ofstream(config) << changed;
+  ModelOptions options = read_model_options(folder.path());
+  options.dropout = 0.4;
+  const auto written = nlohmann::json::parse(family_of(options).write_config(options));
+  EXPECT_EQ(written["hidden_dropout_prob"], 0.4);
+  EXPECT_EQ(written["attention_probs_dropout_prob"], 0.2);
+  EXPECT_EQ(written["classifier_dropout"], 0.3);
+  std::filesystem::remove(config);
+  EXPECT_EQ(nlohmann::json::parse(
+                family_of(options).write_config(options))["attention_probs_dropout_prob"],
+            0.0)
+      << "a folder that is gone is no reason to lose the weights";
 }
 
 TEST(Family, AGivenContextIsTakenWherePositionsHaveNoParameters) {

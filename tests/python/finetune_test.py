@@ -54,17 +54,21 @@ def byte_level(texts):
                                                 bos_token="<|endoftext|>", unk_token="<|endoftext|>")
 
 
-def encoder_folder(folder, name, texts, vocab_only=False):
+def encoder_folder(folder, name, texts, vocab_only=False, dropout=0.0, attention_dropout=0.0, class_dropout=0.0):
     """A small BERT or DistilBERT that has only been initialised, as the folder of a masked-language model."""
     tokenizer = word_pieces(texts)
     torch.manual_seed(5)
     sizes = dict(vocab_size=len(tokenizer), max_position_embeddings=24)
     if name == "bert":
         config = transformers.BertConfig(num_hidden_layers=2, hidden_size=32, num_attention_heads=2,
-                                         intermediate_size=64, **sizes)
+                                         intermediate_size=64, hidden_dropout_prob=dropout,
+                                         attention_probs_dropout_prob=attention_dropout,
+                                         classifier_dropout=class_dropout, **sizes)
         model = transformers.BertForMaskedLM(config)
     else:
-        config = transformers.DistilBertConfig(n_layers=2, dim=32, n_heads=2, hidden_dim=64, **sizes)
+        config = transformers.DistilBertConfig(n_layers=2, dim=32, n_heads=2, hidden_dim=64, dropout=dropout,
+                                               attention_dropout=attention_dropout,
+                                               seq_classif_dropout=class_dropout, **sizes)
         model = transformers.DistilBertForMaskedLM(config)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -131,6 +135,69 @@ def test_a_folder_and_a_labelled_file_give_a_folder(tmp_path, name, vocab_only):
                                data_source="train.tsv", data_validation_source="dev.tsv")
     before, after = load_file(run / "weights/model.safetensors"), load_file(again / "weights/model.safetensors")
     assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+DROPOUT_KEYS = {"bert": ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"),
+                "distilbert": ("dropout", "attention_dropout", "seq_classif_dropout")}
+
+
+@pytest.mark.parametrize("name", DROPOUT_KEYS)
+def test_the_folder_determines_dropout_unless_it_is_given(tmp_path, name):
+    rows = sentences(60, 1)
+    write_tsv(tmp_path / "train.tsv", rows)
+    encoder_folder(tmp_path / "model", name, [text for text, _ in rows], dropout=0.1, attention_dropout=0.15,
+                   class_dropout=0.3)
+    echelon = Echelon(tmp_path)
+    settings = SETTINGS | dict(data_source="train.tsv", train_steps=3, train_validate_every=0)
+    runs = {given: echelon.train_well(f"given-{given}", **settings, model_dropout=given) for given in (None, 0.1, 0.0)}
+    for given, run in runs.items():
+        used = 0.1 if given is None else given
+        assert tomllib.loads((run / "config.toml").read_text())["model"]["dropout"] == used
+        config = json.loads((run / "weights/config.json").read_text())
+        assert tuple(config[key] for key in DROPOUT_KEYS[name]) == (used, 0.15, 0.3)
+    assert metrics(runs[None]) == metrics(runs[0.1]) != metrics(runs[0.0])
+    # Written back, the shares start another run.
+    again = echelon.train_well("again", **(settings | dict(model_init=runs[None] / "weights")))
+    assert tomllib.loads((again / "config.toml").read_text())["model"]["dropout"] == 0.1
+
+
+def new_head(result):
+    """What the beginning of a run says about new heads, None if nothing."""
+    assert result.returncode == 0, result.stdout + result.stderr
+    found = re.search(r"^head +(.*\n(?: +.*\n)*)", result.stdout, re.MULTILINE)
+    assert not found or max(map(len, found[0].splitlines())) <= 80, result.stdout
+    return found and " ".join(found[1].split())
+
+
+def test_the_first_lines_of_a_run_name_a_new_head(program):
+    settings = SETTINGS | dict(data_source="train.tsv", train_steps=2, train_validate_every=0)
+    says = "has no pooler and no classifier: new ones from train.seed"
+    for ranks in (1, 2):
+        run = f"whole-{ranks}"
+        assert new_head(program.train("--name", run, "--nproc", ranks, **settings)) == f"model {says}"
+        assert new_head(program.train(**(settings | dict(model_init=f"runs/{run}/weights")))) is None
+        assert new_head(program("train", "--resume", f"runs/{run}", "--set", "train.steps=3")) is None
+    assert new_head(program.train(**settings, task_name="mlm")) is None, "the folder has this head"
+    # An adapter brings the head that its base does not have.
+    lora = settings | {"model.lora.rank": 2, "model.lora.merge": False}
+    assert new_head(program.train("--name", "lora", **lora)) == f"model {says}"
+    for where in (dict(model_init="runs/lora/weights"), {"model.lora.init": "runs/lora/weights"}):
+        assert new_head(program.train(**(settings | where))) is None, where
+
+
+def test_lora_refuses_a_new_head_for_masked_words(program):
+    model = program.folder / "model"
+    transformers.BertModel.from_pretrained(model).save_pretrained(program.folder / "bare")
+    transformers.AutoTokenizer.from_pretrained(model).save_pretrained(program.folder / "bare")
+    words = dict(task_name="mlm", data_source="train.tsv", train_steps=2, train_validate_every=0)
+    lora = {"model.lora.rank": 2}
+    for ranks in (1, 2):
+        said = refusal(program, "--nproc", ranks, **words, **lora, model_init="bare")
+        assert "bare has no head for masked words, and with model.lora.rank a new one would stay random" in said, said
+        assert "set model.lora.rank=0" in said, said
+    assert new_head(program.train(**(SETTINGS | words | dict(model_init="bare")))) == (
+        "bare has no head for masked words: a new one from train.seed")
+    program.train_well("a", **(SETTINGS | words | lora))
 
 
 def test_ranks_with_zero_train_what_one_process_trains(program):
@@ -326,8 +393,8 @@ def test_text_is_read_with_the_tokeniser_beside_the_weights(answering, tmp_path,
 # ---- What is refused
 
 
-def refusal(program, **settings):
-    result = program.train(**(SETTINGS | settings))
+def refusal(program, *arguments, **settings):
+    result = program.train(*arguments, **(SETTINGS | settings))
     assert result.returncode == 2, result.stdout + result.stderr
     assert result.stderr.count("\n") == 1 and not result.stdout, result.stderr
     assert not (program.folder / "runs").exists()
@@ -359,6 +426,35 @@ def test_labels_that_training_does_not_have_are_refused(program):
     (program.folder / "dev.tsv").write_text("sentence\tlabel\nthis film is warm\t1\ndull\t2\n")
     assert "dev.tsv, line 3: label 2 is unknown: the labels of" in refusal(
         program, data_source="train.tsv", data_validation_source="dev.tsv")
+
+
+def test_validation_data_of_another_task_than_the_training_data_are_refused(answering):
+    (answering.folder / "texts.jsonl").write_text('{"text": "Q: 1 then 2?"}\n' * 40)
+    assert "texts.jsonl has no column prompt; it has text: name the column with data.prompt" in refusal(
+        answering, data_source="train.jsonl", data_validation_source="texts.jsonl")
+    assert "dev.jsonl has no column sentence or text; it has prompt, answer: name the column with" in refusal(
+        answering, data_source="texts.jsonl", data_validation_source="dev.jsonl")
+
+
+def test_documents_without_a_token_to_put_between_them_are_refused(answering):
+    (answering.folder / "texts.jsonl").write_text('{"text": "Q: 1 then 2?"}\n' * 40)
+    tokenizer = tokenizers.ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator(["Q: 1 then 2?"], vocab_size=260, show_progress=False)
+    (answering.folder / "unmarked").mkdir()
+    tokenizer.save(str(answering.folder / "unmarked/tokenizer.json"))
+    said = refusal(answering, data_source="texts.jsonl", data_tokenizer="unmarked", model_init=None,
+                   model_family="gpt2", model_layers=1, model_width=32, model_heads=2, model_context=16)
+    assert "unmarked/tokenizer.json has no token that begins or ends a text" in said, said
+
+
+def test_a_prompt_without_tokens_is_refused_with_its_line(answering):
+    file = answering.folder / "model/tokenizer.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {
+        "normalizer": {"type": "Replace", "pattern": {"String": "#"}, "content": ""}}))
+    write_jsonl(answering.folder / "bad.jsonl", [*questions(3, 1), ("##", " 1")])
+    said = refusal(answering, data_source="bad.jsonl")
+    assert "bad.jsonl, line 4: the sample has 0 tokens of a prompt and 2 of an answer" in said or (
+        "bad.jsonl, line 4: the sample has 0 tokens of a prompt and 3 of an answer" in said), said
 
 
 @pytest.mark.parametrize("settings, says", [

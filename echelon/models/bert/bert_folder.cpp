@@ -4,6 +4,10 @@
 // The file of a bare model has no prefix ("embeddings.…" for "bert.embeddings.…"). Old files call
 // the weight and bias of a norm gamma and beta. The bias over the vocabulary is
 // "cls.predictions.bias" or "cls.predictions.decoder.bias", which are tied.
+//
+// config.json has several shares of dropout, and Echelon has one, model.dropout, which is that of
+// the hidden states. The others (of attention weights, of the classification head) are written as
+// the folder of model.init has them.
 #include <fmt/format.h>
 
 #include <array>
@@ -20,11 +24,26 @@ namespace {
 using nlohmann::json;
 
 struct Keys {
-  const char *layers, *width, *heads, *ffn, *activation;
+  const char *layers, *width, *heads, *ffn, *activation, *dropout, *attention_dropout,
+      *class_dropout;
 };
-constexpr Keys bert_keys = {"num_hidden_layers", "hidden_size", "num_attention_heads",
-                            "intermediate_size", "hidden_act"};
-constexpr Keys distilbert_keys = {"n_layers", "dim", "n_heads", "hidden_dim", "activation"};
+constexpr Keys bert_keys = {.layers = "num_hidden_layers",
+                            .width = "hidden_size",
+                            .heads = "num_attention_heads",
+                            .ffn = "intermediate_size",
+                            .activation = "hidden_act",
+                            .dropout = "hidden_dropout_prob",
+                            .attention_dropout = "attention_probs_dropout_prob",
+                            .class_dropout = "classifier_dropout"};
+constexpr Keys distilbert_keys = {.layers = "n_layers",
+                                  .width = "dim",
+                                  .heads = "n_heads",
+                                  .ffn = "hidden_dim",
+                                  .activation = "activation",
+                                  .dropout = "dropout",
+                                  .attention_dropout = "attention_dropout",
+                                  .class_dropout = "seq_classif_dropout"};
+constexpr double usual_dropout = 0.1;  // transformers' default for `dropout` of both
 
 const Keys& keys_of(bool distilled) { return distilled ? distilbert_keys : bert_keys; }
 
@@ -44,6 +63,16 @@ void read_task(const FolderConfig& config, TaskOptions& task) {
   task.label_names = config.numbered_texts("id2label");
   task.labels =
       task.label_names.empty() ? config.integer("num_labels", 2) : std::ssize(task.label_names);
+}
+
+// A share of dropout that Echelon only passes on. `otherwise` without model.init, or if its folder
+// has no such share. The folder may also be gone by the time that weights are written.
+json passed_on(const ModelOptions& options, const char* key, const json& otherwise) try {
+  if (options.init.empty()) return otherwise;
+  const FolderConfig config(options.init);
+  return config.has(key) ? json(config.number(key, 0)) : otherwise;
+} catch (const Error&) {
+  return otherwise;
 }
 
 }  // namespace
@@ -66,6 +95,7 @@ ModelOptions read_bert_config(const FolderConfig& config) {
   options.vocab = config.integer("vocab_size");
   options.context = config.integer("max_position_embeddings");
   options.tied = config.flag("tie_word_embeddings", true);
+  options.dropout = config.number(keys.dropout, usual_dropout);
   options.bert.ffn = config.integer(keys.ffn);
   options.bert.token_types = distilled ? 0 : config.integer("type_vocab_size", 2);
   if (!distilled)
@@ -77,9 +107,6 @@ ModelOptions read_bert_config(const FolderConfig& config) {
 std::string write_bert_config(const ModelOptions& options) {
   const BertSizes sizes(options);
   const Keys& keys = keys_of(sizes.distilled);
-  const char* dropout = sizes.distilled ? "dropout" : "hidden_dropout_prob";
-  const char* attention_dropout =
-      sizes.distilled ? "attention_dropout" : "attention_probs_dropout_prob";
   json config = {
       {"architectures", {class_of(options)}},
       {"model_type", sizes.distilled ? bert_family.also_reads : bert_family.name},
@@ -91,11 +118,13 @@ std::string write_bert_config(const ModelOptions& options) {
       {"max_position_embeddings", options.context},
       {"vocab_size", options.vocab},
       {"tie_word_embeddings", options.tied},
-      {dropout, options.dropout},
-      {attention_dropout, 0.0},
+      {keys.dropout, options.dropout},
+      {keys.attention_dropout, passed_on(options, keys.attention_dropout, 0.0)},
+      // Null: a BERT's is that of the hidden states.
+      {keys.class_dropout,
+       passed_on(options, keys.class_dropout, sizes.distilled ? json(options.dropout) : json())},
   };
   if (sizes.distilled) {
-    config["seq_classif_dropout"] = options.dropout;
     config["sinusoidal_pos_embds"] = false;
   } else {
     config["type_vocab_size"] = options.bert.token_types;
