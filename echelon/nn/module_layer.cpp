@@ -62,6 +62,26 @@ class Replay {
   std::vector<at::Tensor> buffers_, contents_;
 };
 
+// While it lives, variables require a gradient or not as the layer needs it, and afterwards as the
+// user set them: train.freeze is an option of one trainer, and the next may get the same modules.
+class RequiresGrad {
+ public:
+  RequiresGrad() = default;
+  void set(const at::Tensor& variable, bool wanted) {
+    if (variable.requires_grad() == wanted) return;
+    variable.set_requires_grad(wanted);
+    changed_.push_back(variable);
+  }
+  ~RequiresGrad() {
+    for (const auto& variable : changed_) variable.set_requires_grad(!variable.requires_grad());
+  }
+  RequiresGrad(const RequiresGrad&) = delete;
+  RequiresGrad& operator=(const RequiresGrad&) = delete;
+
+ private:
+  std::vector<at::Tensor> changed_;
+};
+
 std::string elsewhere_reason(const std::string& what, bool several) {
   return fmt::format(
       "{} {} not in this process, since the ranks share the model out: call trainer.gather() on "
@@ -123,7 +143,6 @@ void ModuleLayer::bind(at::Device device, at::ScalarType type) {
     if (!one.parameter->here || !one.parameter->trainable) one.variable.mutable_grad().reset();
   }
   show();
-  for (auto& one : bound_) one.variable.set_requires_grad(one.parameter->trainable);
 }
 
 void ModuleLayer::share_batch(const std::shared_ptr<BatchRanks>& ranks) {
@@ -205,6 +224,8 @@ Tensors ModuleLayer::forward_all(const Tensors& inputs, Pass& pass) {
   if (pass.run == Pass::Run::again) replay.emplace(*module_, device, pass.saved);
   Tensors x, outputs;
   for (const auto& input : inputs) x.push_back(leaf(input, pass.input_grads));
+  RequiresGrad flags;
+  for (const auto& one : bound_) flags.set(one.variable, one.parameter->trainable);
   const Tensors y = forward_(x);
   if (pass.keeps()) {
     pass.saved = x;
@@ -226,6 +247,8 @@ Tensors ModuleLayer::backward_all(const Tensors& grad_outputs, Pass& pass) {
   }
   pass.saved.clear();
   point_gradients();
+  RequiresGrad flags;  // autograd accumulates nothing into a variable that requires no gradient
+  for (const auto& one : bound_) flags.set(one.variable, one.parameter->trainable);
   if (!y.empty()) torch::autograd::backward(y, grads);
   Tensors all;
   for (const auto& one : x) {

@@ -12,6 +12,10 @@
 // first, and restores both afterwards. So a module may draw random numbers, and running statistics
 // see each micro-batch once.
 //
+// A module parameter that does not require a gradient when the layer is added is frozen. One that
+// train.freeze names is frozen for that trainer only: between calls its requires_grad is what the
+// user set.
+//
 // If ranks shard a model, the values of the module's parameters are not always in this process.
 // Calling, saving or loading the module then throws InvalidArgument that says what to call instead.
 // Its tensors are tensor_elsewhere, and each of its modules has a child, "elsewhere", that refuses

@@ -114,6 +114,28 @@ TEST(ModuleLayer, MakesTheModulesParametersViewsOfTheBuffers) {
       << "the user's own handle sees what training writes";
 }
 
+TEST(ModuleLayer, FreezesAParameterForItsOwnStackOnly) {
+  Net net;
+  Stack first;
+  first.add(module_layer("net", net));
+  first.find("net.first.weight")->trainable = false;
+  first.allocate(at::kCPU, at::kDouble, Gradients::yes);
+  first.load(random_values(1));
+  const at::Tensor x = at::randn({2, 5}, at::kDouble), grad = at::ones({2, 3}, at::kDouble);
+  run(first, x, grad);
+  EXPECT_FALSE(net->first->weight.grad().defined());
+  EXPECT_TRUE(net->second->weight.grad().defined());
+  EXPECT_TRUE(net->first->weight.requires_grad()) << "the user's own flag";
+
+  Stack second;  // while the first still lives
+  second.add(module_layer("net", net));
+  EXPECT_TRUE(second.find("net.first.weight")->trainable);
+  second.allocate(at::kCPU, at::kDouble, Gradients::yes);
+  second.load(random_values(1));
+  run(second, x, grad);
+  EXPECT_GT(net->first->weight.grad().abs().max().item<double>(), 0);
+}
+
 TEST(ModuleLayer, UsesTheModulesValuesAtAllocation) {
   Net net;
   Stack stack;

@@ -312,7 +312,7 @@ TEST(Freeze, StopsAutogradForModules) {
   const auto after = body.parameters();
   for (std::size_t i = 0; i < after.size(); ++i) {
     EXPECT_TRUE(at::equal(after[i], before[i])) << "parameter " << i << " of the body moved";
-    EXPECT_FALSE(after[i].requires_grad());
+    EXPECT_TRUE(after[i].requires_grad()) << "the user did not freeze it";
   }
   // Plain gradient descent in torch, on the same batch: all samples are in every batch.
   const auto ours = head.parameters();
@@ -341,6 +341,9 @@ TEST(Freeze, StopsAutogradForModules) {
                 .item<double>(),
             bound)
       << "running statistics are no parameters: they follow the data";
+  run({}, body, head);
+  EXPECT_FALSE(at::equal(body.parameters()[0], before[0]))
+      << "the next trainer of the same modules freezes nothing";
 }
 
 std::string refusal(const std::function<void(PlanOptions&)>& set) {
