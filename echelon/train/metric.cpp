@@ -52,7 +52,7 @@ class Classification : public Metric {
   Scores scores(const at::Tensor& counts) const override {
     const auto c = counts.accessor<double, 2>();
     double right = 0, all = 0, told_and_true = 0, told_squares = 0, true_squares = 0;
-    double precision = 0, recall = 0, f1 = 0;
+    double precision = 0, recall = 0, f1 = 0, averaged = 0;
     // Of two labels, the second one is asked for: it is the positive one.
     const std::int64_t first = labels_ == 2 ? 1 : 0;
     for (std::int64_t k = 0; k < labels_; ++k) {
@@ -66,20 +66,21 @@ class Classification : public Metric {
       told_and_true += told * truly;
       told_squares += told * told;
       true_squares += truly * truly;
-      if (k < first) continue;
+      // A label that occurs nowhere has no F1: scikit-learn's "macro" leaves it out as well.
+      if (k < first || truly + told == 0) continue;
+      ++averaged;
       precision += quotient(c[k][k], told);
       recall += quotient(c[k][k], truly);
       f1 += quotient(2 * c[k][k], told + truly);
     }
-    const double over = static_cast<double>(labels_ - first);
     const double matthews =
         quotient(right * all - told_and_true,
                  std::sqrt(all * all - told_squares) * std::sqrt(all * all - true_squares));
     return {{"accuracy", quotient(right, all)},
-            {"f1", f1 / over},
+            {"f1", quotient(f1, averaged)},
             {"matthews", matthews},
-            {"precision", precision / over},
-            {"recall", recall / over}};
+            {"precision", quotient(precision, averaged)},
+            {"recall", quotient(recall, averaged)}};
   }
 
  private:

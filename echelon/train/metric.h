@@ -43,7 +43,8 @@ class Metric {
 // Counts [labels, labels]: how many samples of label i (row) the model gave label j (column).
 //
 //   accuracy   share of samples with the right label
-//   f1         of two labels: 2 TP / (2 TP + FP + FN) of label 1; of more: the mean over labels
+//   f1         of two labels: 2 TP / (2 TP + FP + FN) of label 1; of more: the mean over the labels
+//              that occur among the targets or the answers (scikit-learn's average="macro")
 //   precision, recall   TP / (TP + FP) and TP / (TP + FN), likewise
 //   matthews   correlation between labels and answers (Gorodkin, 2004; two labels: Matthews, 1975)
 //

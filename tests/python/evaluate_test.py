@@ -71,7 +71,8 @@ def expected_scores(folder, rows):
     c, all_ = confusion, len(rows)
     truth = [sum(row) for row in c]
     told = [sum(row[j] for row in c) for j in range(labels)]
-    counted = [1] if labels == 2 else range(labels)
+    # As scikit-learn's average="macro": labels that occur in the data or among the answers.
+    counted = [1] if labels == 2 else [k for k in range(labels) if truth[k] + told[k]]
     f1, precision, recall = (
         sum(quotient(above(k), below(k)) for k in counted) / len(counted)
         for above, below in ((lambda k: 2 * c[k][k], lambda k: truth[k] + told[k]),

@@ -89,6 +89,21 @@ TEST(Metric, OfSeveralLabelsEqualsItsDefinitions) {
   EXPECT_NEAR(score(scores, "matthews"), expected, 1e-12);
 }
 
+// Labels 3 and 5 of a head of six occur nowhere, label 2 only among the answers, and label 4 only
+// among the targets.
+TEST(Metric, LeavesOutLabelsThatOccurNowhere) {
+  const at::Tensor target = at::tensor({0, 0, 0, 1, 1, 4}, at::kLong),
+                   answer = at::tensor({0, 0, 1, 1, 2, 0}, at::kLong);
+  const Scores scores = scores_of(answer, target, 6);
+  // Of labels 0, 1, 2 and 4.
+  EXPECT_NEAR(score(scores, "precision"), (2.0 / 3 + 1.0 / 2 + 0 + 0) / 4, 1e-12);
+  EXPECT_NEAR(score(scores, "recall"), (2.0 / 3 + 1.0 / 2 + 0 + 0) / 4, 1e-12);
+  EXPECT_NEAR(score(scores, "f1"), (4.0 / 6 + 2.0 / 4 + 0 + 0) / 4, 1e-12);
+  // Nothing changes with a larger head.
+  for (const auto& [name, value] : scores_of(answer, target, 40))
+    EXPECT_NEAR(value, score(scores, name.c_str()), 1e-12) << name;
+}
+
 TEST(Metric, IsZeroWhereItIsAQuotientOfZeros) {
   const at::Tensor zeros = at::zeros({4}, at::kLong);
   const Scores scores = scores_of(zeros, zeros, 2);
