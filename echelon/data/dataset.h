@@ -56,6 +56,11 @@ class Dataset {
   // and its own epochs. Empty: one part.
   virtual std::vector<Part> parts() const { return {}; }
 
+  // Whether neighbours may be alike, as in records that are sorted by their label. The first
+  // samples then do not represent the dataset, and a validation of fewer samples than it has uses a
+  // fixed random choice (evaluation_order). A dataset with parts() need not override this.
+  virtual bool may_be_sorted() const { return false; }
+
   // Samples are used in the order of their indices, and each once: they come from a stream
   // (stream.h).
   virtual bool in_sequence() const { return false; }

@@ -38,6 +38,7 @@ class LabelledTexts : public Dataset {
   std::int64_t max_length() const override { return rows_.context; }
   Batch get(std::span<const std::int64_t> indices) const override;
   Batch get_padded(std::span<const std::int64_t> indices, std::int64_t length) const override;
+  bool may_be_sorted() const override { return true; }
   bool concurrent() const override { return true; }
 
  private:

@@ -43,6 +43,7 @@ class MaskedTexts : public Dataset {
   // "input", "mask" and perhaps "token_types"; the target is -100 where nothing is predicted.
   Batch get(std::span<const std::int64_t> indices) const override;
   Batch get_padded(std::span<const std::int64_t> indices, std::int64_t length) const override;
+  bool may_be_sorted() const override { return true; }
   bool concurrent() const override { return true; }
 
  private:

@@ -8,6 +8,10 @@
 // Step s uses samples [s * batch, (s + 1) * batch), in this order. Every rank has a stream of its
 // own with the same samples, and reads what it does not use as well; skip() may do that faster. A
 // resumed run skips to where it was.
+//
+// A trainer reads train.ahead batches ahead. Trainer::lay_out() drops what was read ahead, and a
+// stream does not give it again: set train.ahead=0 if a trainer may be laid out anew, or make a new
+// trainer on a stream that is opened anew.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +24,9 @@ namespace echelon {
 
 class StreamDataset : public Dataset {
  public:
-  // The next sample, as a batch of one.
+  // The next sample, as a batch of one. It must return or throw within a time that you set, also if
+  // its source is quiet: a trainer's calls and its destructor wait for a next() that is running, so
+  // a run that fails or is stopped cannot end before.
   virtual Batch next() = 0;
   // Passes over this many samples.
   virtual void skip(std::int64_t samples) {

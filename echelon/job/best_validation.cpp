@@ -1,5 +1,6 @@
 #include "echelon/job/best_validation.h"
 
+#include <ATen/ops/full.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -38,6 +39,12 @@ double score_of(const Evaluation& seen, const LossUnits& units, std::string_view
   if (name == perplexity) return std::exp(seen.loss);
   if (name == bits_per_byte) return units.validation_bits(seen.loss).value_or(seen.loss);
   return seen.loss;
+}
+
+double score_of_first(double score, Communicator& ranks) {
+  const at::Tensor first = at::full({1}, score, at::kDouble).to(ranks.device());
+  ranks.broadcast(first, 0, {.tag = "best score", .blocking = true}).wait();
+  return first.cpu().item<double>();
 }
 
 void forget_kept(const fs::path& folder) { fs::remove(note_in(folder)); }

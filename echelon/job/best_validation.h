@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "echelon/comm/communicator.h"
 #include "echelon/job/data.h"
 #include "echelon/train/best_so_far.h"
 #include "echelon/train/trainer.h"
@@ -17,6 +18,10 @@ BestSoFar watch_best(const TrainOptions& train, const Trainer& trainer, const Lo
 
 // The value of one of these scores.
 double score_of(const Evaluation& seen, const LossUnits& units, std::string_view name);
+
+// Rank 0's score, on every rank. Collective. The scores of ranks may differ in the last bits, since
+// pipeline stages and tensor ranks may add in different orders; all must decide alike.
+double score_of_first(double score, Communicator& ranks);
 
 // A file in best/ says which validation its weights are of, since a state may be older or newer
 // than the folder. forget_kept() before the weights are written, note_kept() afterwards.

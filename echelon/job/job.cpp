@@ -196,6 +196,7 @@ void Job::agree_on_options() {
 
 void Job::open_data_and_model() {
   data_ = open_data(options());
+  options().sample_tokens = length_divisor(*data_.training, steps().pad_to);
   // Before all data is read, which may take a while.
   if (request_.join.empty())
     require_memory(options(), ranks_, local_ranks_);
@@ -401,12 +402,13 @@ void Job::train() {
   if (reporter_) reporter_->training_ends();
 }
 
-// All ranks see the same scores, and so decide the same.
+// All ranks decide by the same score: keep_best() is collective.
 void Job::validate() {
   const auto seen = trainer_->measure(*data_.validation, steps().validate_samples);
   if (!best_) return;
-  const bool better =
-      best_->add(trainer_->step(), score_of(seen, data_.units, best_->score_name()));
+  double score = score_of(seen, data_.units, best_->score_name());
+  if (ranks_ > 1) score = score_of_first(score, *request_.ranks);
+  const bool better = best_->add(trainer_->step(), score);
   trainer_->note(best_note, best_->text());
   if (better && steps().keep_best) keep_best();
   if (reporter_) reporter_->validated(*best_);

@@ -40,7 +40,8 @@ std::vector<std::int64_t> forward_only(ModelOptions model, const ActivationShape
 }  // namespace
 
 bool splits_rows(const PlanOptions& options) {
-  return options.parallel.sequence && options.model.context % options.parallel.tensor == 0;
+  const auto tokens = options.sample_tokens > 0 ? options.sample_tokens : options.model.context;
+  return options.parallel.sequence && tokens % options.parallel.tensor == 0;
 }
 
 std::uint64_t activation_bytes(const PlanOptions& options, const StepOrder& step, int workers) {

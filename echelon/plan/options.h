@@ -102,7 +102,8 @@ struct TrainOptions {
     f.add("validate_every", validate_every,
           "steps between validations; 0: never, not even at the end", {.minimum = 0});
     f.add("validate_samples", validate_samples,
-          "samples per validation; the last validation uses all", {.minimum = 1});
+          "samples per validation, the same each time; the last validation uses all",
+          {.minimum = 1});
     f.add("save_every", save_every,
           "steps between states written for --resume; 0: at the end and when interrupted",
           {.minimum = 0});
@@ -156,6 +157,11 @@ struct PlanOptions : TrainerOptions {
   ModelOptions model;
   ServerOptions server;
   SyncOptions sync;
+
+  // A number that divides the tokens of every sample, as it is padded (length_divisor). It follows
+  // from the data and is not an option. 0: all samples have model.context tokens, or the data are
+  // not known yet.
+  std::int64_t sample_tokens = 0;
 };
 
 }  // namespace echelon

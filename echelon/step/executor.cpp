@@ -107,6 +107,8 @@ at::Tensor Executor::run(const Batch& batch, double weight, std::int64_t first_s
   }
   loss_ = at::zeros({}, at::TensorOptions(stack_.device()).dtype(at::kDouble));
   weight_ = weight;
+  if (probe_.before_reduce && batch.targets.defined() && divisor.defined())
+    weight_ = batch.targets.sum().div(divisor).item<double>();
   stack_.begin_step();
   if (shards_) shards_->begin_step();
   exchange_->begin_step();

@@ -102,7 +102,8 @@ class Executor {
   void slow_down(double factor) { slow_ = factor; }
 
   // Observes gradients. before_reduce gets the gradients of this rank's batch, bucket by bucket and
-  // times its weight, before they are summed over the ranks. before_update gets the sum.
+  // times its weight, before they are summed over the ranks; if the batch has `targets`, its weight
+  // is its fraction of the step's targets. before_update gets the sum.
   struct Probe {
     std::function<void(const at::Tensor& part, double weight)> before_reduce;
     std::function<void(const at::Tensor& gradient)> before_update;

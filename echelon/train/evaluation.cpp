@@ -6,11 +6,59 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
+#include <utility>
 
 #include "echelon/base/error.h"
+#include "echelon/base/random.h"
 
 namespace echelon {
+namespace {
+
+// How many of `samples` samples come from each part: in proportion to its weight, by the method of
+// Sainte-Laguë. Once all samples of a part are taken, the other parts give the rest.
+std::vector<std::int64_t> samples_by_part(const std::vector<Dataset::Part>& parts,
+                                          std::int64_t samples) {
+  std::vector<std::int64_t> taken(parts.size());
+  const auto quotient = [&](std::size_t p) {
+    return taken[p] < parts[p].samples
+               ? static_cast<double>(2 * taken[p] + 1) / static_cast<double>(parts[p].weight)
+               : std::numeric_limits<double>::infinity();
+  };
+  for (std::int64_t i = 0; i < samples; ++i) {
+    std::size_t next = 0;
+    for (std::size_t p = 1; p < parts.size(); ++p)
+      if (quotient(p) < quotient(next)) next = p;
+    ++taken[next];
+  }
+  return taken;
+}
+
+std::vector<std::int64_t> random_choice(const std::vector<Dataset::Part>& parts,
+                                        std::int64_t samples) {
+  const Key key = derive_key(0, "samples of a validation");
+  const auto counts = samples_by_part(parts, samples);
+  std::vector<std::int64_t> chosen;
+  for (std::size_t p = 0; p < parts.size(); ++p)
+    for (std::int64_t i = 0; i < counts[p]; ++i)
+      chosen.push_back(parts[p].first + std::int64_t(permute(key, std::uint64_t(i),
+                                                             std::uint64_t(parts[p].samples))));
+  std::sort(chosen.begin(), chosen.end());
+  return chosen;
+}
+
+// In ascending order, in which files are read fastest.
+std::vector<std::int64_t> samples_to_evaluate(const Dataset& data, std::int64_t samples) {
+  auto parts = data.parts();
+  if (parts.empty() && data.may_be_sorted()) parts.push_back({.samples = data.size()});
+  if (samples < data.size() && !parts.empty()) return random_choice(parts, samples);
+  std::vector<std::int64_t> first(std::size_t(std::min(samples, data.size())));
+  std::iota(first.begin(), first.end(), 0);
+  return first;
+}
+
+}  // namespace
 
 Evaluation evaluate(const EvaluationPart& part, const Metrics& metrics) {
   const std::int64_t samples = std::ssize(part.samples);
@@ -72,20 +120,26 @@ Evaluation evaluate(const EvaluationPart& part, const Metrics& metrics) {
 }
 
 std::vector<std::int64_t> evaluation_order(const Dataset& data, std::int64_t samples) {
-  std::vector<std::int64_t> order(std::size_t(std::min(samples, data.size())));
-  std::iota(order.begin(), order.end(), 0);
+  auto order = samples_to_evaluate(data, samples);
   if (order.empty() || data.length(0) == 0) return order;
-  std::vector<std::int64_t> lengths;
-  for (const auto i : order) lengths.push_back(data.length(i));
-  std::stable_sort(order.begin(), order.end(), [&](std::int64_t a, std::int64_t b) {
-    return lengths[std::size_t(a)] > lengths[std::size_t(b)];
-  });
+  std::vector<std::pair<std::int64_t, std::int64_t>> with_length;  // length and index
+  with_length.reserve(order.size());
+  for (const auto i : order) with_length.emplace_back(data.length(i), i);
+  std::stable_sort(with_length.begin(), with_length.end(),
+                   [](const auto& a, const auto& b) { return a.first > b.first; });
+  std::transform(with_length.begin(), with_length.end(), order.begin(),
+                 [](const auto& one) { return one.second; });
   return order;
 }
 
 std::int64_t padded_length(const Dataset& data, std::int64_t length, std::int64_t pad_to) {
   const auto rounded = (length + pad_to - 1) / pad_to * pad_to, most = data.max_length();
   return most > 0 ? std::min(rounded, most) : rounded;
+}
+
+std::int64_t length_divisor(const Dataset& data, std::int64_t pad_to) {
+  const bool alike = data.size() < 1 || data.length(0) == 0;
+  return alike ? 0 : std::gcd(pad_to, data.max_length());
 }
 
 // A sample without a target has no mean loss, and would make that of its micro-batch 0 / 0.

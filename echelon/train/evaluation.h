@@ -43,13 +43,20 @@ struct EvaluationPart {
 // outputs to `observe`.
 Evaluation evaluate(const EvaluationPart& part, const Metrics& metrics);
 
-// The first `samples` samples of a dataset, in the order that needs the least padding: the longest
-// first, so that a batch which does not fit into memory fails at once.
+// The samples that a validation of `samples` samples uses. These are the first ones, except where
+// samples may be sorted (Dataset::may_be_sorted) and in a mixture: there they are a pseudo-random
+// choice, which takes from each part of a mixture in proportion to its weight. The choice depends
+// only on sizes and weights, so it is the same in every validation and on every rank.
+//
+// The longest come first, which needs the least padding and makes a batch that does not fit into
+// memory fail at once.
 std::vector<std::int64_t> evaluation_order(const Dataset& data, std::int64_t samples);
 
 // The length to which a batch is padded whose longest sample has `length` tokens: a multiple of
 // `pad_to`, and at most the dataset's max_length(). 0: samples are alike.
 std::int64_t padded_length(const Dataset& data, std::int64_t length, std::int64_t pad_to);
+// A number that divides all these lengths. 0: samples are alike.
+std::int64_t length_divisor(const Dataset& data, std::int64_t pad_to);
 
 // Samples of a dataset padded to `length` tokens (0: samples are alike), with the number of targets
 // of each if they differ. Throws InvalidArgument if a sample has no target and others have some.

@@ -116,8 +116,11 @@ void Trainer::compute_share(const Task& task) {
   std::int64_t first = 0;
   for (int j = 0; j < task.share; ++j) first += shares[std::size_t(j)];
   const auto mine = shares[std::size_t(task.share)];
-  const double weight = static_cast<double>(mine) / static_cast<double>(train_.batch);
   const auto [batch, targets] = take_batch(task.clock, first, first + mine);
+  // Of the step's mean loss: it is a mean over targets if samples have different numbers of them.
+  const double weight = targets > 0
+                            ? batch.targets.sum().item<double>() / static_cast<double>(targets)
+                            : static_cast<double>(mine) / static_cast<double>(train_.batch);
   targets_a_step_ = targets > 0 ? targets : batch.target.numel() / mine * train_.batch;
   const at::Tensor divisor =
       targets > 0 ? at::zeros({}, at::kDouble).fill_(static_cast<double>(targets)) : at::Tensor();

@@ -84,11 +84,12 @@ class Trainer {
   //
   // Several ranks form a mesh (parallel.pipeline, data, tensor). Every rank constructs the same
   // trainer with the whole dataset and makes the same calls. Along data, each rank trains on its
-  // part of the global batch, and all ranks keep bitwise equal parameters. They start with rank 0's
-  // parameters, and have its buffers (running statistics) whenever run() returns. If parameters
-  // still differ (faulty memory, a layer that draws its own random numbers), run() throws an Error
-  // that names the ranks, at the next step that is a multiple of train.check_every. Along pipeline,
-  // each rank has some of the layers; along tensor, its part of the matrices that `split` names.
+  // part of the global batch, and all ranks keep bitwise equal parameters. They take rank 0's
+  // parameters and buffers (running statistics) at the first run() or measure(), and its buffers
+  // again whenever run() returns. If parameters still differ (faulty memory, a layer that draws its
+  // own random numbers), run() throws an Error that names the ranks, at the next step that is a
+  // multiple of train.check_every. Along pipeline, each rank has some of the layers; along tensor,
+  // its part of the matrices that `split` names.
   Trainer(Stack& stack, const Dataset& data, const TrainerOptions& options = {},
           std::shared_ptr<Communicator> ranks = nullptr);
   ~Trainer();
@@ -181,8 +182,8 @@ class Trainer {
   // Runs up to and including step `until`; run() is run_until(options.steps).
   void run_until(std::int64_t until, const std::atomic<bool>* stop = nullptr);
 
-  // Mean loss over the first `samples` of a dataset. If no rank has all parameters, every rank
-  // calls it.
+  // Mean loss over `samples` samples of a dataset (evaluation_order says which). If no rank has all
+  // parameters, every rank calls it.
   double evaluate(const Dataset& data, std::int64_t samples);
   // The same, faster: every rank calls it, and ranks that split a batch split the samples. The
   // result is the same on all ranks. A worker of parameter servers evaluates all samples itself.

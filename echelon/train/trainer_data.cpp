@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <numeric>
 
 #include "echelon/base/error.h"
 #include "echelon/train/in_flight.h"
@@ -55,7 +54,7 @@ BatchReader::Prepared Trainer::read_batch(const BatchReader::Request& request) c
 // A number that divides the number of tokens of every sample, as they are padded.
 std::int64_t Trainer::tokens_of_samples() const {
   const auto lock = reading(data_);
-  if (data_.length(0) > 0) return std::gcd(train_.pad_to, data_.max_length());
+  if (const auto divisor = length_divisor(data_, train_.pad_to); divisor > 0) return divisor;
   const at::Tensor sample = stack_.inputs_of(data_.get(std::vector<std::int64_t>{0})).front();
   return sample.dim() > 1 ? sample.size(1) : 1;
 }
@@ -101,6 +100,8 @@ Evaluation Trainer::measure(const Dataset& data, std::int64_t samples, bool toge
                     data.size()));
   const AtWork at_work(*this);
   const PartsInUse stack_parts(stack_);
+  // Before the first run, ranks may hold different initial values: the scores would be a mixture.
+  if (together && !servers_) begin_alike();
   refresh_values();
   MemoryScope scope(MemoryKind::activations);
   EvaluationPart part{

@@ -238,6 +238,20 @@ TEST(MemoryForecast, BoundsAPipelineWithFrozenStages) {
   }
 }
 
+// Samples that are padded to lengths which do not divide keep their rows whole, as in the trainer.
+TEST(MemoryForecast, CountsRowsAsWholeIfPaddedSamplesDoNotDivide) {
+  JobOptions options = job();
+  options.parallel.tensor = 2;
+  const auto activations = [&](std::int64_t sample_tokens, bool sequence) {
+    options.sample_tokens = sample_tokens;
+    options.parallel.sequence = sequence;
+    return forecast_memory(options, 2, 2).tensors[MemoryKind::activations];
+  };
+  EXPECT_LT(activations(0, true), activations(0, false));
+  EXPECT_EQ(activations(8, true), activations(0, true));
+  EXPECT_EQ(activations(1, true), activations(0, false));
+}
+
 // Peak memory by rank, of the trainer and the server in the same process.
 std::vector<MemoryUse> measured_with_servers(const JobOptions& options, int world, int slow_rank) {
   at::set_num_threads(1);

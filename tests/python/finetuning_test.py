@@ -167,6 +167,9 @@ def test_training_stops_when_validations_get_no_better_and_keeps_the_best(echelo
     lines = metrics(run)
     (best, loss), end = replayed(lines, 3)
     assert end is not None and 4 <= best < end < 400, "the data gave no reason to stop"
+    # Rank 0's score decides on all ranks.
+    tags = {entry["tag"] for entry in json.loads((run / "ledger.json").read_text())["operations"]}
+    assert ("best score" in tags) == (ranks > 1)
     assert max(line["step"] for line in lines) == end
     reason = f"after step {end} of 400: 3 validations in a row without a better loss than {loss:.4f}, of step {best}"
     assert [line["stopped"] for line in lines if "stopped" in line] == [reason]

@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include <atomic>
+#include <cmath>
 
 #include "echelon/models/gpt2/gpt2.h"
 #include "echelon/nn/loss_layer.h"
@@ -224,6 +225,37 @@ TEST(DataParallel, StartsWithRankZerosValuesAndEndsWithItsStatistics) {
     EXPECT_TRUE(at::equal(statistics[0], statistics[std::size_t(r)]));
   }
   EXPECT_GT(statistics[0].abs().max().item<double>(), 0);
+}
+
+// Ranks begin with different initial values, and the first run has not made them equal yet.
+TEST(DataParallel, MeasuresRankZerosValuesBeforeTheFirstRun) {
+  at::set_num_threads(1);
+  at::manual_seed(4);
+  const TensorDataset data(at::randn({40, 6}, at::kDouble), at::randn({40, 1}, at::kDouble));
+  constexpr int world = 2;
+  std::vector<double> own(world), measured(world), again(world);
+  std::vector<at::Tensor> values(world);
+  run_ranks_well({.world = world}, [&](Group& group) {
+    const auto r = std::size_t(group.rank());
+    const UserModule net("net", {part::Linear{6, 4}, part::Tanh{}, part::Linear{4, 1}});
+    Stack stack;
+    stack.add(net.layer()).add(loss_layer([](const at::Tensor& a, const at::Tensor& b) {
+      return at::mse_loss(a, b);
+    }));
+    Trainer trainer(
+        stack, data,
+        {.train = {.steps = 2, .batch = 12, .precision = Precision::fp64}, .optim = {.warmup = 1}},
+        native_communicator(group.shared_from_this()));
+    own[r] = trainer.evaluate(data, 40);  // each rank evaluates alone
+    measured[r] = trainer.measure(data, 40).loss;
+    again[r] = trainer.measure(data, 40).loss;
+    values[r] = stack.values().clone();
+    trainer.run();
+  });
+  EXPECT_GT(std::abs(own[0] - own[1]), 1e-6) << "or there would be nothing to show";
+  for (const double loss : measured) EXPECT_NEAR(loss, own[0], bound);
+  EXPECT_EQ(again, measured);
+  EXPECT_TRUE(at::equal(values[0], values[1]));
 }
 
 }  // namespace

@@ -174,6 +174,17 @@ TEST(TrainerData, SamplesOfDifferentLengthsArePaddedAlikeOnAnyNumberOfRanks) {
   });
 }
 
+TEST(TrainerData, LengthsOfPaddedSamplesHaveACommonDivisor) {
+  const Sentences data;  // of up to 30 tokens
+  using Pair = std::pair<std::int64_t, std::int64_t>;
+  for (const auto& [pad_to, divisor] : {Pair{8, 2}, {5, 5}, {7, 1}}) {
+    EXPECT_EQ(length_divisor(data, pad_to), divisor);
+    for (std::int64_t length = 1; length <= 30; ++length)
+      EXPECT_EQ(padded_length(data, length, pad_to) % divisor, 0) << length;
+  }
+  EXPECT_EQ(length_divisor(TensorDataset(at::zeros({2, 3}), at::zeros({2})), 8), 0);
+}
+
 TEST(TrainerData, EqualsAPlainLoopOverTheSamplersBatches) {
   at::set_num_threads(1);
   const Sentences data;

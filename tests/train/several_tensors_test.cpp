@@ -16,6 +16,7 @@
 
 #include <map>
 #include <numeric>
+#include <set>
 
 #include "echelon/base/error.h"
 #include "echelon/nn/module_layer.h"
@@ -319,6 +320,34 @@ TEST(SeveralTensors, ALossIsTheMeanOverTheTargetsOfAllRanksAndMicroBatches) {
     });
   run_ranks_well({.world = 2}, [&](Group& group) {
     same(run(3, {.pipeline = 2}, native_communicator(group.shared_from_this())));
+  });
+}
+
+// A probe divides a part's gradient by its weight, and gets that of the part's mean loss.
+TEST(SeveralTensors, ARanksWeightIsItsShareOfTheTargets) {
+  at::set_num_threads(1);
+  const Uneven data;
+  const Sampler sampler(1, 20, 10);
+  run_ranks_well({.world = 2}, [&](Group& group) {
+    nn::Linear linear(width, 4);
+    linear->to(at::kDouble);
+    Stack stack;
+    stack.add(module_layer("linear", linear)).add(loss_layer(mean_over_targets));
+    PlanOptions job = options();
+    job.train.batch = 10;
+    Trainer trainer(stack, data, TrainerOptions{.train = job.train, .optim = job.optim},
+                    native_communicator(group.shared_from_this()));
+    std::set<double> weights;
+    trainer.probe({.before_reduce = [&](const at::Tensor&, double w) { weights.insert(w); },
+                   .before_update = {}});
+    const auto targets = [&](std::int64_t begin, std::int64_t end) {
+      double sum = 0;
+      for (const auto i : sampler.indices(0, begin, end)) sum += double(data.targets(i));
+      return sum;
+    };
+    trainer.run_until(1);
+    const std::int64_t begin = 5 * group.rank();
+    EXPECT_EQ(weights, std::set{targets(begin, begin + 5) / targets(0, 10)});
   });
 }
 

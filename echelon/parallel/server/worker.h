@@ -69,7 +69,8 @@ class ServerWorker {
   Task pin(std::int64_t at_least);
   // Fills `into` with masters of the pinned version, from element `begin` of the flat buffer on.
   void read_masters(const Task& pinned, std::int64_t begin, const at::Tensor& into);
-  // `weight` is the fraction of the global batch that the gradient covers.
+  // `weight` is the fraction of the step's targets that the gradient covers; of its samples, if all
+  // have equally many targets.
   void push(const Task& task, double weight);
   void done(const Task& task, double loss);
 
