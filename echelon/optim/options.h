@@ -80,9 +80,11 @@ struct OptimOptions {
         "groups", groups,
         "rates and decays of parameters by name: \"NAME: rate=FACTOR decay=D\", a * in NAME stands for anything; the first that matches counts",
         {.known_as = {"param_groups", "no_decay"}});
-    f.add("layer_decay", layer_decay,
-          "factor of the rate from each layer to the one below; the last layer has the whole rate",
-          {.minimum = 0, .maximum = 1, .above_minimum = true, .known_as = {"llrd"}});
+    f.add(
+        "layer_decay", layer_decay,
+        "factor of the rate from each layer to the one below; the last one with parameters has the "
+        "whole rate",
+        {.minimum = 0, .maximum = 1, .above_minimum = true, .known_as = {"llrd"}});
   }
 };
 
