@@ -97,14 +97,15 @@ Evaluation evaluate(const EvaluationPart& part, const Metrics& metrics) {
   }
 
   // One exchange for everything. Datasets of different ranks may be allowed to differ in size.
-  const double unobserved = metrics.empty() || observed ? 0 : batches;
   std::vector<at::Tensor> all = {loss.reshape({1}).cpu(),
-                                 at::zeros({1}, at::kDouble).fill_(weights),
-                                 at::zeros({1}, at::kDouble).fill_(unobserved)};
+                                 at::zeros({1}, at::kDouble).fill_(weights)};
+  if (!metrics.empty())  // batches whose outputs no metric saw
+    all.push_back(at::zeros({1}, at::kDouble).fill_(observed ? 0 : batches));
   for (const auto& counts : result.counts) all.push_back(counts.reshape({-1}));
   const at::Tensor sums = at::cat(all);
   if (part.sum) part.sum(sums);
   result.loss = sums[0].item<double>() / sums[1].item<double>();
+  if (metrics.empty()) return result;
   if (sums[2].item<double>() > 0)
     throw InvalidArgument(
         "metrics need the model's outputs, and its last layer passes none to them: let its forward "

@@ -9,8 +9,10 @@
 #include <cstdio>
 
 struct NetImpl : torch::nn::Module {
-  torch::nn::Conv2d patches{
-      register_module("patches", torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 8, 3).stride(3)))};
+  // No bias: the norm takes it out again, and Adam would make steps of what rounding leaves of its
+  // gradient.
+  torch::nn::Conv2d patches{register_module(
+      "patches", torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 8, 3).stride(3).bias(false)))};
   echelon::SyncBatchNorm norm{register_module("norm", echelon::SyncBatchNorm(8))};
   torch::nn::Linear last{register_module("last", torch::nn::Linear(8 * 4 * 4, 2))};
 

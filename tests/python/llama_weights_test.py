@@ -69,6 +69,7 @@ def test_a_run_starts_from_a_folder_of_transformers(echelon, oracle, tmp_path, t
     run = echelon.train_well("a", *arguments, **FROM_FOLDER, model_init="hf", train_steps=2, optim_rate=0,
                              model_recompute="full", **settings)
     config = tomllib.loads((run / "config.toml").read_text())["model"]
+    config = {key: value for key, value in config.items() if not isinstance(value, dict)}  # without [model.bert], [model.lora]
     assert config == {"family": "llama", "layers": 2, "width": 48, "heads": 4, "vocab": 300, "context": 24, "tied": tied,
                       "dropout": 0.0, "recompute": "full", "init": str(tmp_path / "hf"), "kv_heads": 2, "ffn": 72,
                       "norm_epsilon": 1e-6, "rope_base": 500.0, "rope_factor": 8.0, "rope_low": 1.0, "rope_high": 4.0,
