@@ -289,9 +289,11 @@ def compare(path, tokenizer, strings, pairs=False, special=True, max_length=0, p
         assert mine[0] == other.ids, f"{text!r}\nours   {mine[0]}\ntheirs {other.ids}\n{other.tokens}"
         assert mine[1] == other.type_ids, f"{text!r}: {mine[1]} {other.type_ids}"
         if pairs:
-            spans = []
-            for span, sequence in zip(mine[2], other.sequence_ids):
-                spans += [span] if sequence is None else in_characters(text[sequence], [span])
+            spans = list(mine[2])
+            for sequence in (0, 1):
+                of_it = [i for i, one in enumerate(other.sequence_ids) if one == sequence]
+                for i, span in zip(of_it, in_characters(text[sequence], [mine[2][i] for i in of_it])):
+                    spans[i] = span
         else:
             spans = in_characters(text, mine[2])
         assert spans == other.offsets, f"{text!r}\nours   {spans}\ntheirs {other.offsets}\n{other.tokens}"
