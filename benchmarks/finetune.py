@@ -44,7 +44,7 @@ class Shape:
         return f"L={self.layers} d={self.width} h={self.heads} V={self.vocab}, batch {BATCH}"
 
 
-SHAPES = [Shape(3, 128, 4, 4096, 64, steps=192), Shape(6, 768, 12, 30522, 64, steps=20)]
+SHAPES = [Shape(3, 128, 4, 4096, 64, steps=192), Shape(6, 768, 12, 30522, 64, steps=13)]
 ECHELON = {"Echelon, sorted": {}, "Echelon, not sorted": {"train.sort_batches": 1},
            "Echelon, all padded to 64": {"train.sort_batches": 1, "train.pad_to": 64}}
 PEERS = {"PyTorch, sorted": {"sort": True}, "PyTorch, not sorted": {"sort": False}}
