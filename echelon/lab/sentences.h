@@ -10,13 +10,14 @@
 //
 // A clause praises or blames one part of the film, in one of several forms: "is witty", "is
 // anything but dull" (negation), "is slightly forced but deeply touching" (intensity), "is clever
-// rather than clumsy" (contrast), "never bores", "is short on wit", "is not without charm". Most
-// forms and frames use words of either sentiment for either label, so counting words does not tell
-// the label.
+// rather than clumsy" (contrast), "never bores", "is short on wit", "is not without charm". Many
+// forms and frames mix words of both sentiments, or have words of the opposite one, so counting
+// words does not tell the label.
 //
-// Every seventh pair of a frame and a form is held out (is_held_out): no clause of that form stands
-// in that frame anywhere in the training set. A model that labels held-out sentences has learnt
-// what frames and forms mean, not which pairs of them go with which label.
+// Of the pairs of a form and a frame other than the plain one, every seventh is held out
+// (is_held_out): no clause of that form stands in that frame anywhere in the training set. A model
+// that labels held-out sentences has learnt what frames and forms mean, not which pairs of them go
+// with which label.
 #pragma once
 
 #include <cstdint>

@@ -91,7 +91,7 @@ std::vector<std::string> write_sweep_pictures(const std::vector<SweepPoint>& poi
     Chart chart{.title = fmt::format("Waiting for gradients at {:.0f} Mbit/s", rate),
                 .note = "two hosts, data parallel; time of a step after its backward has ended",
                 .x = "at most this much in a bucket (parallel.bucket_mib)",
-                .y = "ms a step",
+                .y = "ms a step, logarithmic",
                 .ticks = {},
                 .series = {}};
     for (const auto& one : points) {
