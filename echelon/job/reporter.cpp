@@ -13,6 +13,7 @@
 #include "echelon/job/whole_paths.h"
 #include "echelon/launch/environment.h"
 #include "echelon/models/family.h"
+#include "echelon/models/lora.h"
 #include "echelon/models/weights_folder.h"
 
 namespace echelon {
@@ -241,7 +242,8 @@ void Reporter::finished(const std::vector<RankMemory>& memory, std::uint64_t pea
   show_sample();
   if (options.train.save_last)
     print(
-        fmt::format("run         {}: weights/ opens in transformers\n{}", path,
+        fmt::format("run         {}: weights/ opens in {}\n{}", path,
+                    is_adapter(run_.weights()) ? "PEFT" : "transformers",
                     task_of(options.model) == ModelTask::causal
                         ? fmt::format("try         echelon generate {}\n", run_.weights().string())
                         : std::string()));

@@ -63,6 +63,12 @@ def add_by_hand(adapter):
     return change
 
 
+@pytest.mark.parametrize("merge, opens", [("true", "transformers"), ("false", "PEFT")])
+def test_the_end_of_a_run_says_what_opens_its_weights(echelon, base, merge, opens):
+    result = echelon.train(**settings(base, train_steps=1, **lora(merge=merge)))
+    assert result.returncode == 0 and f"weights/ opens in {opens}\n" in result.stdout, result.stdout + result.stderr
+
+
 def test_a_merged_folder_is_the_base_with_its_adapter(echelon, base):
     run = echelon.train_well("merged", **settings(base))
     merged = logits_of(run / "weights")
