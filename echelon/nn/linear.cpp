@@ -101,9 +101,15 @@ struct Adapted {
     return grad_h;
   }
 
-  void add_gradients(const at::Tensor& x, const at::Tensor& grad_y,
-                     const at::Tensor& grad_h) const {
-    if (b->trainable) add_b(product(x, a->value.t()), grad_y);
+  // A as gradients that may be deferred need it: the parameter has no values by then if ranks share
+  // them out.
+  at::Tensor values_of_a(const Pass& pass) const {
+    return pass.defer_weight_grads ? a->value.clone() : a->value;
+  }
+
+  void add_gradients(const at::Tensor& x, const at::Tensor& grad_y, const at::Tensor& grad_h,
+                     const at::Tensor& a_values) const {
+    if (b->trainable) add_b(product(x, a_values.t()), grad_y);
     if (a->trainable) add_a(x, grad_h);
   }
 
@@ -111,14 +117,14 @@ struct Adapted {
   void add_a(const at::Tensor& x, const at::Tensor& grad_h) const {
     const auto group = by_columns(*weight);
     if (!group) return product_gradient(x, grad_h, /*scale=*/1, accumulated(*a));
-    const at::Tensor part = at::empty(a->shape, a->value.options());
+    const at::Tensor part = at::empty(a->shape, grad_h.options());
     product_gradient(x, grad_h, /*scale=*/1, {part, 0});
     add_summed(*a, part, *group);
   }
 
   void add_b(const at::Tensor& h, const at::Tensor& grad_y) const {
     const bool summed = by_rows(*weight);
-    const at::Tensor into = summed ? at::empty(b->shape, b->value.options()) : b->grad;
+    const at::Tensor into = summed ? at::empty(b->shape, grad_y.options()) : b->grad;
     const double beta = summed ? 0 : b->grad_beta();
     for_columns(*low_rank, column_parts(*weight), grad_y, into, h, [&](const OwnColumns& own) {
       product_gradient(own.in_h, own.in_y, low_rank->scale, {own.in_b, beta});
@@ -179,7 +185,8 @@ at::Tensor Linear::backward(const at::Tensor& grad_y, const at::Tensor& x, Pass&
   const at::Tensor grad = by_rows(*weight_) ? weight_->group->whole(grad_y) : grad_y;
   const auto group = by_columns(*weight_);
   const Adapted adapted{low_rank_, weight_, a_, b_};
-  const at::Tensor grad_h = low_rank_ ? adapted.narrow_gradient(grad) : at::Tensor();
+  const at::Tensor grad_h = low_rank_ ? adapted.narrow_gradient(grad) : at::Tensor(),
+                   a_values = low_rank_ ? adapted.values_of_a(pass) : at::Tensor();
   const auto input = [&] {
     at::Tensor grad_x = product(grad, weight_->value);
     return low_rank_ ? grad_x.addmm_(grad_h, a_->value.t()) : grad_x;
@@ -188,7 +195,7 @@ at::Tensor Linear::backward(const at::Tensor& grad_y, const at::Tensor& x, Pass&
   std::function<void(const at::Tensor&)> gradients;  // none if nothing trains
   if (weight_->trainable || trains(bias_) || (low_rank_ && adapted.trains()))
     gradients = [=, weight = weight_, bias = bias_](const at::Tensor& all) {
-      if (adapted.low_rank) adapted.add_gradients(all, grad, grad_h);
+      if (adapted.low_rank) adapted.add_gradients(all, grad, grad_h, a_values);
       summed ? add_gradients_of_rows(*weight, bias, all, grad)
              : add_gradients(*weight, bias, all, grad);
     };

@@ -100,7 +100,10 @@ class Form {
 
   Bytes frozen(int rank) const {
     Bytes sum = 0;
-    for (int l = 0; adapted() && l < layers(); ++l)
+    if (!adapted()) return 0;
+    // A head over labels is trained as a whole.
+    const int end = form_.loss_over_vocabulary ? layers() : layers() - 1;
+    for (int l = 0; l < end; ++l)
       for (const Bytes n : of_model(l)) sum += owner(l) == rank ? aligned(n) * element_ : 0;
     return sum;
   }

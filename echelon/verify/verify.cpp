@@ -201,12 +201,22 @@ class Complaints {
   std::vector<std::pair<std::string, std::vector<int>>> all_;
 };
 
+// An error names the cell in which it happened.
+Run run_of(const Strategy& strategy, const std::shared_ptr<Communicator>& ranks,
+           const Meeting& meeting, const Fault* fault) {
+  try {
+    return strategy.masters ? update_masters(strategy, ranks)
+                            : train_ranks(strategy, ranks, meeting, fault);
+  } catch (const Error& error) {
+    throw Error(fmt::format("{}: {}", strategy.name, error.what()));
+  }
+}
+
 VerifyCell verify(const Strategy& strategy, const std::shared_ptr<Communicator>& ranks,
                   const Meeting& meeting, int hosts, References& references, const Fault* fault) {
   const auto start = std::chrono::steady_clock::now();
   const int world = ranks->size();
-  const Run run = strategy.masters ? update_masters(strategy, ranks)
-                                   : train_ranks(strategy, ranks, meeting, fault);
+  const Run run = run_of(strategy, ranks, meeting, fault);
   const ordered_json mine = {{"sent", run.sent},
                              {"difference", difference(strategy, run, references)},
                              {"memory", memory_fault(strategy, run, ranks->rank(), world, hosts)},
