@@ -38,6 +38,8 @@ def the_same(values, what):
 
 
 def spread(values, digits=2):
+    if len(values) == 1:
+        return f"{values[0]:.{digits}f}"
     return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
