@@ -18,8 +18,8 @@
 #include "cli/limits.h"
 #include "cli/words.h"
 #include "echelon/base/error.h"
-#include "echelon/base/one_line.h"
 #include "echelon/base/log.h"
+#include "echelon/base/one_line.h"
 #include "echelon/base/options.h"
 #include "echelon/launch/launcher.h"
 
