@@ -85,9 +85,6 @@ bool can_go_together(const MatrixChoice& choice) {
     if (!open(schedule) && (p > 1) != more(schedule)) return false;
     if (more(schedule) && value(choice, schedule) == "interleaved" && 2 * p > layers) return false;
     if (more(sequence) && t == 1) return false;
-    // With a layer a stage, the first stage has nothing to adapt and runs no backward, and the
-    // formulas are those of pipelines in which every stage does.
-    if (more(lora) && !open(schedule) && p * chunks_of(choice) == layers) return false;
     // A single owner only makes sense with offload.
     if (more(zero) && d == 1 && is(offload, 0)) return false;
   }

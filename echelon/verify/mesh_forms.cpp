@@ -99,13 +99,38 @@ class Form {
   }
 
   Bytes frozen(int rank) const {
-    Bytes sum = 0;
     if (!adapted()) return 0;
+    Bytes sum = 0;
     // A head over labels is trained as a whole.
     const int end = form_.loss_over_vocabulary ? layers() : layers() - 1;
     for (int l = 0; l < end; ++l)
       for (const Bytes n : of_model(l)) sum += owner(l) == rank ? aligned(n) * element_ : 0;
     return sum;
+  }
+
+  // The first stages, as long as no layer trains in or below them. No gradient goes to them.
+  int stages_without_backward() const {
+    int lowest = 0;
+    while (lowest < layers() && parameters(lowest).empty()) ++lowest;
+    return int(
+        std::ranges::count_if(stages_, [&](const StageLayers& s) { return s.end <= lowest; }));
+  }
+
+  // The slots that a rank ran, with those of stages without a backward where its schedule has them.
+  PipelineSchedule completed(PipelineSchedule ran) const {
+    const PipelineShape shape = pipeline_of(job_);
+    const int without = stages_without_backward();
+    if (without == 0) return ran;
+    const PipelineSchedule schedule = make_schedule(job_.pipeline.schedule, shape);
+    for (std::size_t rank = 0; rank < ran.size(); ++rank)
+      for (std::size_t i = 0; i < schedule[rank].size(); ++i) {
+        const Slot& slot = schedule[rank][i];
+        const bool left_out =
+            slot.kind != Slot::Kind::forward && shape.stage(int(rank), slot.chunk) < without;
+        if (left_out && i <= ran[rank].size())
+          ran[rank].insert(ran[rank].begin() + std::ptrdiff_t(i), slot);
+      }
+    return ran;
   }
 
   std::map<std::string, Bytes> bytes() const {
@@ -130,8 +155,10 @@ class Form {
   static Bytes sum(Bytes ranks) { return 2 * (ranks - 1); }  // of one element
 
   Bytes activations() const {
-    const Bytes boundaries = p_ == 1 ? 0 : stages_.size() - 1;
-    return boundaries * 2 * rows_ * h_ * element_ * (rows_are_split_ ? 1 : t_);
+    if (p_ == 1) return 0;
+    const Bytes boundaries = stages_.size() - 1;
+    const Bytes messages = 2 * boundaries - Bytes(stages_without_backward());
+    return messages * rows_ * h_ * element_ * (rows_are_split_ ? 1 : t_);
   }
 
   // Halves of an all-reduce of all rows: of a block, of the embedding and of the head. A head over
@@ -248,6 +275,10 @@ class Form {
 
 std::map<std::string, std::uint64_t> mesh_bytes(const Strategy& strategy) {
   return Form(strategy).bytes();
+}
+
+PipelineSchedule with_left_out(const Strategy& strategy, PipelineSchedule ran) {
+  return Form(strategy).completed(std::move(ran));
 }
 
 std::uint64_t part_bytes(const Strategy& strategy, int pipeline_rank) {

@@ -5,8 +5,8 @@
 // of that.
 //
 //   tag             elements per step, of all ranks
-//   activations     B s h each way over each boundary between stages; t times that without sequence
-//                   parallelism
+//   activations     B s h each way over each boundary between stages, and only forward behind a
+//                   stage without a backward; t times that without sequence parallelism
 //   tensor          B s h: 4 sums per block, 1 each for the embedding and the head; with sequence
 //                   parallelism 10, 2 and 3 halves; full recompute adds 1 sum per block, or 3
 //                   halves
@@ -55,7 +55,11 @@ PipelineShape pipeline_of(const JobOptions& job);
 // Idle over ideal time if a forward, an input part and a weight part cost the same and messages
 // cost nothing: (p-1)/m, (p-1)/(v m), and for zero-bubble (p-1)/(3m), or (2p-1-m)/(3m) if m < p.
 Ratio bubble_form(PipelineOrder schedule, const PipelineShape& shape);
-// The same of the order in which ranks ran. Throws InvalidArgument for an impossible order.
+// A stage below all that trains runs no backward: with LoRA, one that has only the embedding. Puts
+// these slots into the order in which ranks ran, where the schedule has them, so that the formulas
+// of a whole pipeline hold.
+PipelineSchedule with_left_out(const Strategy& strategy, PipelineSchedule ran);
+// The bubble of the order in which ranks ran. Throws InvalidArgument for an impossible order.
 Ratio bubble_of(const PipelineSchedule& ran, const PipelineShape& shape);
 
 }  // namespace echelon

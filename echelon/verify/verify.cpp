@@ -143,6 +143,7 @@ void check_pipelines(const Strategy& strategy, const std::vector<Order>& orders,
     PipelineSchedule ran;
     for (int rank = 0; rank < mesh.pipeline; ++rank)
       ran.push_back(orders[std::size_t(rank * mesh.data * mesh.tensor + column)]);
+    ran = with_left_out(strategy, std::move(ran));
     try {
       const Ratio bubble = bubble_of(ran, shape);
       cell.bubble = to_string(bubble);
