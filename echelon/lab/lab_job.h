@@ -59,8 +59,8 @@ class LabJob {
   // succeeds although it was interrupted, or if nobody reads standard output any more.
   void run(const Run& how) const;
 
-  // Evaluates the weights of the finished job on a file of its own form, in silence, and returns
-  // the accuracy. Throws as run() does.
+  // Evaluates the weights of the finished job on a file with the columns of its training data,
+  // prints nothing and returns the accuracy. Throws as run() does.
   std::optional<double> accuracy_on(const std::string& file, const Run& how) const;
   std::string evaluation(const std::string& file) const;  // the command that does the same
 

@@ -24,7 +24,7 @@ at::Tensor all_parameters(Stack& stack, Trainer& trainer) {
   return at::cat(all);
 }
 
-// A trace numbers buckets, "gradients 0", "gradients 1", …; here they count together.
+// A trace numbers parts, "gradients 0", "gradients 1", …; here they count together.
 std::map<std::string, std::uint64_t> sent_by(Ledger& ledger) {
   std::map<std::string, std::uint64_t> bytes;
   for (const auto& entry : ledger.entries())
